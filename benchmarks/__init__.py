@@ -1,1 +1,3 @@
-"""Benchmarks: one command prints one table, with peers in the same run: `python -m benchmarks attend`."""
+"""Benchmarks: one command prints one table, with peers in the same run: `python -m benchmarks
+attend`.
+"""

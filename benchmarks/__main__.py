@@ -3,8 +3,8 @@
 
     [--quick] [--json PATH] [--device cpu | cuda]
 
-A benchmark is a module here with `about(device, quick)`, its sizes in one line, and `run(device, quick)`,
-which yields Rows.
+A benchmark is a module here with `about(device, quick)`, its sizes in one line, and `run(device,
+quick)`, which yields Rows.
 """
 
 import sys
@@ -16,14 +16,18 @@ import torch
 
 from .measure import Row, machine, save
 
-parser = ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+parser = ArgumentParser(
+    prog="python -m benchmarks", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+)
 NAMES = (
     "attend", "survey", "watch", "edit", "sources", "atlas", "health", "train_step", "decode", "explore", "fixed_costs",
 )  # fmt: skip
 parser.add_argument("benchmark", choices=NAMES)
 parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
 parser.add_argument("--json", type=Path, metavar="PATH", help="every figure with all its digits")
-parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
+parser.add_argument(
+    "--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu"
+)
 
 
 def main() -> int:
@@ -40,7 +44,11 @@ def main() -> int:
         print(row, flush=True)
         rows.append(row)
     if arguments.json:
-        save(arguments.json, {"benchmark": arguments.benchmark, "about": about, "machine": header}, rows)
+        save(
+            arguments.json,
+            {"benchmark": arguments.benchmark, "about": about, "machine": header},
+            rows,
+        )
     return 0
 
 

@@ -1,6 +1,8 @@
-"""attend: every engine and its peers, for definitions from the plain causal one to what only plain PyTorch can express.
+"""attend: every engine and its peers, for definitions from the plain causal one to what only plain
+PyTorch can express.
 
-Peers: torch's sdpa with each backend, sdpa with a dense n x n mask, eager PyTorch, and FlexAttention written by hand.
+Peers: torch's sdpa with each backend, sdpa with a dense n x n mask, eager PyTorch, and
+FlexAttention written by hand.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,9 +47,13 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
             yield from race(case, runners, device, rounds=rounds)
 
 
-def definitions(heads: int, tokens: int, features: int, device: torch.device) -> dict[str, ts.Attention]:
+def definitions(
+    heads: int, tokens: int, features: int, device: torch.device
+) -> dict[str, ts.Attention]:
     texts = torch.arange(tokens, device=device) // (tokens // 8)
-    W_q, W_k, v = (torch.randn(*size, device=device) / 8 for size in [(features, 8), (features, 8), (8,)])
+    W_q, W_k, v = (
+        torch.randn(*size, device=device) / 8 for size in [(features, 8), (features, 8), (8,)]
+    )
     return {
         "causal": ts.Attention(mask=ts.causal),
         "causal & window": ts.Attention(mask=ts.causal & ts.window(tokens // 16)),
@@ -63,13 +69,18 @@ def ours(attention: ts.Attention, inputs: list[Tensor]) -> dict[str, Callable[[]
     chosen = ts.plan(*inputs, attention).engine
     terms = attention.score.v.shape[-1] if isinstance(attention.score, ts.additive) else 1
     return {
-        f"{name}{' (chosen)' if name == chosen else ''}": partial(ts.attend, *inputs, attention, engine=name)
+        f"{name}{' (chosen)' if name == chosen else ''}": partial(
+            ts.attend, *inputs, attention, engine=name
+        )
         for name in ENGINES
-        if ENGINES[name].cannot(*inputs, attention) is None and (name != "reference" or _fits(inputs, terms))
+        if ENGINES[name].cannot(*inputs, attention) is None
+        and (name != "reference" or _fits(inputs, terms))
     }
 
 
-def peers(case: str, attention: ts.Attention, inputs: list[Tensor]) -> dict[str, Callable[[], object]]:
+def peers(
+    case: str, attention: ts.Attention, inputs: list[Tensor]
+) -> dict[str, Callable[[], object]]:
     queries = inputs[0]
     device = inputs[0].device
     runners: dict[str, Callable[[], object]] = {}
@@ -80,14 +91,21 @@ def peers(case: str, attention: ts.Attention, inputs: list[Tensor]) -> dict[str,
         for backend in backends:
             if backend != SDPBackend.MATH or _fits(inputs):
                 runners[f"torch {backend.name.lower()}"] = partial(_by_backend, backend, inputs)
-    if attention.score == ts.dot and attention.softcap is None and attention.sink is None and _fits(inputs):
+    if (
+        attention.score == ts.dot
+        and attention.softcap is None
+        and attention.sink is None
+        and _fits(inputs)
+    ):
         runners["torch sdpa, dense mask"] = partial(_with_dense_mask, attention, inputs)
     if attention.score == ts.dot and _fits(inputs):
         runners["eager"] = partial(_eager, attention, inputs)
     if device.type == "cuda" and case in BY_HAND:
         score_mod, mask_mod = BY_HAND[case](queries.shape[-2], queries.shape[1], device)
         blocks = create_block_mask(mask_mod, None, None, *[queries.shape[-2]] * 2, device=device)
-        runners["torch flex, by hand"] = partial(_compiled(), *inputs, score_mod=score_mod, block_mask=blocks)
+        runners["torch flex, by hand"] = partial(
+            _compiled(), *inputs, score_mod=score_mod, block_mask=blocks
+        )
     return runners
 
 
@@ -104,7 +122,9 @@ def _by_backend(backend: SDPBackend, inputs: list[Tensor]) -> Tensor:
 def _with_dense_mask(attention: ts.Attention, inputs: list[Tensor]) -> Tensor:
     _, heads, tokens, _ = inputs[0].shape
     device = inputs[0].device
-    at = ts.Pairs.block(range(tokens), range(tokens), of=(tokens, tokens), heads=heads, device=device)
+    at = ts.Pairs.block(
+        range(tokens), range(tokens), of=(tokens, tokens), heads=heads, device=device
+    )
     seen = attention.mask.sees(at)
     if isinstance(attention.bias, ts.Bias):
         seen = attention.bias(at).to(inputs[0].dtype).masked_fill(~seen, -torch.inf)

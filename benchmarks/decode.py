@@ -1,7 +1,8 @@
-"""decode: generate 128 tokens with Telescope and with transformers.generate at its defaults, with the same weights.
+"""decode: generate 128 tokens with Telescope and with transformers.generate at its defaults, with
+the same weights.
 
-Beside them a lower bound: the bytes that a step has to read, weights and cache, at this machine's memory bandwidth,
-measured in the same run.
+Beside them a lower bound: the bytes that a step has to read, weights and cache, at this machine's
+memory bandwidth, measured in the same run.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +41,14 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
     return [
         Case(f"GPT-2 {size}, batch 1", gpt, 1, 1, tokens, 1.15),
         Case(f"GPT-2 {size}, batch 8", gpt, 8, 1, tokens, 1.15),
-        Case(f"Marian{' small' if quick else ''}, batch 8, beam 5", partial(marian, quick), 8, 5, tokens, 2.0),
+        Case(
+            f"Marian{' small' if quick else ''}, batch 8, beam 5",
+            partial(marian, quick),
+            8,
+            5,
+            tokens,
+            2.0,
+        ),
     ]
 
 
@@ -52,7 +60,13 @@ def gpt2(quick: bool) -> Model:
 
 def marian(quick: bool) -> Model:
     small = {"vocabulary": 500, "d_model": 48, "encoder_blocks": 2, "decoder_blocks": 2, "heads": 4}
-    large = {"vocabulary": 58_101, "d_model": 512, "encoder_blocks": 6, "decoder_blocks": 6, "heads": 8}
+    large = {
+        "vocabulary": 58_101,
+        "d_model": 512,
+        "encoder_blocks": 6,
+        "decoder_blocks": 6,
+        "heads": 8,
+    }
     config = {"positions": "sinusoidal_halves", "activation": "silu", "head_bias": True}
     model = Transformer(TransformerConfig(**config, **small if quick else large))
     pad = model.config.vocabulary - 1
@@ -65,14 +79,19 @@ def about(device: torch.device, quick: bool) -> str:
     tokens = cases(device, quick)[0].tokens
     small = ", small models" if quick else ""
     return (
-        f"decoding, greedy or beams: {PROMPT} tokens read, {tokens} written, random weights, {dtype}{small}; ms a token"
+        f"decoding, greedy or beams: {PROMPT} tokens read, {tokens} written, random weights, "
+        f"{dtype}{small}; ms a token"
     )
 
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
     for case in cases(device, quick):
         torch.manual_seed(0)
-        model = case.make().to(device, torch.bfloat16 if device.type == "cuda" else torch.float32).eval()
+        model = (
+            case.make()
+            .to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+            .eval()
+        )
         ids = torch.randint(1, 400, (case.batch, PROMPT), device=device)
         runners = {"telescope": ours(model, ids, case)} | theirs(model, ids, case)
         rows = race(case.name, runners, device, rounds=1 if quick else 3)
@@ -95,7 +114,12 @@ def ours(model: Model, ids: Tensor, case: Case) -> Callable[[], list[list[int]]]
         if case.beams > 1:
             found = ts.decoding.beam(model, ids, beams=case.beams, max_new_tokens=case.tokens)
             return [best[0].ids for best in found]
-        return [line.ids for line in ts.decoding.generate(model, ids, max_new_tokens=case.tokens, temperature=0.0)]
+        return [
+            line.ids
+            for line in ts.decoding.generate(
+                model, ids, max_new_tokens=case.tokens, temperature=0.0
+            )
+        ]
 
     return write
 
@@ -111,10 +135,14 @@ def theirs(model: Model, ids: Tensor, case: Case) -> dict[str, Callable[[], list
     }
     with TemporaryDirectory() as folder:
         ts.export(model, f"{folder}/exported")
-        theirs = kinds[type(model)].from_pretrained(f"{folder}/exported", dtype=next(model.parameters()).dtype)
+        theirs = kinds[type(model)].from_pretrained(
+            f"{folder}/exported", dtype=next(model.parameters()).dtype
+        )
     theirs = theirs.to(ids.device).eval()
     before = PROMPT if isinstance(model, GPT) else 1
-    how = {} if isinstance(model, GPT) else {"bad_words_ids": [[model.special.pad]]}  # as Marian's own configs say
+    how = (
+        {} if isinstance(model, GPT) else {"bad_words_ids": [[model.special.pad]]}
+    )  # as Marian's own configs say
 
     def write() -> list[list[int]]:
         with torch.no_grad():
@@ -133,8 +161,9 @@ def theirs(model: Model, ids: Tensor, case: Case) -> dict[str, Callable[[], list
 
 
 def floor(model: Model, case: Case, device: torch.device) -> float:
-    """Return the milliseconds to read once what a step needs: the matrices it multiplies by, and half of the keys and
-    values at the end, which is what a step reads on average."""
+    """Return the milliseconds to read once what a step needs: the matrices it multiplies by, and
+    half of the keys and values at the end, which is what a step reads on average.
+    """
     read = sum(W.nbytes for name, W in model.named_parameters() if W.ndim == 2 and not _idle(name))
     each = next(model.parameters()).element_size()
     rows = case.batch * case.beams
@@ -142,12 +171,19 @@ def floor(model: Model, case: Case, device: torch.device) -> float:
     if isinstance(config, GPTConfig):
         read += 2 * config.blocks * rows * config.d_model * (PROMPT + case.tokens // 2) * each
     elif isinstance(config, TransformerConfig):
-        read += 2 * config.decoder_blocks * config.d_model * (rows * case.tokens // 2 + case.batch * PROMPT) * each
+        read += (
+            2
+            * config.decoder_blocks
+            * config.d_model
+            * (rows * case.tokens // 2 + case.batch * PROMPT)
+            * each
+        )
     return 1e3 * read / bandwidth(device)
 
 
 def _idle(name: str) -> bool:
-    """Return whether a step does not read this parameter: it is the encoder's, or a table of positions.
+    """Return whether a step does not read this parameter: it is the encoder's, or a table of
+    positions.
 
     An embedding counts as read, since it is the head too.
     """

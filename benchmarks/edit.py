@@ -1,8 +1,10 @@
-"""edit: read a long text with a model of transformers, plainly and edited; the peers do the same by hand.
+"""edit: read a long text with a model of transformers, plainly and edited; the peers do the same by
+hand.
 
-"hide" hides a segment of keys from all later queries in every layer. The peers are transformers' own mask, a dense
-tensor that is added to the scores, and eager attention with a hook that changes its weights. The weights of the model
-are random, since nothing here depends on them. Times are of the whole model, memory is beside its weights.
+"hide" hides a segment of keys from all later queries in every layer. The peers are transformers'
+own mask, a dense tensor that is added to the scores, and eager attention with a hook that changes
+its weights. The weights of the model are random, since nothing here depends on them. Times are of
+the whole model, memory is beside its weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +28,9 @@ SENTENCE = "The man saw the astronomer with a telescope"
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
     if device.type == "cuda":
         length = 1_024 if quick else 32_768
-        yield from _compared("qwen2", qwen2(quick), length, 100 if quick else 1_000, device, torch.bfloat16)
+        yield from _compared(
+            "qwen2", qwen2(quick), length, 100 if quick else 1_000, device, torch.bfloat16
+        )
         return
     length = 256 if quick else 4_096
     yield from _compared("gpt2", gpt2(quick), length, length // 8, device, torch.float32)
@@ -34,7 +38,12 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
 
 def _compared(
-    name: str, options: dict[str, Any], length: int, hidden: int, device: torch.device, dtype: torch.dtype
+    name: str,
+    options: dict[str, Any],
+    length: int,
+    hidden: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[Row]:
     model, eager = (_model(name, options, how, device, dtype) for how in ("sdpa", "eager"))
     ids = _text(length, device)
@@ -75,13 +84,17 @@ def _by_dense_mask(model: Any, ids: Tensor, keys: range, dtype: torch.dtype) -> 
 
 
 def _by_eager_hook(model: Any, ids: Tensor, keys: range) -> Any:
-    """Change the weights of eager attention: hidden keys to zero, and every row divided by its sum."""
+    """Change the weights of eager attention: hidden keys to zero, and every row divided by its
+    sum.
+    """
     import sys
 
     scope = vars(sys.modules[type(model).__module__])
     own = scope["eager_attention_forward"]
 
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+    ) -> Any:
         _, weights = own(module, query, key, value, mask, **options)
         weights[:, :, keys.stop :, keys.start : keys.stop] = 0.0
         weights = weights / weights.sum(-1, keepdim=True)

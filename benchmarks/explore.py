@@ -1,6 +1,8 @@
-"""explore: the explorer on a long text: `telescope serve` as a process, its page in a browser, and many clients.
+"""explore: the explorer on a long text: `telescope serve` as a process, its page in a browser, and
+many clients.
 
-A paint or a jump ends when every visible tile of the requested level is there: exact, or marked as sampled.
+A paint or a jump ends when every visible tile of the requested level is there: exact, or marked as
+sampled.
 """
 
 import http.client
@@ -46,7 +48,11 @@ GO = """async ([path, there]) => {
 
 
 def about(device: torch.device, quick: bool) -> str:
-    busy = f", {os.getloadavg()[0]:.1f} processes at work before it" if hasattr(os, "getloadavg") else ""
+    busy = (
+        f", {os.getloadavg()[0]:.1f} processes at work before it"
+        if hasattr(os, "getloadavg")
+        else ""
+    )
     return f"a causal head of {D}, bfloat16, recorded with the lse of its rows, or without{busy}"
 
 
@@ -60,9 +66,11 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
 
 def recorded(n: int, place: Path, *, sums: bool) -> Path:
-    """Write a recording as `telescope watch` does, of one head without a model; `sums` adds the lse of a fused kernel.
+    """Write a recording as `telescope watch` does, of one head without a model; `sums` adds the lse
+    of a fused kernel.
 
-    The keys are those of 256 words, so that the lse is quickly computed: from how often each word has occurred so far.
+    The keys are those of 256 words, so that the lse is quickly computed: from how often each word
+    has occurred so far.
     """
     dice = torch.Generator().manual_seed(0)
     words = torch.randn(WORDS, D, generator=dice).bfloat16()
@@ -77,11 +85,21 @@ def recorded(n: int, place: Path, *, sums: bool) -> Path:
         scores = queries[rows].float() @ words.float().T * attention.scale_for(D)
         parts.append(torch.logsumexp(scores + came.log(), -1))
         count = came[-1]
-    recording = Recording("Made", ["blocks.0.self"], "queries-keys", KeepOptions(), lambda ids: f"w{ids[0]}")
-    ran = AttentionCall(
-        queries[None, None], keys[None, None], keys[None, None, :, :1], attention, (0,), 0.0, query_ids=ids[None]
+    recording = Recording(
+        "Made", ["blocks.0.self"], "queries-keys", KeepOptions(), lambda ids: f"w{ids[0]}"
     )
-    recording.record("blocks.0.self", ran._replace(lse=torch.cat(parts)[None, None] if sums else None))
+    ran = AttentionCall(
+        queries[None, None],
+        keys[None, None],
+        keys[None, None, :, :1],
+        attention,
+        (0,),
+        0.0,
+        query_ids=ids[None],
+    )
+    recording.record(
+        "blocks.0.self", ran._replace(lse=torch.cat(parts)[None, None] if sums else None)
+    )
     recording.save(place, replace=True)
     return place
 
@@ -100,7 +118,9 @@ class Server(NamedTuple):
 
     @property
     def mib(self) -> float:
-        """The server's private memory in MiB. Pages mapped from a file belong to the recording, and can be evicted."""
+        """The server's private memory in MiB. Pages mapped from a file belong to the recording, and
+        can be evicted.
+        """
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         result = re.search(r"RssAnon:\s+(\d+)", status)
         return int(result[1]) / 1024 if result else float("nan")
@@ -114,7 +134,9 @@ class Server(NamedTuple):
 def serving(*places: Path) -> Iterator[Server]:
     """Run `telescope serve` and yield its address once it is printed."""
     command = [sys.executable, "-m", "telescope.cli", "serve", *map(str, places)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -159,7 +181,7 @@ class Client:
         raise RuntimeError("the server does not answer")
 
 
-# ------------------------------------------------------------------------------------------------------------ one page
+# ----------------------------------------------------------------------------------------- one page
 
 
 def _long(n: int, place: Path, sums: bool) -> Iterator[Row]:
@@ -175,7 +197,10 @@ def _long(n: int, place: Path, sums: bool) -> Iterator[Row]:
                 return
             yield Row(case, "first paint", first)
             for name, jump in (("jump anywhere", jumps(n)), ("pan", pans(n))):
-                result = [page.evaluate(GO, [f"/s/{server.run}/map?l=0&h=0&{where}", THERE]) for where in jump]
+                result = [
+                    page.evaluate(GO, [f"/s/{server.run}/map?l=0&h=0&{where}", THERE])
+                    for where in jump
+                ]
                 times = [ms for ms, _ in result]
                 exact = sum(whole for _, whole in result)
                 shown = f"{exact} exact, {len(result) - exact} marked as sampled"
@@ -195,7 +220,9 @@ def _page(server: Server) -> Iterator[tuple[Any, float]]:
         yield None, 0.0
         return
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=False, args=["--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, chromium_sandbox=False, args=["--disable-gpu"]
+        )
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(f"http://{server.host}/healthz")  # the browser's own start is not the page's
         began = perf_counter()
@@ -215,7 +242,9 @@ def jumps(n: int, many: int = JUMPS) -> Iterator[str]:
 
 
 def pans(n: int, many: int = 10) -> Iterator[str]:
-    """Return positions a third of a view apart along the diagonal, where a pixel is four cells wide."""
+    """Return positions a third of a view apart along the diagonal, where a pixel is four cells
+    wide.
+    """
     for step in range(many):
         yield f"x={n / 2 + 800 * step:.1f}&y={n / 2 + 800 * step:.1f}&z={_deepest(n) - 2}"
 
@@ -224,11 +253,13 @@ def _deepest(n: int) -> int:
     return ((n - 1) // 256).bit_length()
 
 
-# ---------------------------------------------------------------------------------------------------------------- many
+# --------------------------------------------------------------------------------------------- many
 
 
 class Load(NamedTuple):
-    """The time of every answer in seconds, sorted; lost or wrong answers; the memory after each half, in MiB."""
+    """The time of every answer in seconds, sorted; lost or wrong answers; the memory after each
+    half, in MiB.
+    """
 
     times: list[float]
     problems: list[str]
@@ -239,7 +270,9 @@ class Load(NamedTuple):
 
 
 def load(server: Server, seconds: float, paths: Callable[[Random], str]) -> Load:
-    """Run many clients at once, each sending its next request after an answer; compare every exact answer."""
+    """Run many clients at once, each sending its next request after an answer; compare every exact
+    answer.
+    """
     known: dict[str, bytes] = {}
 
     def one(number: int) -> tuple[list[float], list[str]]:
@@ -260,7 +293,9 @@ def load(server: Server, seconds: float, paths: Callable[[Random], str]) -> Load
                 times.append(perf_counter() - began)
                 if status != 200:
                     problems.append(f"{path}: {status} {body[:200]!r}")
-                elif response.headers.get("X-Exact") != "0" and known.setdefault(path, body) != body:
+                elif (
+                    response.headers.get("X-Exact") != "0" and known.setdefault(path, body) != body
+                ):
                     problems.append(f"{path}: another answer than before")
         return times, problems if times else [*problems, f"client {number} got no answer"]
 
@@ -289,8 +324,16 @@ def _many(server: Server, seconds: float) -> Iterator[Row]:
         )
 
     result = load(server, seconds, paths)
-    note = f"{len(result.times):,} answers, {len(result.problems)} lost or wrong{': ' * bool(result.problems)}"
-    yield Row(case, "an answer, median", 1e3 * median(result.times), note=note + "".join(result.problems[:1]))
+    note = (
+        f"{len(result.times):,} answers, {len(result.problems)} lost or "
+        f"wrong{': ' * bool(result.problems)}"
+    )
+    yield Row(
+        case,
+        "an answer, median",
+        1e3 * median(result.times),
+        note=note + "".join(result.problems[:1]),
+    )
     yield Row(case, "an answer, p99", 1e3 * result.quantile(0.99))
     grown = result.mib[1] - result.mib[0]
     yield Row(case, "memory", mib=result.mib[1], note=f"{grown:+.1f} MiB in the second half")

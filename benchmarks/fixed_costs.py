@@ -1,7 +1,9 @@
-"""fixed_costs: the time that attend takes beside torch's kernel, on one thread, for small attentions.
+"""fixed_costs: the time that attend takes beside torch's kernel, on one thread, for small
+attentions.
 
-Each definition is compared with F.scaled_dot_product_attention, which gets the same mask or bias as a tensor, or as
-is_causal where that is the same. The note says how many times as long Telescope takes.
+Each definition is compared with F.scaled_dot_product_attention, which gets the same mask or bias as
+a tensor, or as is_causal where that is the same. The note says how many times as long Telescope
+takes.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +26,10 @@ GOALS = {(1, 64): 5.0, (16, 16): 5.0, (1, 1024): 2.0, (512, 512): 1.3}
 
 
 def about(device: torch.device, quick: bool) -> str:
-    return f"fixed costs: batch 1, {HEADS} heads, {WIDTH} features, torch.float32, one thread; goals {_goals()}"
+    return (
+        f"fixed costs: batch 1, {HEADS} heads, {WIDTH} features, torch.float32, one thread; "
+        f"goals {_goals()}"
+    )
 
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
@@ -61,14 +66,23 @@ def definitions(queries: int, keys: int, device: torch.device) -> dict[str, ts.A
     }
 
 
-def _of_size(size: tuple[int, int], key_heads: int, learns: bool, device: torch.device, quick: bool) -> Iterator[Row]:
+def _of_size(
+    size: tuple[int, int], key_heads: int, learns: bool, device: torch.device, quick: bool
+) -> Iterator[Row]:
     queries, keys = size
     shapes = (HEADS, queries), (key_heads, keys), (key_heads, keys)
-    inputs = [torch.randn(1, *shape, WIDTH, device=device, requires_grad=learns) for shape in shapes]
-    kind = ("" if key_heads == HEADS else f", {key_heads} key heads") + (", trained" if learns else "")
+    inputs = [
+        torch.randn(1, *shape, WIDTH, device=device, requires_grad=learns) for shape in shapes
+    ]
+    kind = ("" if key_heads == HEADS else f", {key_heads} key heads") + (
+        ", trained" if learns else ""
+    )
     for name, attention in definitions(queries, keys, device).items():
         ready = dense(attention, queries, keys, device)
-        runners = {"torch sdpa": partial(_torch, inputs, ready), "attend": partial(_ours, inputs, attention)}
+        runners = {
+            "torch sdpa": partial(_torch, inputs, ready),
+            "attend": partial(_ours, inputs, attention),
+        }
         times = _in_turns(runners, 3 if quick else 200 if queries * keys < 2**14 else 21)
         torchs, ours = times.values()
         case = f"{queries}x{keys}{kind}"
@@ -76,7 +90,9 @@ def _of_size(size: tuple[int, int], key_heads: int, learns: bool, device: torch.
         yield Row(case, f"attend, {name}", 1e3 * ours, note=f"{ours / torchs:.2f} x")
 
 
-def dense(attention: ts.Attention, queries: int, keys: int, device: torch.device) -> dict[str, object]:
+def dense(
+    attention: ts.Attention, queries: int, keys: int, device: torch.device
+) -> dict[str, object]:
     """Return the mask and bias of a definition as torch takes them."""
     if attention.bias is None and attention.mask == ts.everyone:
         return {}
@@ -105,7 +121,9 @@ def _learn(context: Tensor, inputs: list[Tensor]) -> None:
 
 
 def _in_turns(runners: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Return the seconds of each function: the median of many short runs, taken in turns for equal noise."""
+    """Return the seconds of each function: the median of many short runs, taken in turns for equal
+    noise.
+    """
     times: dict[str, list[float]] = {name: [] for name in runners}
     for round in range(rounds + 2):
         for name, runner in runners.items():

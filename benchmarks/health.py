@@ -1,7 +1,7 @@
 """health: training steps of GPT-2 124M's shape, without and with `ts.Health` every 50 steps.
 
-On a CPU a small GPT stands in for it, and the time is that of the process on all of its cores, which other programs on
-the machine change little.
+On a CPU a small GPT stands in for it, and the time is that of the process on all of its cores,
+which other programs on the machine change little.
 """
 
 import sys
@@ -31,7 +31,11 @@ def about(device: torch.device, quick: bool) -> str:
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
     began = perf_counter()
     large = device.type == "cuda" and not quick
-    size = {"d_model": 768, "blocks": 12, "heads": 12} if large else {"d_model": 128, "blocks": 4, "heads": 4}
+    size = (
+        {"d_model": 768, "blocks": 12, "heads": 12}
+        if large
+        else {"d_model": 128, "blocks": 4, "heads": 4}
+    )
     vocabulary, length, batch = (50_304, 1_024, 16) if large else (512, 128, 8)
     config = ts.models.GPTConfig(vocabulary=vocabulary, max_positions=length, **size)
     model = ts.models.GPT(config).to(device)
@@ -52,7 +56,11 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
     train(3, watched=False)
     train(EVERY, watched=True)
-    print(f"compiled, and first measurement: {perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    print(
+        f"compiled, and first measurement: {perf_counter() - began:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
     times: dict[str, list[float]] = {"without": [], "with health": []}
     for i in range(2 if quick else 7):
         if i > 1 and perf_counter() - began > SECONDS:
@@ -61,7 +69,9 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
             own.append(_seconds(lambda watched=name != "without": train(EVERY, watched), device))
     plain = median(times["without"])
     for name, own in times.items():
-        yield Row("training step", name, 1e3 * median(own) / EVERY, note=f"{median(own) / plain - 1:+.2%}")
+        yield Row(
+            "training step", name, 1e3 * median(own) / EVERY, note=f"{median(own) / plain - 1:+.2%}"
+        )
 
     def measure() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):

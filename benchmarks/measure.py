@@ -1,4 +1,6 @@
-"""Measure functions: interleaved, so that noise affects all alike; the median of several runs; memory beside time."""
+"""Measure functions: interleaved, so that noise affects all alike; the median of several runs;
+memory beside time.
+"""
 
 import json
 import os
@@ -13,7 +15,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler, which counts memory on a CPU, is otherwise chatty
+os.environ.setdefault(
+    "KINETO_LOG_LEVEL", "6"
+)  # the profiler, which counts memory on a CPU, is otherwise chatty
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -39,10 +43,13 @@ class Row:
         return f"{self.case:<24}{self.runner:<28}{ms:>10}{mib:>10}  {self.note}".rstrip()
 
 
-def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int = 7) -> list[Row]:
+def race(
+    case: str, runners: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int = 7
+) -> list[Row]:
     """Run every function once to warm up, once for its peak memory, then `rounds` times in turns.
 
-    Each round has an order of its own: a GPU that just computed at full power is slower for a while.
+    Each round has an order of its own: a GPU that just computed at full power is slower for a
+    while.
     """
     peaks = {}
     notes = {}
@@ -50,7 +57,11 @@ def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.d
         try:
             began = perf_counter()
             run()
-            print(f"{case}: {name}, first run {perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+            print(
+                f"{case}: {name}, first run {perf_counter() - began:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
             peaks[name] = peak(run, device)
         except Exception as problem:  # whatever a peer complains about, the others still race
             notes[name] = _first_line(problem)
@@ -60,13 +71,17 @@ def race(case: str, runners: Mapping[str, Callable[[], object]], device: torch.d
         for name in Random(i).sample([*times], len(times)):
             times[name].append(seconds(runners[name], device))
     return [
-        Row(case, name, note=notes[name]) if name in notes else Row(case, name, 1e3 * median(times[name]), peaks[name])
+        Row(case, name, note=notes[name])
+        if name in notes
+        else Row(case, name, 1e3 * median(times[name]), peaks[name])
         for name in runners
     ]
 
 
 def once(case: str, name: str, run: Callable[[], object], device: torch.device) -> Row:
-    """Run a function that takes minutes once, without warming up; return its time and its peak memory."""
+    """Run a function that takes minutes once, without warming up; return its time and its peak
+    memory.
+    """
     began = perf_counter()
     try:
         mib = peak(run, device)
@@ -104,7 +119,9 @@ def peak(run: Callable[[], object], device: torch.device) -> float:
     with TemporaryDirectory() as folder:
         seen.export_chrome_trace(f"{folder}/trace.json")
         events = json.loads(Path(f"{folder}/trace.json").read_text())["traceEvents"]
-    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
+    changes = sorted(
+        (event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]"
+    )
     return max(accumulate((change for _, change in changes), initial=0)) / MIB
 
 
@@ -125,7 +142,9 @@ def machine(device: torch.device) -> dict[str, str]:
 def save(path: Path, about: Mapping[str, object], rows: list[Row]) -> None:
     """Write the file atomically."""
     beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, ensure_ascii=False, indent=1))
+    beside.write_text(
+        json.dumps({**about, "rows": [asdict(row) for row in rows]}, ensure_ascii=False, indent=1)
+    )
     beside.replace(path)
 
 

@@ -1,12 +1,15 @@
 """sources: which way of telling where an answer comes from can be trusted, and what each costs.
 
-Quality, on a CPU: the shipped models read real texts and write greedily. Every segment of the source (sentences of a
-description, words of a sentence) gets a score by each `how`, and the truth is "hidden": the fall of the answer's
-log-probability when the segment alone is hidden. `rank` is Spearman's correlation with the truth, the mean of all
-texts; `area` the share of the log-probability that is lost, on average, when segments are hidden one after the other in
-the order of their scores, summed over the texts: 1 would be all of it at once. "in turn" is the order of the text.
+Quality, on a CPU: the shipped models read real texts and write greedily. Every segment of the
+source (sentences of a description, words of a sentence) gets a score by each `how`, and the truth
+is "hidden": the fall of the answer's log-probability when the segment alone is hidden. `rank` is
+Spearman's correlation with the truth, the mean of all texts; `area` the share of the
+log-probability that is lost, on average, when segments are hidden one after the other in the order
+of their scores, summed over the texts: 1 would be all of it at once. "in turn" is the order of the
+text.
 
-Cost: sources of an answer after a long text, beside the plain forward pass; on a GPU also statistics of a survey.
+Cost: sources of an answer after a long text, beside the plain forward pass; on a GPU also
+statistics of a survey.
 """
 
 from bisect import bisect_right
@@ -37,8 +40,14 @@ SEGMENTS = 64
 def about(device: torch.device, quick: bool) -> str:
     small = ", small models" if quick else ""
     if device.type == "cuda":
-        return f"statistics: causal, 16 heads of 128; sources: Qwen2 1.5B's shape{small}; bfloat16; x: of the first"
-    return f"shipped models on real texts; then GPT-2's shape, float32{small}; x is times the plain forward pass"
+        return (
+            f"statistics: causal, 16 heads of 128; sources: Qwen2 1.5B's shape{small}; "
+            "bfloat16; x: of the first"
+        )
+    return (
+        f"shipped models on real texts; then GPT-2's shape, float32{small}; x is times the "
+        "plain forward pass"
+    )
 
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
@@ -49,16 +58,20 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
         return
     yield from _quality("summarizer", _descriptions(4 if quick else 24), _sentences)
     yield from _quality("translator-en-de", _captions(4 if quick else 24), _words)
-    yield from _costs("gpt2", gpt2(quick), (256 if quick else 4_096) - ANSWER, device, torch.float32)
+    yield from _costs(
+        "gpt2", gpt2(quick), (256 if quick else 4_096) - ANSWER, device, torch.float32
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------- quality
+# ------------------------------------------------------------------------------------------ quality
 
 
 def _descriptions(count: int) -> list[str]:
     """Return descriptions of Debian's packages with at least four sentences."""
     pairs = SUMMARIES["debian-synopsis"](data_folder(), "validation")
-    texts = [pair.source for pair in pairs if pair.source.count(". ") >= 3 and len(pair.source) < 1_000]
+    texts = [
+        pair.source for pair in pairs if pair.source.count(". ") >= 3 and len(pair.source) < 1_000
+    ]
     return texts[:count]
 
 
@@ -78,7 +91,9 @@ def _words(text: str) -> list[int]:
 
 
 def _numbers(encoded: Any, begins: Sequence[int]) -> list[int]:
-    """Return the segment of each token; a token without text, such as </s>, belongs to the segment before it."""
+    """Return the segment of each token; a token without text, such as </s>, belongs to the segment
+    before it.
+    """
     numbers: list[int] = []
     for start, stop in encoded.offsets:
         own = bisect_right(begins, stop - 1) - 1 if stop > start else -1
@@ -144,10 +159,16 @@ class Answered:
         return [by_name[str(i)] for i in range(self.segments)]
 
     def losses(self, scores: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], float]:
-        """Return the mean loss of log-probability while segments are hidden in the order of each way, and all of it."""
-        orders = {how: sorted(range(self.segments), key=lambda i, own=own: -own[i]) for how, own in scores.items()}
+        """Return the mean loss of log-probability while segments are hidden in the order of each
+        way, and all of it.
+        """
+        orders = {
+            how: sorted(range(self.segments), key=lambda i, own=own: -own[i])
+            for how, own in scores.items()
+        }
         hidden = {
-            how: [frozenset(order[:count]) for count in range(1, self.segments + 1)] for how, order in orders.items()
+            how: [frozenset(order[:count]) for count in range(1, self.segments + 1)]
+            for how, order in orders.items()
         }
         sets = list(dict.fromkeys(some for each in hidden.values() for some in each))
         measured = ts.effect(
@@ -160,7 +181,10 @@ class Answered:
         plain = measured[0]
         chances = dict(zip(sets, measured[1:], strict=True))
         most = plain - chances[sets[self.segments - 1]]
-        means = {how: _mean([plain - chances[some] for some in each[:-1]]) for how, each in hidden.items()}
+        means = {
+            how: _mean([plain - chances[some] for some in each[:-1]])
+            for how, each in hidden.items()
+        }
         return means, most
 
     def _edits(self, segments: Collection[int]) -> list[Any]:
@@ -186,14 +210,18 @@ def _mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / max(len(numbers), 1)
 
 
-# ---------------------------------------------------------------------------------------------------------------- cost
+# --------------------------------------------------------------------------------------------- cost
 
 
-def _costs(name: str, options: dict[str, Any], length: int, device: torch.device, dtype: torch.dtype) -> list[Row]:
-    """Compare sources of an answer of ANSWER tokens with the forward pass over the text and the answer.
+def _costs(
+    name: str, options: dict[str, Any], length: int, device: torch.device, dtype: torch.dtype
+) -> list[Row]:
+    """Compare sources of an answer of ANSWER tokens with the forward pass over the text and the
+    answer.
 
-    "record and ..." runs the model, records and asks; the others ask of a recording that is there. The first row's
-    memory is beside the weights, as everywhere; the note of "record and rollout" has the weights too.
+    "record and ..." runs the model, records and asks; the others ask of a recording that is there.
+    The first row's memory is beside the weights, as everywhere; the note of "record and rollout"
+    has the weights too.
     """
     model = _model(name, options, "sdpa", device, dtype)
     ids = _text(length + ANSWER, device)
@@ -225,7 +253,11 @@ def _costs(name: str, options: dict[str, Any], length: int, device: torch.device
     rows = race(f"{name}, {ANSWER} after {length:,}", runners, device, rounds=3)
     weights = sum(part.nbytes for part in model.parameters()) / 2**30
     return [
-        replace(row, note=_note(row, rows[0]) + (f", {weights:.1f} GiB of weights" if row is rows[0] else ""))
+        replace(
+            row,
+            note=_note(row, rows[0])
+            + (f", {weights:.1f} GiB of weights" if row is rows[0] else ""),
+        )
         for row in rows
     ]
 
@@ -247,7 +279,9 @@ def _eager_rollout(model: Any, ids: Tensor) -> Tensor:
 
 
 def _statistics(length: int, device: torch.device) -> Iterator[Row]:
-    """Compare single statistics with the cuDNN forward pass, which gives the lse, and with a survey without them."""
+    """Compare single statistics with the cuDNN forward pass, which gives the lse, and with a survey
+    without them.
+    """
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 16, length, 128, device=device, dtype=torch.bfloat16)
     lse = _cudnn(q, k, v)[1].reshape(q.shape[:3])

@@ -20,13 +20,20 @@ MAP = (128, 128)
 
 def about(device: torch.device, quick: bool) -> str:
     if device.type == "cuda":
-        return "causal, 16 heads of 128, bfloat16; x is times the cuDNN forward pass of the same run"
-    return f"causal, 12 heads of 64, {_cpu_length(quick):,} tokens, float32; x is times torch's sdpa of the same run"
+        return (
+            "causal, 16 heads of 128, bfloat16; x is times the cuDNN forward pass of the same run"
+        )
+    return (
+        f"causal, 12 heads of 64, {_cpu_length(quick):,} tokens, float32; x is times torch's "
+        "sdpa of the same run"
+    )
 
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
     if device.type != "cuda":
-        q, k, v = torch.randn(3, 1, 12, _cpu_length(quick), 64, generator=torch.Generator().manual_seed(0))
+        q, k, v = torch.randn(
+            3, 1, 12, _cpu_length(quick), 64, generator=torch.Generator().manual_seed(0)
+        )
         yield from _compared(f"n = {q.shape[-2]:,}", _on_cpu(q, k, v), device)
         return
     for length in (2_048, 4_096) if quick else (16_384, 131_072):
@@ -38,7 +45,12 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
         yield from _compared(f"n = {length:,}", runners, device)
     length = 16_384 if quick else 1_048_576
     q, k = torch.randn(2, 1, 1, length, 128, device=device, dtype=torch.bfloat16)
-    yield from race(f"n = {length:,}, one head", {"survey top=8": lambda: ts.survey(q, k, CAUSAL)}, device, rounds=1)
+    yield from race(
+        f"n = {length:,}, one head",
+        {"survey top=8": lambda: ts.survey(q, k, CAUSAL)},
+        device,
+        rounds=1,
+    )
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
@@ -47,7 +59,9 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
         "survey top=0": lambda: ts.survey(q, k, CAUSAL, top=0),
         "survey top=8": lambda: ts.survey(q, k, CAUSAL),
         "survey top=8, map": lambda: ts.survey(q, k, CAUSAL, map=MAP),
-        "eager, head by head": lambda: [_eager(q[:, h : h + 1], k[:, h : h + 1]) for h in range(q.shape[1])],
+        "eager, head by head": lambda: [
+            _eager(q[:, h : h + 1], k[:, h : h + 1]) for h in range(q.shape[1])
+        ],
     }
 
 
@@ -65,7 +79,9 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
     }
 
 
-def _compared(case: str, runners: dict[str, Callable[[], object]], device: torch.device) -> Iterator[Row]:
+def _compared(
+    case: str, runners: dict[str, Callable[[], object]], device: torch.device
+) -> Iterator[Row]:
     """Yield the rows with their time relative to the first, which is 1.0."""
     rows = race(case, runners, device)
     for row in rows:

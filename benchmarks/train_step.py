@@ -1,8 +1,9 @@
-"""train_step: one training step of GPT-2's shape, by Telescope and its peers, with the same data and optimiser.
+"""train_step: one training step of GPT-2's shape, by Telescope and its peers, with the same data
+and optimiser.
 
-Peers: nanoGPT's architecture, written here from its description (one matrix for queries, keys and values, torch's fused
-attention, exact GELU, tied head, cross entropy on whole logits, 50,304 words); a GPT out of torch.nn's encoder layers;
-Hugging Face's GPT2LMHeadModel.
+Peers: nanoGPT's architecture, written here from its description (one matrix for queries, keys and
+values, torch's fused attention, exact GELU, tied head, cross entropy on whole logits, 50,304
+words); a GPT out of torch.nn's encoder layers; Hugging Face's GPT2LMHeadModel.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,13 +38,19 @@ class Sizes:
 
 def sizes(device: torch.device, quick: bool) -> Sizes:
     if device.type == "cuda":
-        return Sizes(4, 256, 256, 2, 4, WORDS, 2) if quick else Sizes(16, 1024, 768, 12, 12, WORDS, 10)
+        return (
+            Sizes(4, 256, 256, 2, 4, WORDS, 2) if quick else Sizes(16, 1024, 768, 12, 12, WORDS, 10)
+        )
     return Sizes(2, 32, 64, 2, 4, 1000, 1) if quick else Sizes(4, 256, 256, 4, 8, 8000, 1)
 
 
 def about(device: torch.device, quick: bool) -> str:
     size = sizes(device, quick)
-    how = "bf16 autocast, torch.compile, fused AdamW" if device.type == "cuda" else "float32, not compiled, AdamW"
+    how = (
+        "bf16 autocast, torch.compile, fused AdamW"
+        if device.type == "cuda"
+        else "float32, not compiled, AdamW"
+    )
     return (
         f"a training step: {size.blocks} blocks of {size.d_model}, {size.words:,} words, "
         f"batch {size.batch} x {size.tokens:,} tokens, {how}"
@@ -56,8 +63,12 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
     torch.manual_seed(0)
     text = torch.randint(size.words, (size.batch, size.tokens + 1), device=device)
     torch.set_float32_matmul_precision("high")
-    runners = {name: trainer(make(size), text, size.steps) for name, make in MODELS.items() if _there(name)}
-    rows = race("GPT-2 124M" if size.d_model == 768 else "GPT", runners, device, rounds=3 if quick else 7)
+    runners = {
+        name: trainer(make(size), text, size.steps) for name, make in MODELS.items() if _there(name)
+    }
+    rows = race(
+        "GPT-2 124M" if size.d_model == 768 else "GPT", runners, device, rounds=3 if quick else 7
+    )
     torch.set_float32_matmul_precision(precision)
 
     nano = next((row.ms for row in rows if row.runner == "nanoGPT"), None)
@@ -71,10 +82,14 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
 
 
 def trainer(model: nn.Module, text: Tensor, steps: int) -> Callable[[], None]:
-    """Return a function that runs `steps` steps on one text: forward, backward, AdamW; on a GPU compiled, in bf16."""
+    """Return a function that runs `steps` steps on one text: forward, backward, AdamW; on a GPU
+    compiled, in bf16.
+    """
     on_gpu = text.is_cuda
     model = model.to(text.device).train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=on_gpu)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=on_gpu
+    )
     ids = text[:, :-1].contiguous()
     targets = text[:, 1:].contiguous()
 
@@ -93,7 +108,7 @@ def trainer(model: nn.Module, text: Tensor, steps: int) -> Callable[[], None]:
     return train
 
 
-# ------------------------------------------------------------------------------------------------------------- ours
+# --------------------------------------------------------------------------------------------- ours
 
 
 def ours(size: Sizes) -> nn.Module:
@@ -108,7 +123,7 @@ def ours(size: Sizes) -> nn.Module:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- nanoGPT
+# ------------------------------------------------------------------------------------------ nanoGPT
 
 
 class NanoBlock(nn.Module):
@@ -126,7 +141,10 @@ class NanoBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, d = x.shape
         q, k, v = self.c_attn(self.ln_1(x)).split(d, dim=2)
-        q, k, v = (part.view(batch, tokens, self.heads, d // self.heads).transpose(1, 2) for part in (q, k, v))
+        q, k, v = (
+            part.view(batch, tokens, self.heads, d // self.heads).transpose(1, 2)
+            for part in (q, k, v)
+        )
         y = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.c_proj(y.transpose(1, 2).contiguous().view(batch, tokens, d))
         return x + self.mlp_proj(gelu(self.mlp_fc(self.ln_2(x))))
@@ -151,7 +169,7 @@ class Nano(nn.Module):
         return cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1), ignore_index=-1)
 
 
-# --------------------------------------------------------------------------------------------------------- torch.nn
+# ----------------------------------------------------------------------------------------- torch.nn
 
 
 class TorchGPT(nn.Module):
@@ -160,8 +178,12 @@ class TorchGPT(nn.Module):
         d = size.d_model
         self.wte = nn.Embedding(size.padded_words, d)
         self.wpe = nn.Embedding(size.tokens, d)
-        layer = nn.TransformerEncoderLayer(d, size.heads, 4 * d, 0.0, gelu, batch_first=True, norm_first=True)
-        self.stack = nn.TransformerEncoder(layer, size.blocks, norm=nn.LayerNorm(d), enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(
+            d, size.heads, 4 * d, 0.0, gelu, batch_first=True, norm_first=True
+        )
+        self.stack = nn.TransformerEncoder(
+            layer, size.blocks, norm=nn.LayerNorm(d), enable_nested_tensor=False
+        )
         self.apply(_small)
         mask = nn.Transformer.generate_square_subsequent_mask(size.tokens)
         self.register_buffer("mask", mask)
@@ -172,7 +194,7 @@ class TorchGPT(nn.Module):
         return cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
-# ----------------------------------------------------------------------------------------------------- transformers
+# ------------------------------------------------------------------------------------- transformers
 
 
 class HuggingFace(nn.Module):

@@ -1,6 +1,8 @@
-"""watch: read a text with a model of transformers, or let it write: plainly, watched, and with eager attention.
+"""watch: read a text with a model of transformers, or let it write: plainly, watched, and with
+eager attention.
 
-The weights are random, since nothing here depends on them. Times are of the whole model, memory is beside its weights.
+The weights are random, since nothing here depends on them. Times are of the whole model, memory is
+beside its weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,35 +26,79 @@ MAKE = {
 
 
 def qwen2(quick: bool) -> dict[str, Any]:
-    """Return the shape of the 1.5B model: 28 layers of 12 heads on 2 key heads, of 128 features each."""
-    small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512}
-    large = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "vocab_size": 151_936}
+    """Return the shape of the 1.5B model: 28 layers of 12 heads on 2 key heads, of 128 features
+    each.
+    """
+    small = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "vocab_size": 512,
+    }
+    large = {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "vocab_size": 151_936,
+    }
     heads = {"num_attention_heads": 2 if quick else 12, "num_key_value_heads": 1 if quick else 2}
-    return (small if quick else large) | heads | {"max_position_embeddings": 2**21, "tie_word_embeddings": True}
+    return (
+        (small if quick else large)
+        | heads
+        | {"max_position_embeddings": 2**21, "tie_word_embeddings": True}
+    )
 
 
 def llama(quick: bool) -> dict[str, Any]:
-    """Return the shape of the 8B model: 32 layers of 32 heads on 8 key heads, of 128 features each."""
-    large = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "vocab_size": 128_256}
+    """Return the shape of the 8B model: 32 layers of 32 heads on 8 key heads, of 128 features
+    each.
+    """
+    large = {
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "vocab_size": 128_256,
+    }
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 2**17}
     return qwen2(True) if quick else large | heads
 
 
 def gpt2(quick: bool) -> dict[str, Any]:
-    size = {"n_embd": 64, "n_layer": 2, "n_head": 2} if quick else {"n_embd": 768, "n_layer": 12, "n_head": 12}
+    size = (
+        {"n_embd": 64, "n_layer": 2, "n_head": 2}
+        if quick
+        else {"n_embd": 768, "n_layer": 12, "n_head": 12}
+    )
     return {"vocab_size": 500 if quick else 50_257, "n_positions": 4_096, **size}
 
 
 def minilm(quick: bool) -> dict[str, Any]:
-    size = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1_536}
-    few = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
-    return {"vocab_size": 500 if quick else 30_522, "max_position_embeddings": 4_096, **(few if quick else size)}
+    size = {
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1_536,
+    }
+    few = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+    }
+    return {
+        "vocab_size": 500 if quick else 30_522,
+        "max_position_embeddings": 4_096,
+        **(few if quick else size),
+    }
 
 
 def about(device: torch.device, quick: bool) -> str:
     small = ", small models" if quick else ""
     if device.type == "cuda":
-        return f"Qwen2 1.5B's shape, bfloat16, a text read at once{small}; x is times plain sdpa of the same run"
+        return (
+            f"Qwen2 1.5B's shape, bfloat16, a text read at once{small}; x is times plain sdpa "
+            "of the same run"
+        )
     return f"a text read at once, float32{small}; x is times plain sdpa of the same run"
 
 
@@ -60,7 +106,10 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
     if device.type == "cuda":
         for length in (512, 1_024) if quick else (512, 2_048, 8_192, 32_768):
             yield from _compared("qwen2", qwen2(quick), length, device, torch.bfloat16)
-        for name, options, prompts in (("qwen2", qwen2(quick), (1_024, 8_192)), ("llama", llama(quick), (1_024,))):
+        for name, options, prompts in (
+            ("qwen2", qwen2(quick), (1_024, 8_192)),
+            ("llama", llama(quick), (1_024,)),
+        ):
             for prompt in (64,) if quick else prompts:
                 yield from _written(name, options, prompt, 64, device, torch.bfloat16)
         if not quick:
@@ -71,11 +120,15 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
         yield from _compared(name, options, length, device, torch.float32)
         yield from _sizes(name, options, length, device)
     yield from _compared("gpt2", gpt2(quick), 128 if quick else 512, device, torch.float32)
-    yield from _written("gpt2", gpt2(quick), 16 if quick else 512, 16 if quick else 64, device, torch.float32)
+    yield from _written(
+        "gpt2", gpt2(quick), 16 if quick else 512, 16 if quick else 64, device, torch.float32
+    )
     yield from _sizes_while_writing(gpt2(True), 200 if quick else 2_000, device)
 
 
-def _compared(name: str, options: dict[str, Any], length: int, device: torch.device, dtype: torch.dtype) -> list[Row]:
+def _compared(
+    name: str, options: dict[str, Any], length: int, device: torch.device, dtype: torch.dtype
+) -> list[Row]:
     models = {how: _model(name, options, how, device, dtype) for how in ("sdpa", "eager")}
     ids = _text(length, device)
     plain = partial(_read, models["sdpa"], ids)
@@ -100,7 +153,12 @@ def _compared(name: str, options: dict[str, Any], length: int, device: torch.dev
 
 
 def _written(
-    name: str, options: dict[str, Any], prompt: int, count: int, device: torch.device, dtype: torch.dtype
+    name: str,
+    options: dict[str, Any],
+    prompt: int,
+    count: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[Row]:
     """Let a model write `count` tokens after a prompt."""
     models = {how: _model(name, options, how, device, dtype) for how in ("sdpa", "eager")}
@@ -110,19 +168,35 @@ def _written(
         "watched, top=0": partial(_watched_writing, models["sdpa"], ids, count, top=0),
         "watched, top=8": partial(_watched_writing, models["sdpa"], ids, count),
         "eager, all weights kept": partial(
-            _write, models["eager"], ids, count, output_attentions=True, return_dict_in_generate=True
+            _write,
+            models["eager"],
+            ids,
+            count,
+            output_attentions=True,
+            return_dict_in_generate=True,
         ),
     }
-    rows = race(f"{name}, {count} after {prompt:,}", runners, device, rounds=3 if device.type == "cpu" else 5)
+    rows = race(
+        f"{name}, {count} after {prompt:,}",
+        runners,
+        device,
+        rounds=3 if device.type == "cpu" else 5,
+    )
     return [_beside(row, rows[0]) for row in rows]
 
 
-def _sizes_while_writing(options: dict[str, Any], longest: int, device: torch.device) -> Iterator[Row]:
-    """Yield the bytes of the recording of a model that writes, at three lengths: they grow linearly."""
+def _sizes_while_writing(
+    options: dict[str, Any], longest: int, device: torch.device
+) -> Iterator[Row]:
+    """Yield the bytes of the recording of a model that writes, at three lengths: they grow
+    linearly.
+    """
     model = _model("gpt2", options, "sdpa", device, torch.float32)
     for count in (longest // 4, longest // 2, longest):
         recording = _watched_writing(model, _text(8, device), count)
-        yield Row(f"small gpt2, {count:,} after 8", "recording, top=8", mib=recording.nbytes / 2**20)
+        yield Row(
+            f"small gpt2, {count:,} after 8", "recording, top=8", mib=recording.nbytes / 2**20
+        )
 
 
 def _sizes(name: str, options: dict[str, Any], longest: int, device: torch.device) -> Iterator[Row]:
@@ -134,21 +208,29 @@ def _sizes(name: str, options: dict[str, Any], longest: int, device: torch.devic
 
 
 def _largest(device: torch.device) -> Iterator[Row]:
-    """Find the longest text that fits, watched with top=8: doubled until memory or positions run out."""
+    """Find the longest text that fits, watched with top=8: doubled until memory or positions run
+    out.
+    """
     model = _model("qwen2", qwen2(False), "sdpa", device, torch.bfloat16)
     length = 65_536
     while length <= model.config.max_position_embeddings:
         case = f"qwen2, n = {length:,}"
         ids = _text(length, device)
-        row = once(case, "watched, top=8, in ram", partial(_watched, model, ids, store="ram"), device)
+        row = once(
+            case, "watched, top=8, in ram", partial(_watched, model, ids, store="ram"), device
+        )
         yield row
         if row.ms is None:
-            yield once(case, "sdpa", partial(_read, model, ids), device)  # whether the model fits unwatched
+            yield once(
+                case, "sdpa", partial(_read, model, ids), device
+            )  # whether the model fits unwatched
             return
         length *= 2
 
 
-def _model(name: str, options: dict[str, Any], how: str, device: torch.device, dtype: torch.dtype) -> Any:
+def _model(
+    name: str, options: dict[str, Any], how: str, device: torch.device, dtype: torch.dtype
+) -> Any:
     import transformers
 
     kind, config = (getattr(transformers, part) for part in MAKE[name])
@@ -160,7 +242,9 @@ def _model(name: str, options: dict[str, Any], how: str, device: torch.device, d
 
 
 def _text(length: int, device: torch.device) -> Tensor:
-    return torch.randint(1, 400, (1, length), device=device, generator=torch.Generator(device).manual_seed(0))
+    return torch.randint(
+        1, 400, (1, length), device=device, generator=torch.Generator(device).manual_seed(0)
+    )
 
 
 @torch.no_grad()
@@ -179,7 +263,12 @@ def _watched(model: Any, ids: Tensor, **options: Any) -> ts.Recording:
 def _write(model: Any, ids: Tensor, count: int, **options: Any) -> Any:
     lengths = {"max_new_tokens": count, "min_new_tokens": count}
     return model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, **lengths, **options
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        pad_token_id=0,
+        **lengths,
+        **options,
     )
 
 
@@ -199,7 +288,11 @@ def _eager(model: Any, ids: Tensor) -> list[Tensor]:
         return (output[0], None)
 
     ends = (".self_attn", ".attn", ".attention.self")
-    hooks = [part.register_forward_hook(look) for path, part in model.named_modules() if path.endswith(ends)]
+    hooks = [
+        part.register_forward_hook(look)
+        for path, part in model.named_modules()
+        if path.endswith(ends)
+    ]
     try:
         _read(model, ids)
     finally:

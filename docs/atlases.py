@@ -2,7 +2,8 @@
 
 python docs/atlases.py --data DATA --out ATLASES
 
-DATA holds tiny_shakespeare, tatoeba_de_en and debian_synopsis, as for training. Atlases that ATLASES holds are opened.
+DATA holds tiny_shakespeare, tatoeba_de_en and debian_synopsis, as for training. Atlases that
+ATLASES holds are opened.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import torch
 from matplotlib import pyplot
 
 import telescope as ts
-from telescope.atlas.sums import CLASSES
+from telescope.atlases.sums import CLASSES
 from telescope.recording.heads import HABITS
 
 FOLDER = Path(__file__).parent / "atlas"
@@ -27,7 +28,9 @@ INK, LIGHT = "#1f3a5f", "#c8d4e3"
 
 
 def texts_of(name: str, data: Path) -> list[str]:
-    """Return texts like those that a shipped model was trained on, from the part that it was validated on."""
+    """Return texts like those that a shipped model was trained on, from the part that it was
+    validated on.
+    """
     if name == "shakespeare":
         text = (data / "tiny_shakespeare" / "input.txt").read_text(encoding="utf-8")
         held_out = text[len(text) * 9 // 10 :]
@@ -37,14 +40,19 @@ def texts_of(name: str, data: Path) -> list[str]:
             return [line.split("\t")[0] for i, line in enumerate(lines) if i % 600 == 0]
     with gzip.open(data / "debian_synopsis" / "valid.jsonl.gz", "rt", encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines][:150]
-    return [max((value for value in record.values() if isinstance(value, str)), key=len) for record in records]
+    return [
+        max((value for value in record.values() if isinstance(value, str)), key=len)
+        for record in records
+    ]
 
 
 def atlas_of(name: str, data: Path, out: Path) -> ts.Atlas:
     """Return the atlas of a shipped model, from its folder if it exists."""
     if (out / name).is_dir():
         return ts.open(out / name)
-    return ts.atlas(ts.load(name, dtype=torch.float32), texts_of(name, data), out=out / name, batch=16)
+    return ts.atlas(
+        ts.load(name, dtype=torch.float32), texts_of(name, data), out=out / name, batch=16
+    )
 
 
 def draw_one_text_is_not_enough(atlas: ts.Atlas) -> None:
@@ -57,25 +65,36 @@ def draw_one_text_is_not_enough(atlas: ts.Atlas) -> None:
         low, _, middle, _, high = found.quantiles
         axes.plot([i, i], [low, high], color=LIGHT, linewidth=6, solid_capstyle="butt")
         axes.plot(i, middle, "o", color=INK)
-        axes.annotate(habit, (i, high), rotation=60, fontsize=7, xytext=(0, 3), textcoords="offset points")
+        axes.annotate(
+            habit, (i, high), rotation=60, fontsize=7, xytext=(0, 3), textcoords="offset points"
+        )
     axes.axhline(0.4, color="grey", linewidth=0.6, linestyle=":")
     names = [f"{head.layer.split('.')[1]}.{head.number}" for head in heads]
     axes.set(
-        xticks=range(len(heads)), xticklabels=names, ylim=(0, 1.05), xlabel="block.head", ylabel="share of the weight"
+        xticks=range(len(heads)),
+        xticklabels=names,
+        ylim=(0, 1.05),
+        xlabel="block.head",
+        ylabel="share of the weight",
     )
-    axes.set_title("The strongest habit of each head: median and 5 to 95 % of the sequences", fontsize=9)
+    axes.set_title(
+        "The strongest habit of each head: median and 5 to 95 % of the sequences", fontsize=9
+    )
     _save(figure, "one-text.png")
 
 
 def measure_key_biases(model_name: str) -> tuple[dict[str, tuple[float, float]], float]:
-    """Return the largest logit of each layer of a translator, as shipped and without its key biases.
+    """Return the largest logit of each layer of a translator, as shipped and without its key
+    biases.
 
     Also return by how much the outputs differ at most.
     """
     model = ts.load(model_name, dtype=torch.float32).eval()
     sentence = "The man saw the astronomer with a telescope, and waved to the children on the hill."
     source = torch.tensor([model.tokenizer.encode(sentence).ids])
-    written = ts.decoding.generate(model, [source[0].tolist()], temperature=0.0, max_new_tokens=40)[0].ids
+    written = ts.decoding.generate(model, [source[0].tolist()], temperature=0.0, max_new_tokens=40)[
+        0
+    ].ids
     target = torch.tensor([[model.special.start, *written]])
     health = ts.Health(model, on_alert=lambda report: None)
     before = health.measure(source, target)
@@ -84,14 +103,19 @@ def measure_key_biases(model_name: str) -> tuple[dict[str, tuple[float, float]],
         ts.health.remove_key_bias(model)
         difference = float((model(source, target) - logits).abs().max())
     after = health.measure(source, target)
-    return {name: (max(before.layers[name].logit), max(after.layers[name].logit)) for name in before.layers}, difference
+    return {
+        name: (max(before.layers[name].logit), max(after.layers[name].logit))
+        for name in before.layers
+    }, difference
 
 
 def draw_maps(atlas: ts.Atlas, places: list[tuple[str, int]]) -> None:
     """Draw the averaged maps of some heads, and their distance profiles."""
     figure, rows = pyplot.subplots(2, len(places), figsize=(2.4 * len(places), 4.4), squeeze=False)
     for column, (layer, number) in enumerate(places):
-        kind = next(head.kind for head in atlas.heads() if (head.layer, head.number) == (layer, number))
+        kind = next(
+            head.kind for head in atlas.heads() if (head.layer, head.number) == (layer, number)
+        )
         rows[0][column].imshow(atlas.map(layer, number) ** 0.5, cmap="Blues", vmin=0.0, vmax=1.0)
         rows[0][column].set_title(f"{layer} head {number}: {kind}", fontsize=7)
         rows[0][column].set(xticks=[], yticks=[])
@@ -99,8 +123,12 @@ def draw_maps(atlas: ts.Atlas, places: list[tuple[str, int]]) -> None:
         shown = [(label, share) for label, share in zip(*profile, strict=True) if share > 0][:12]
         rows[1][column].bar(range(len(shown)), [share for _, share in shown], color=INK)
         rows[1][column].set_ylim(0, 1)
-        rows[1][column].set_xticks(range(len(shown)), [label for label, _ in shown], rotation=70, fontsize=6)
-    figure.suptitle("Maps averaged over sequences of like length; below, the weight by distance", fontsize=9)
+        rows[1][column].set_xticks(
+            range(len(shown)), [label for label, _ in shown], rotation=70, fontsize=6
+        )
+    figure.suptitle(
+        "Maps averaged over sequences of like length; below, the weight by distance", fontsize=9
+    )
     _save(figure, "maps.png")
 
 
@@ -108,19 +136,29 @@ def draw_special_tokens(atlas: ts.Atlas) -> None:
     """Draw the share of each head's weight that goes to special tokens, by layer."""
     figure, axes = pyplot.subplots(figsize=(7.2, 3.2))
     for i, layer in enumerate(atlas.layers):
-        profiles = [atlas.profile(own, number, "class") for own, number in atlas.places if own == layer]
+        profiles = [
+            atlas.profile(own, number, "class") for own, number in atlas.places if own == layer
+        ]
         shares = [dict(zip(*profile, strict=True))["special"] for profile in profiles]
         axes.bar(i, sum(shares) / len(shares), color=LIGHT)
         axes.plot([i] * len(shares), shares, "o", color=INK, markersize=4)
     tokens = atlas.sums.class_tokens.double()
-    axes.axhline(float(tokens[CLASSES.index("special")] / tokens.sum()), color="grey", linewidth=0.8, linestyle=":")
+    axes.axhline(
+        float(tokens[CLASSES.index("special")] / tokens.sum()),
+        color="grey",
+        linewidth=0.8,
+        linestyle=":",
+    )
     axes.set(ylim=(0, 1), ylabel="share on special tokens")
     axes.set_xticks(range(len(atlas.layers)), atlas.layers, rotation=45, ha="right", fontsize=7)
-    axes.set_title("A bar is a layer, a dot a head; dotted: the share of special tokens in the texts", fontsize=9)
+    axes.set_title(
+        "A bar is a layer, a dot a head; dotted: the share of special tokens in the texts",
+        fontsize=9,
+    )
     _save(figure, "special-tokens.png")
 
 
-# ------------------------------------------------------------------------------------------------------- findings
+# ----------------------------------------------------------------------------------------- findings
 
 
 def class_share(atlas: ts.Atlas, layer: str, head: int, name: str) -> float:
@@ -129,14 +167,18 @@ def class_share(atlas: ts.Atlas, layer: str, head: int, name: str) -> float:
 
 
 def line_breaks(atlas: ts.Atlas) -> dict[str, Any]:
-    """Return the figures of the first finding: the punctuation heads of the language model read line breaks."""
+    """Return the figures of the first finding: the punctuation heads of the language model read
+    line breaks.
+    """
     tokens = atlas.sums.class_tokens.double()
     clearest = atlas.heads().where(kind="punctuation").sort("punctuation")
     figures: dict[str, Any] = {
         "tokens": atlas.tokens,
         "line breaks among the tokens": float(tokens[CLASSES.index("space")] / tokens.sum()),
         "largest share on the first token": max(head.first for head in atlas.heads()),
-        "punctuation heads": {f"{head.layer} head {head.number}": head.punctuation for head in clearest},
+        "punctuation heads": {
+            f"{head.layer} head {head.number}": head.punctuation for head in clearest
+        },
     }
     holds = False
     if len(clearest):
@@ -153,9 +195,15 @@ def line_breaks(atlas: ts.Atlas) -> dict[str, Any]:
 
 
 def special_tokens(atlas: ts.Atlas) -> dict[str, Any]:
-    """Return the figures of the second finding: the translator rests on its start and end tokens."""
+    """Return the figures of the second finding: the translator rests on its start and end
+    tokens.
+    """
     tokens = atlas.sums.class_tokens.double()
-    decoder = [head for head in atlas.heads() if head.layer.startswith("decoder") and head.layer.endswith("self")]
+    decoder = [
+        head
+        for head in atlas.heads()
+        if head.layer.startswith("decoder") and head.layer.endswith("self")
+    ]
     encoder = {
         f"{layer} head {number}": class_share(atlas, layer, number, "special")
         for layer, number in atlas.places
@@ -165,7 +213,11 @@ def special_tokens(atlas: ts.Atlas) -> dict[str, Any]:
     return {
         "holds": on_start > len(decoder) / 2 and max(encoder.values()) > 0.5,
         "share on special tokens, by layer": {
-            layer: sum(class_share(atlas, layer, number, "special") for own, number in atlas.places if own == layer)
+            layer: sum(
+                class_share(atlas, layer, number, "special")
+                for own, number in atlas.places
+                if own == layer
+            )
             / sum(own == layer for own, _ in atlas.places)
             for layer in atlas.layers
         },
@@ -177,8 +229,12 @@ def special_tokens(atlas: ts.Atlas) -> dict[str, Any]:
     }
 
 
-def key_biases(name: str, logits: dict[str, tuple[float, float]], difference: float) -> dict[str, Any]:
-    """Return the figures of the third finding: key biases had drifted, without influence, in the first weights."""
+def key_biases(
+    name: str, logits: dict[str, tuple[float, float]], difference: float
+) -> dict[str, Any]:
+    """Return the figures of the third finding: key biases had drifted, without influence, in the
+    first weights.
+    """
     drifted = ts.health.drifted_key_biases(ts.load(name, dtype=torch.float32))
     return {
         "holds": bool(drifted) and difference < 1e-3,
@@ -192,7 +248,9 @@ def key_biases(name: str, logits: dict[str, tuple[float, float]], difference: fl
 
 
 def _strongest(head: object) -> str:
-    known = {name: getattr(head, name) for name in HABITS if getattr(head, name) == getattr(head, name)}
+    known = {
+        name: getattr(head, name) for name in HABITS if getattr(head, name) == getattr(head, name)
+    }
     return max(known, key=lambda name: known[name])
 
 

@@ -1,7 +1,9 @@
-"""The code blocks of Markdown pages: run them, show what they print and draw, and write pages as notebooks.
+"""The code blocks of Markdown pages: run them, show what they print and draw, and write pages as
+notebooks.
 
-A page is the only source: `python docs/blocks.py` writes the notebooks of lessons/ from docs/lessons/*.md, with
-`--execute` it runs them, the site shows what each block gave (docs/hooks.py), and tests run every block of every page.
+A page is the only source: `python docs/blocks.py` writes the notebooks of lessons/ from
+docs/lessons/*.md, with `--execute` it runs them, the site shows what each block gave
+(docs/hooks.py), and tests run every block of every page.
 """
 
 import ast
@@ -62,7 +64,9 @@ def blocks(page):
 
 
 def run(code, names, name="page"):
-    """Run a block as a notebook would: the value of a last line that is an expression is shown, too."""
+    """Run a block as a notebook would: the value of a last line that is an expression is shown,
+    too.
+    """
     tree, result, last = ast.parse(code, name), Result(), None
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
         last = ast.Expression(tree.body.pop().value)
@@ -80,7 +84,9 @@ def run(code, names, name="page"):
 
 
 def run_page(page, name="page"):
-    """Run the Python blocks of a page in one namespace, solutions included, and yield each with its result."""
+    """Run the Python blocks of a page in one namespace, solutions included, and yield each with its
+    result.
+    """
     names = {"__name__": "__main__"}
     for block in blocks(page):
         if block.language == "python" and block.skipped is None:
@@ -99,13 +105,16 @@ def with_results(page, name="page"):
         for picture in result.pictures:
             data = base64.b64encode(picture).decode()
             parts.append(
-                f'\n\n<img class="picture" alt="the picture that this code draws" src="data:image/png;base64,{data}">\n'
+                '\n\n<img class="picture" alt="the picture that this code draws" '
+                f'src="data:image/png;base64,{data}">\n'
             )
     return "".join(parts) + page[end:]
 
 
 def notebook(page):
-    """Return a page as a notebook: text and folded solutions are Markdown cells, all other Python is code."""
+    """Return a page as a notebook: text and folded solutions are Markdown cells, all other Python
+    is code.
+    """
     cells, end = [], 0
 
     def add_text(text):
@@ -118,7 +127,13 @@ def notebook(page):
             add_text(page[end : block.start])
             source = _lines(block.code.strip())
             cells.append(
-                {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": [], "source": source}
+                {
+                    "cell_type": "code",
+                    "execution_count": None,
+                    "metadata": {},
+                    "outputs": [],
+                    "source": source,
+                }
             )
             end = block.stop
     add_text(page[end:])
@@ -130,12 +145,16 @@ def notebook(page):
 
 
 def solved(book):
-    """Return a notebook with each exercise's cell replaced by the solution that is folded below it."""
+    """Return a notebook with each exercise's cell replaced by the solution that is folded below
+    it.
+    """
     cells, stub = [], None
     for cell in book["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "code":
-            stub = len(cells) if "raise NotImplementedError" in source or "= ..." in source else None
+            stub = (
+                len(cells) if "raise NotImplementedError" in source or "= ..." in source else None
+            )
         elif stub is not None and "<details" in source:
             (solution,) = [block.code for block in blocks(source) if block.folded]
             cells[stub] = {**cells[stub], "source": _lines(solution.strip())}
@@ -153,11 +172,15 @@ def write_notebooks(folder=NOTEBOOKS):
 
 def notebook_text(page):
     """Return the file of a lesson's notebook."""
-    return json.dumps(notebook(page.read_text(encoding="utf-8")), indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(notebook(page.read_text(encoding="utf-8")), indent=1, ensure_ascii=False) + "\n"
+    )
 
 
 def execute_notebooks():
-    """Run every notebook in a kernel of its own, with the solutions filled in, and print how long each took."""
+    """Run every notebook in a kernel of its own, with the solutions filled in, and print how long
+    each took.
+    """
     import nbclient
     import nbformat
 
@@ -165,7 +188,9 @@ def execute_notebooks():
     for file in sorted(NOTEBOOKS.glob("*.ipynb")):
         start = time.perf_counter()
         book = solved(json.loads(file.read_text(encoding="utf-8")))
-        nbclient.NotebookClient(nbformat.reads(json.dumps(book), as_version=4), timeout=300).execute()
+        nbclient.NotebookClient(
+            nbformat.reads(json.dumps(book), as_version=4), timeout=300
+        ).execute()
         print(f"{file.name:32} {time.perf_counter() - start:5.1f} s", flush=True)
     print(f"{'all lessons':32} {time.perf_counter() - begun:5.1f} s")
 

@@ -1,4 +1,6 @@
-"""Hooks of mkdocs: results below the code of lessons, the reference from docstrings, the help of every command."""
+"""Hooks of mkdocs: results below the code of lessons, the reference from docstrings, the help of
+every command.
+"""
 
 import os
 import sys
@@ -24,10 +26,18 @@ def on_page_markdown(markdown, *, page, config, files):
 
 
 def complete(markdown, name):
-    """Return the text of a page with what it is to show: the reference, the help of commands, or results."""
+    """Return the text of a page with what it is to show: the reference, the help of commands, or
+    results.
+    """
     if name.startswith("reference/"):
-        return names.expand(markdown).replace("{{ commands }}", commands() if "{{ commands }}" in markdown else "")
-    if name.startswith("lessons/") and not name.endswith("index.md") and "DOCS_WITHOUT_RESULTS" not in os.environ:
+        return names.expand(markdown).replace(
+            "{{ commands }}", commands() if "{{ commands }}" in markdown else ""
+        )
+    if (
+        name.startswith("lessons/")
+        and not name.endswith("index.md")
+        and "DOCS_WITHOUT_RESULTS" not in os.environ
+    ):
         there = f"As a notebook: `lessons/{Path(name).stem}.ipynb`.\n\n## The question"
         return blocks.with_results(markdown, name).replace("## The question", there, 1)
     return markdown

@@ -1,7 +1,8 @@
-"""The reference of the site, from the docstrings: a line `::: telescope.layers` becomes a section for each public name.
+"""The reference of the site, from the docstrings: a line `::: telescope.layers` becomes a section
+for each public name.
 
-`::: telescope: Attention, Mask` names some of a module. Docstrings are written for a terminal; here their columns
-become tables, and their examples code blocks.
+`::: telescope: Attention, Mask` names some of a module. Docstrings are written for a terminal; here
+their columns become tables, and their examples code blocks.
 """
 
 import inspect
@@ -15,14 +16,20 @@ COLUMNS = re.compile(r"^(\S+(?:,? \S+)*?) {2,}(\S.*)$")
 
 def expand(page):
     """Return the page with every directive replaced by the sections of its names."""
-    return DIRECTIVE.sub(lambda found: "\n\n".join(section(*pair) for pair in named(found[1], found[2])), page)
+    return DIRECTIVE.sub(
+        lambda found: "\n\n".join(section(*pair) for pair in named(found[1], found[2])), page
+    )
 
 
 def named(module, names):
-    """Return pairs of a dotted name and what it names, in the order given, or in that of `__all__`."""
+    """Return pairs of a dotted name and what it names, in the order given, or in that of
+    `__all__`.
+    """
     room = import_module(module)
     chosen = [name.strip() for name in names.split(",")] if names else list(room.__all__)
-    return [(f"{module.replace('telescope', 'ts', 1)}.{name}", getattr(room, name)) for name in chosen]
+    return [
+        (f"{module.replace('telescope', 'ts', 1)}.{name}", getattr(room, name)) for name in chosen
+    ]
 
 
 def mentioned(page):
@@ -37,7 +44,9 @@ def section(name, value):
         lines += [f"```python\n{name}{signature(value)}\n```"]
     lines += [markdown(own_docstring(value))]
     if inspect.isclass(value):
-        members = [member(key, part) for key, part in vars(value).items() if not key.startswith("_")]
+        members = [
+            member(key, part) for key, part in vars(value).items() if not key.startswith("_")
+        ]
         lines += ["\n".join(filter(None, members))]
     return "\n\n".join(filter(None, lines))
 
@@ -57,7 +66,9 @@ def signature(value):
     except (TypeError, ValueError):
         return "(...)"
     parameters = [
-        part.replace(annotation=part.empty) for part in found.parameters.values() if part.name not in ("self", "cls")
+        part.replace(annotation=part.empty)
+        for part in found.parameters.values()
+        if part.name not in ("self", "cls")
     ]
     text = str(found.replace(parameters=parameters, return_annotation=found.empty))
     text = re.sub(r"<function (\w+) at 0x\w+>", r"\1", text)
@@ -86,7 +97,10 @@ def member(name, part):
     elif isinstance(part, classmethod | staticmethod):
         text, shown = part.__func__.__doc__, f".{name}()"
     elif inspect.isfunction(part):
-        text, shown = part.__doc__, f".{name}{signature(part) if len(signature(part)) < 60 else '(...)'}"
+        text, shown = (
+            part.__doc__,
+            f".{name}{signature(part) if len(signature(part)) < 60 else '(...)'}",
+        )
     else:
         return ""
     first = inspect.cleandoc(text or "").partition("\n\n")[0]
@@ -95,7 +109,9 @@ def member(name, part):
 
 def markdown(text):
     """Return a docstring as Markdown."""
-    return "\n\n".join(_paragraph(part) for part in re.split(r"\n\s*\n(?!    \s*>>>)", text) if part.strip())
+    return "\n\n".join(
+        _paragraph(part) for part in re.split(r"\n\s*\n(?!    \s*>>>)", text) if part.strip()
+    )
 
 
 def _paragraph(part):
@@ -125,7 +141,9 @@ def _table(lines):
             rows.append([found[1], found[2]])
         else:
             rows[-1][1] += f" {line.strip()}"
-    body = "\n".join(f"| `{name}` | {escape(text).replace('|', chr(92) + '|')} |" for name, text in rows)
+    body = "\n".join(
+        f"| `{name}` | {escape(text).replace('|', chr(92) + '|')} |" for name, text in rows
+    )
     return f"| | |\n|---|---|\n{body}"
 
 

@@ -28,9 +28,13 @@ PAGE = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http:
 
 
 def picture() -> str:
-    """Return the last scene of `telescope explain` as SVG: masked self-attention, and every product of one word."""
+    """Return the last scene of `telescope explain` as SVG: masked self-attention, and every product
+    of one word.
+    """
     scene = journey(ts.softmax).scenes[-1]
-    console = Console(record=True, width=84, file=StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True, width=84, file=StringIO(), force_terminal=True, color_system="truecolor"
+    )
     console.print(Group(scene.trace, Text(), scene.trace.row("starts")))
     return console.export_svg(title="telescope explain", code_format=PAGE, unique_id="telescope")
 

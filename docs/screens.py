@@ -1,4 +1,5 @@
-"""Take the pictures of the explorer for the documentation, docs/screens/*.png, with the shipped models:
+"""Take the pictures of the explorer for the documentation, docs/screens/*.png, with the shipped
+models:
 
 python docs/screens.py
 """
@@ -41,10 +42,16 @@ PROMPT = "To be, or not to"
 LESSONS: dict[str, tuple[str, dict[str, Any]]] = {  # the lesson's caption that says the most
     "journey": ("/s/example-journey/walk", {"l": 0, "h": 0, "i": 1, "step": "embedding", "at": 0}),
     "qkv": ("/s/example-journey/walk", {"l": 1, "h": 0, "i": 1, "step": "qkv", "at": 1}),
-    "scale": ("/s/example-thinking-machines/walk", {"l": 0, "h": 0, "i": 0, "edits": "scale", "at": 2}),
+    "scale": (
+        "/s/example-thinking-machines/walk",
+        {"l": 0, "h": 0, "i": 0, "edits": "scale", "at": 2},
+    ),
     "mask": ("/s/example-journey/walk", {"l": 2, "h": 0, "i": 1, "step": "mask", "at": 1}),
     "bank": ("/s/example-bank/geometry", {"l": 0, "i": 1, "j": 0, "at": 1}),
-    "heads": ("/s/example-telescope/heads", {"l": 0, "h": 0, "la": 0, "a": 0, "lb": 0, "b": 1, "i": 7, "at": 0}),
+    "heads": (
+        "/s/example-telescope/heads",
+        {"l": 0, "h": 0, "la": 0, "a": 0, "lb": 0, "b": 1, "i": 7, "at": 0},
+    ),
     "translate": ("/s/{money}/alignment", {"at": 1}),
     "next": ("/s/{prompt}/output", {"temperature": 0.5, "at": 1}),
 }
@@ -68,7 +75,11 @@ def pictures(library: Library, translator: str, writer: str, folder: Path) -> No
         "positions": ("light", f"/s/{sentence.name}/positions", {}),
         "what-if": ("light", f"/s/{money.name}/walk", {"kind": "cross", "edits": "sum"}),
         **{
-            f"lesson-{name}": ("light", path.format(money=money.name, prompt=prompt.name), {"card": name} | state)
+            f"lesson-{name}": (
+                "light",
+                path.format(money=money.name, prompt=prompt.name),
+                {"card": name} | state,
+            )
             for name, (path, state) in LESSONS.items()
         },
     }
@@ -97,7 +108,9 @@ def add_atlas(library: Library, writer: str) -> None:
     """Add the atlas of a GPT over sixteen texts of its own."""
     model = telescope.load(writer, dtype=torch.float32)
     players = PLAYERS * 4
-    written = telescope.decoding.generate(model, players, max_new_tokens=110, temperature=0.8, seed=1)
+    written = telescope.decoding.generate(
+        model, players, max_new_tokens=110, temperature=0.8, seed=1
+    )
     plays = [player + one.text for player, one in zip(players, written, strict=True)]
     library.atlases.add("plays", telescope.atlas(model, plays))
 
@@ -107,7 +120,9 @@ def serve(library: Library) -> int:
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
     port: int = bound.getsockname()[1]
-    config = uvicorn.Config(app(Api(library), Guard.at(TOKEN, port, {"127.0.0.1"})), log_level="error", lifespan="off")
+    config = uvicorn.Config(
+        app(Api(library), Guard.at(TOKEN, port, {"127.0.0.1"})), log_level="error", lifespan="off"
+    )
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True).start()
     while not server.started:
@@ -117,9 +132,13 @@ def serve(library: Library) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--translator", default="translator-en-de", help="a model that ships, or a folder")
+    parser.add_argument(
+        "--translator", default="translator-en-de", help="a model that ships, or a folder"
+    )
     parser.add_argument("--writer", default="shakespeare", help="the same")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "screens", help="where the pictures go")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "screens", help="where the pictures go"
+    )
     arguments = parser.parse_args()
     models = Library({name: name for name in (arguments.translator, arguments.writer)})
     pictures(models, arguments.translator, arguments.writer, arguments.out)

@@ -1,1 +1,3 @@
-"""Random hostile input at every door of Telescope: `python -m fuzz` lists the attacks. See fuzz/supervisor.py."""
+"""Random hostile input at every door of Telescope: `python -m fuzz` lists the attacks. See
+fuzz/supervisor.py.
+"""

@@ -1,6 +1,8 @@
-"""The values that random command lines give to options: those that fit, and odd ones. {places} is the folder of files.
+"""The values that random command lines give to options: those that fit, and odd ones. {places} is
+the folder of files.
 
-`make_places` makes this folder: small models, texts, recordings, atlases, recipes and a trained run.
+`make_places` makes this folder: small models, texts, recordings, atlases, recipes and a trained
+run.
 """
 
 import json
@@ -67,7 +69,8 @@ FITTING: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "target"): ("de",),
 }
 
-# Options that keep a command short, or let it work at all: they are given nearly always, and never a large number.
+# Options that keep a command short, or let it work at all: they are given nearly always, and never
+# a large number.
 LIMITS = {
     ("generate", "max_new_tokens"),
     ("translate", "beams"),
@@ -87,11 +90,50 @@ LIMITS = {
 }
 
 ODD_PATHS = (
-    *("", ".", "..", "~", "-", "missing", "missing/er", "a" * 300, "deep/" * 300, "{places}/text.txt/inside"),
-    *("/proc/telescope", "/proc/self/mem", "/sys/telescope", "/dev/full/x", "/dev/null", "/dev/full", "{places}/loop"),
-    *("{places}/empty.txt", "{places}/latin.txt", "{places}/zeros", "{places}/empty", "{places}/broken", "{places}"),
-    *("{places}/gpt", "{places}/run.telescope", "{places}/atlas", "{places}/run", "{places}/small.toml"),
-    *("name\udcff", "two\nlines", "{places}/gpt/config.json", "{places}/pairs.tsv", "\x1b[31m", "shakespear"),
+    *(
+        "",
+        ".",
+        "..",
+        "~",
+        "-",
+        "missing",
+        "missing/er",
+        "a" * 300,
+        "deep/" * 300,
+        "{places}/text.txt/inside",
+    ),
+    *(
+        "/proc/telescope",
+        "/proc/self/mem",
+        "/sys/telescope",
+        "/dev/full/x",
+        "/dev/null",
+        "/dev/full",
+        "{places}/loop",
+    ),
+    *(
+        "{places}/empty.txt",
+        "{places}/latin.txt",
+        "{places}/zeros",
+        "{places}/empty",
+        "{places}/broken",
+        "{places}",
+    ),
+    *(
+        "{places}/gpt",
+        "{places}/run.telescope",
+        "{places}/atlas",
+        "{places}/run",
+        "{places}/small.toml",
+    ),
+    *(
+        "name\udcff",
+        "two\nlines",
+        "{places}/gpt/config.json",
+        "{places}/pairs.tsv",
+        "\x1b[31m",
+        "shakespear",
+    ),
 )
 ODD_TEXTS = (
     *(
@@ -124,10 +166,37 @@ ODD_TEXTS = (
         "{}",
         ",",
     ),
-    *("a,b", "decoder.9.cross:2", "*:99", ":", "blocks.0.self:x", "0.0.0.0.0", "256.1.1.1", "float64", "%s"),
+    *(
+        "a,b",
+        "decoder.9.cross:2",
+        "*:99",
+        ":",
+        "blocks.0.self:x",
+        "0.0.0.0.0",
+        "256.1.1.1",
+        "float64",
+        "%s",
+    ),
 )
 ODD_NUMBERS = (
-    *("", "x", "-1", "0", "1", "3", "1.5", "1e3", "nan", "inf", "-inf", "0x10", " 1", "1_0", "-0", "٣"),
+    *(
+        "",
+        "x",
+        "-1",
+        "0",
+        "1",
+        "3",
+        "1.5",
+        "1e3",
+        "nan",
+        "inf",
+        "-inf",
+        "0x10",
+        " 1",
+        "1_0",
+        "-0",
+        "٣",
+    ),
     *("99999999", "-99999999", "99999999999999999999", "1e-320", "1e308", "65536"),
 )
 
@@ -144,12 +213,15 @@ def _make_texts(place: Path) -> None:
     contents: dict[str, bytes] = {
         "text.txt": TEXT.encode(),
         "texts/one.txt": TEXT.encode(),
-        "lines.jsonl": b"".join(json.dumps({"text": line}).encode() + b"\n" for line in TEXT.splitlines()),
+        "lines.jsonl": b"".join(
+            json.dumps({"text": line}).encode() + b"\n" for line in TEXT.splitlines()
+        ),
         "latin.txt": "Müller\n".encode("latin-1"),
         "empty.txt": b"",
         "zeros": bytes(5000),
         "broken/config.json": b'{"telescope": 1, "model": []}',
-        "pairs.tsv": b"en\tde\n" + b"Good morning.\tGuten Morgen.\nHow are you?\tWie geht es dir?\n" * 40,
+        "pairs.tsv": b"en\tde\n"
+        + b"Good morning.\tGuten Morgen.\nHow are you?\tWie geht es dir?\n" * 40,
     }
     for name, content in contents.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
@@ -162,9 +234,13 @@ def _make_models(place: Path) -> None:
     import torch
 
     import telescope as ts
-    import writers
+    from support import writers
 
-    models: dict[str, Any] = {"translator": writers.translator(), "luong": writers.luong(), "gpt": writers.gpt()}
+    models: dict[str, Any] = {
+        "translator": writers.translator(),
+        "luong": writers.luong(),
+        "gpt": writers.gpt(),
+    }
     for name, model in models.items():
         model.save(place / name)
     gpt = models["gpt"]
@@ -177,12 +253,14 @@ def _make_models(place: Path) -> None:
 
 def _make_run(place: Path) -> None:
     """Write a recipe that trains in a second, and train it."""
-    from recipes import small
+    from support.recipes import small
     from telescope.tasks.learning.new_recipe import new_recipe
     from telescope.tasks.learning.registry import read
     from telescope.tasks.learning.train import train
 
     file = place / "small.toml"
-    file.write_text(new_recipe("generate", str(file), train=str(place / "pairs.tsv"), source="en", target=None))
+    file.write_text(
+        new_recipe("generate", str(file), train=str(place / "pairs.tsv"), source="en", target=None)
+    )
     file.write_text(small(read(file)).to_toml())
     train(file, place / "run", data=place, report=lambda event: None)

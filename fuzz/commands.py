@@ -1,13 +1,15 @@
 """Random command lines: whatever is typed, a command does its work or says in one sentence why not.
 
-Commands and options are read from the command line itself. Each gets values that fit, and odd ones: wrong types, files
-where folders are meant, devices that do not exist, bytes that are not UTF-8. Standard input and output may be closed,
-full or unread, the working directory deleted, files limited to a few bytes.
+Commands and options are read from the command line itself. Each gets values that fit, and odd ones:
+wrong types, files where folders are meant, devices that do not exist, bytes that are not UTF-8.
+Standard input and output may be closed, full or unread, the working directory deleted, files
+limited to a few bytes.
 
-A worker imports everything once and forks a child for each command line, which calls the entry point `main` on real
-file descriptors; one in fifty starts a Python of its own instead. What would run for long is kept small: models, texts,
-steps. A failure is a traceback, an error that only a fault of Telescope explains, an exit code that is not documented,
-several lines about one error, a leftover of a trial, a signal, or a command that does not end.
+A worker imports everything once and forks a child for each command line, which calls the entry
+point `main` on real file descriptors; one in fifty starts a Python of its own instead. What would
+run for long is kept small: models, texts, steps. A failure is a traceback, an error that only a
+fault of Telescope explains, an exit code that is not documented, several lines about one error, a
+leftover of a trial, a signal, or a command that does not end.
 """
 
 import atexit
@@ -37,14 +39,28 @@ SECONDS = 10.0  # of a core, for the worker itself; a child has LIMIT
 HUNG = 240.0
 BYTES = None  # the server and its threads reserve more than they use
 
-LIMIT = 180.0  # seconds by the clock until a command counts as hanging, on a machine that has other things to do
+# Seconds by the clock until a command counts as hanging, on a machine that has other things to do.
+LIMIT = 180.0
 SERVED = 1.5  # seconds after which a command that serves a page gets Ctrl-C
 REAL = 0.02  # share of command lines that start a Python of their own
-LINES = 6  # most lines on standard error of a command that fails: warnings, events of a training, the sentence
+# Most lines on standard error of a command that fails: warnings, events of a training, the
+# sentence.
+LINES = 6
 RAW = ("Traceback (most recent call last)", "Exception ignored", "[Errno ")
 
-UNUSED = ("__main__", "huggingface", "telescope.plot", "telescope.lessons", "telescope.callbacks")  # and slow to import
-IMPORTED_LATE = ("accelerate", "torch._dynamo", "torch.utils.tensorboard", "pyarrow.parquet")  # by what commands do
+UNUSED = (
+    "__main__",
+    "huggingface",
+    "telescope.plot",
+    "telescope.lessons",
+    "telescope.callbacks",
+)  # and slow to import
+IMPORTED_LATE = (
+    "accelerate",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "pyarrow.parquet",
+)  # by what commands do
 
 Leaves = dict[tuple[str, ...], Any]
 STATE: dict[str, Any] = {}
@@ -68,11 +84,13 @@ class Case:
         return self.path == ("serve",) or "--open" in self.arguments
 
 
-# ------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------ drawing
 
 
 def prepare() -> None:
-    """Import everything that a command may, and make the models and files that command lines name."""
+    """Import everything that a command may, and make the models and files that command lines
+    name.
+    """
     import telescope
 
     for module in walk_packages(telescope.__path__, "telescope."):
@@ -85,7 +103,8 @@ def prepare() -> None:
     with suppress(ValueError):  # what typer itself imports when it first reads a number
         app(["explain", "--example", "none", "--head", "0"], standalone_mode=False)
     place = Path(tempfile.mkdtemp(prefix="telescope-commands-"))
-    # In a child: what has run in this process (threads of kernels, of autograd) could not be forked.
+    # In a child: what has run in this process (threads of kernels, of autograd) could not be
+    # forked.
     code, complaint = _watch_child(lambda: make_places(place), serves=False)
     if code != 0:
         raise RuntimeError(f"the files of the command lines could not be made: {complaint}")
@@ -103,7 +122,11 @@ def _leaves() -> Leaves:
     def walk(group: Any, path: tuple[str, ...]) -> Leaves:
         found: Leaves = {}
         for name, command in group.commands.items():
-            inside = walk(command, (*path, name)) if hasattr(command, "commands") else {(*path, name): command}
+            inside = (
+                walk(command, (*path, name))
+                if hasattr(command, "commands")
+                else {(*path, name): command}
+            )
             found |= inside
         return found
 
@@ -115,13 +138,18 @@ def draw(dice: Random) -> Case:
     path = dice.choice([*STATE["leaves"]])
     if path == ("doctor",) and dice.random() < 0.8:
         path = ("watch",)  # what doctor does takes long, and only its options are tried
-    odd = dice.choice((0.0, 0.1, 0.3))  # share of values that do not fit: without any, the work is done
+    odd = dice.choice(
+        (0.0, 0.1, 0.3)
+    )  # share of values that do not fit: without any, the work is done
     arguments: list[str] = []
     for parameter in STATE["leaves"][path].params:
         arguments += _draw_parameter(dice, path[-1], parameter, odd)
     match dice.randrange(25):
         case 0:
-            arguments.insert(dice.randint(0, len(arguments)), dice.choice(("--nope", "-q", "--", "--model", "extra")))
+            arguments.insert(
+                dice.randint(0, len(arguments)),
+                dice.choice(("--nope", "-q", "--", "--model", "extra")),
+            )
         case 1 if arguments:
             arguments.pop(dice.randrange(len(arguments)))
         case 2 if arguments:
@@ -135,7 +163,9 @@ def draw(dice: Random) -> Case:
     case.stdout = dice.choices(("read", "closed", "full", "unread"), (40, 1, 2, 1))[0]
     case.folder = dice.choices(("new", "deleted"), (60, 1))[0]
     case.file_size = dice.choices((None, 0, 100, 20_000), (40, 1, 1, 1))[0]
-    case.real = dice.random() < REAL and not case.serves  # Ctrl-C could come before a new Python has started
+    case.real = (
+        dice.random() < REAL and not case.serves
+    )  # Ctrl-C could come before a new Python has started
     if dice.random() < 0.1:
         case.environment["TELESCOPE_DATA"] = _fill(dice.choice(ODD_PATHS))
     return case
@@ -167,13 +197,20 @@ def _draw_parameter(dice: Random, command: str, parameter: Any, odd: float) -> l
 def _draw_value(dice: Random, command: str, parameter: Any, odd: float) -> str:
     fitting = FITTING.get((command, parameter.name)) or FITTING.get(("", parameter.name))
     if fitting is None:
-        raise WrongError(f"telescope {command}: no values are known for {parameter.name}; see fuzz/command_values.py")
+        raise WrongError(
+            f"telescope {command}: no values are known for {parameter.name}; see "
+            "fuzz/command_values.py"
+        )
     if dice.random() >= odd:
         return _fill(dice.choice(fitting))
     values = (*ODD_PATHS, *ODD_TEXTS)
     if all(value.lstrip("-").replace(".", "").isdigit() for value in fitting):
         # A large number of steps or tokens is no mistake, and takes long.
-        values = tuple(value for value in ODD_NUMBERS if (command, parameter.name) not in LIMITS or len(value) < 5)
+        values = tuple(
+            value
+            for value in ODD_NUMBERS
+            if (command, parameter.name) not in LIMITS or len(value) < 5
+        )
     return _fill(dice.choice(values))
 
 
@@ -181,7 +218,7 @@ def _fill(value: str) -> str:
     return value.replace("{places}", str(STATE["places"]))
 
 
-# ------------------------------------------------------------------------------------------------------------- running
+# ------------------------------------------------------------------------------------------ running
 
 
 def run(dice: Random, folder: Path) -> Done:
@@ -192,7 +229,9 @@ def run(dice: Random, folder: Path) -> Done:
 
 
 def _watch_child(work: Callable[[], int], *, serves: bool) -> tuple[int, str]:
-    """Run `work` in a forked child, and return its exit code, negative for a signal, and its standard error."""
+    """Run `work` in a forked child, and return its exit code, negative for a signal, and its
+    standard error.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -219,7 +258,9 @@ def _watch_child(work: Callable[[], int], *, serves: bool) -> tuple[int, str]:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 os.close(reading)
-                raise WrongError(f"does not end; standard error: {complaint[-1000:].decode(errors='replace')}")
+                raise WrongError(
+                    f"does not end; standard error: {complaint[-1000:].decode(errors='replace')}"
+                )
     os.close(reading)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status), complaint.decode(errors="replace")
@@ -227,7 +268,9 @@ def _watch_child(work: Callable[[], int], *, serves: bool) -> tuple[int, str]:
 
 def _run_as_python(work: Callable[[], int]) -> int:
     """Call `work` and return the exit code that Python would end with."""
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(  # noqa: SIM115
+        2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
+    )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code: Any = work()
@@ -246,8 +289,12 @@ def _run_as_python(work: Callable[[], int]) -> int:
 
 
 def _be_command(case: Case, folder: Path) -> int:
-    """Become the command: its directory, descriptors, limits and arguments; never returns but by the entry point."""
-    os.environ.update({"HOME": str(folder), "BROWSER": "true", "ACCELERATE_USE_CPU": "true", **case.environment})
+    """Become the command: its directory, descriptors, limits and arguments; never returns but by
+    the entry point.
+    """
+    os.environ.update(
+        {"HOME": str(folder), "BROWSER": "true", "ACCELERATE_USE_CPU": "true", **case.environment}
+    )
     os.environ["PYTHONPATH"] = str(ROOT / "src")
     os.chdir(folder)
     _redirect(case)
@@ -266,7 +313,9 @@ def _be_command(case: Case, folder: Path) -> int:
 
 
 def _redirect(case: Case) -> None:
-    """Replace standard input and output, and Python's objects for them, as a shell and Python's start would."""
+    """Replace standard input and output, and Python's objects for them, as a shell and Python's
+    start would.
+    """
     if case.stdin == "closed":
         os.close(0)
     else:
@@ -285,7 +334,7 @@ def _redirect(case: Case) -> None:
     sys.stdout = None if case.stdout == "closed" else open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
-# ------------------------------------------------------------------------------------------------------------ checking
+# ----------------------------------------------------------------------------------------- checking
 
 
 def _check(case: Case, code: int, complaint: str, folder: Path) -> None:
@@ -303,7 +352,9 @@ def _check(case: Case, code: int, complaint: str, folder: Path) -> None:
         wrong = f"exit code {code}"
     elif any(raw in complaint for raw in (*RAW, boundary.FAULT)):
         wrong = "raw words of Python"
-    elif code in (boundary.FAILED, boundary.WRONG) and not (lines and lines[-1].startswith("telescope: ")):
+    elif code in (boundary.FAILED, boundary.WRONG) and not (
+        lines and lines[-1].startswith("telescope: ")
+    ):
         wrong = "an error without its sentence"
     elif code != boundary.DONE and len(lines) > LINES:
         wrong = f"{len(lines)} lines about an error"

@@ -1,12 +1,15 @@
-"""Random requests on every route of the explorer, through the real application: each is answered or refused.
+"""Random requests on every route of the explorer, through the real application: each is answered or
+refused.
 
-A request that the page could send is changed: its parameters and the fields of its body to other types and out of
-range, its path, method and headers (hosts, origins, cookies, tokens, content types, lengths, encodings, ranges), its
-body cut, sent in pieces, or left unsent by a client that leaves.
+A request that the page could send is changed: its parameters and the fields of its body to other
+types and out of range, its path, method and headers (hosts, origins, cookies, tokens, content
+types, lengths, encodings, ranges), its body cut, sent in pieces, or left unsent by a client that
+leaves.
 
-A failure is a status of 500 or more, an exception, an error that is not JSON with one sentence and the request's id,
-a number that JSON does not have, an answer without the security headers, a request that gets past the guard without
-the token or from another host or origin, one with all of them that does not, and more than five seconds.
+A failure is a status of 500 or more, an exception, an error that is not JSON with one sentence and
+the request's id, a number that JSON does not have, an answer without the security headers, a
+request that gets past the guard without the token or from another host or origin, one with all of
+them that does not, and more than five seconds.
 """
 
 import asyncio
@@ -33,7 +36,15 @@ STRIDE = 5000  # a worker takes seconds to start, and a request milliseconds
 TOKEN = "a-secret-of-24-bytes"
 PORT = 8123
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-RUNS = ("summaries", "queries-keys", "steps", "batch", "example-bank", "example-journey", "example-luong")
+RUNS = (
+    "summaries",
+    "queries-keys",
+    "steps",
+    "batch",
+    "example-bank",
+    "example-journey",
+    "example-luong",
+)
 
 # What the page sends: the parameters of each resource of a run, with values that fit.
 PLACE = {"l": "0", "h": "0", "i": "2", "b": "0"}
@@ -50,7 +61,15 @@ RESOURCES: dict[str, dict[str, str]] = {
     "alignment": {"l": "0", "h": "mean", "b": "0"},
     "sharpest": {"b": "0"},
     "answer": {"at": "1", "b": "0"},
-    "sources": {**SPAN, "how": "weights", "by": "auto", "window": "400", "b": "0", "low": "0", "high": "5"},
+    "sources": {
+        **SPAN,
+        "how": "weights",
+        "by": "auto",
+        "window": "400",
+        "b": "0",
+        "low": "0",
+        "high": "5",
+    },
     "hidden": {**SPAN, "start": "0", "stop": "1", "b": "0"},
     "start": {"b": "0"},
     "perspectives": PLACE,
@@ -89,26 +108,97 @@ BODIES: tuple[dict[str, Any], ...] = (
     {"example": "bank", "inputs": None, "normalize": "softmax"},
     {"atlas": "one", "l": 0, "h": 1, "habit": "previous", "rank": 0},
 )
-# Values of parameters: numbers out of range and in other scripts, words of other parameters, and whatever is strange.
+# Values of parameters: numbers out of range and in other scripts, words of other parameters, and
+# whatever is strange.
 VALUES = (
     *(str(value)[:300] for value in STRANGE),
-    *("１", "٣", "0x1", "1e3", " 1", "+1", "-0", "00", "1_0", "999999999999", "1" * 13, "3", "5", "6", "40"),
-    *("mean", "words", "pieces", "sentences", "paragraphs", "parts", "q", "k", "max", "u8", "received", "html"),
+    *(
+        "１",
+        "٣",
+        "0x1",
+        "1e3",
+        " 1",
+        "+1",
+        "-0",
+        "00",
+        "1_0",
+        "999999999999",
+        "1" * 13,
+        "3",
+        "5",
+        "6",
+        "40",
+    ),
+    *(
+        "mean",
+        "words",
+        "pieces",
+        "sentences",
+        "paragraphs",
+        "parts",
+        "q",
+        "k",
+        "max",
+        "u8",
+        "received",
+        "html",
+    ),
     *("carried", "rollout", "gradient", "hidden", "0.5", "0.01", "1e-9", "100", "nan", "alibi"),
-    *("sum", "mask", "mute", "scale,mask,sum,mute", "t:0.05", "t:20", "hide:0,hide:1,hide:2,hide:3,hide:4,hide:5"),
-    *("sum,hide:0", "t:0", "hide:9999", ",,,", "t:٣", "sum," * 200, "0,2", "2,0", "0,0,0", "/s/steps/map", "//evil"),
+    *(
+        "sum",
+        "mask",
+        "mute",
+        "scale,mask,sum,mute",
+        "t:0.05",
+        "t:20",
+        "hide:0,hide:1,hide:2,hide:3,hide:4,hide:5",
+    ),
+    *(
+        "sum,hide:0",
+        "t:0",
+        "hide:9999",
+        ",,,",
+        "t:٣",
+        "sum," * 200,
+        "0,2",
+        "2,0",
+        "0,0,0",
+        "/s/steps/map",
+        "//evil",
+    ),
 )
 PATHS = (
     *("..", "%2e%2e", "%00", "\\", "//", "é", "\u202e", "%ED%A0%80", "a" * 3000),
     *(".", ";", "?", "#", "%", " ", "\0", "-1"),
 )
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "G\tT", "", "X" * 99)
+METHODS = (
+    "GET",
+    "HEAD",
+    "POST",
+    "PUT",
+    "PATCH",
+    "DELETE",
+    "OPTIONS",
+    "TRACE",
+    "CONNECT",
+    "get",
+    "G\tT",
+    "",
+    "X" * 99,
+)
 FOREIGN_COOKIES = (
     *(b'prefs={"theme":"dark"}', b"list[0]=a", b"flag", b"a b=c"),
     *(b"=", b'q="', b"\xff=\xfe", b"telescope-1=x"),
 )
 HEADERS: dict[bytes, tuple[bytes, ...]] = {
-    b"content-type": (b"text/plain", b"", b"application/json; charset=utf-16", b"APPLICATION/JSON", b"\xff", b";"),
+    b"content-type": (
+        b"text/plain",
+        b"",
+        b"application/json; charset=utf-16",
+        b"APPLICATION/JSON",
+        b"\xff",
+        b";",
+    ),
     b"content-length": (b"-1", b"1e9", b"99999999999", b"", b"x", b"0", b"\xb2", b"5, 5"),
     b"content-encoding": (b"gzip", b"br", b"\xff"),
     b"transfer-encoding": (b"chunked", b"gzip, chunked"),
@@ -134,7 +224,12 @@ BAD_HOSTS = (
         b"[::]:8123",
         b" localhost:8123",
     ),
-    *(b"localhost:8123.evil.example", b"evil.example@localhost:8123", b"localhost:08123", b"localhost.:8123"),
+    *(
+        b"localhost:8123.evil.example",
+        b"evil.example@localhost:8123",
+        b"localhost:08123",
+        b"localhost.:8123",
+    ),
 )
 BAD_ORIGINS = (
     b"null",
@@ -166,7 +261,7 @@ class Request:
         return urlencode(self.query, errors="replace").encode()
 
 
-# ----------------------------------------------------------------------------------------------------- drawing requests
+# --------------------------------------------------------------------------------- drawing requests
 
 
 def drawn(dice: Random) -> Request:
@@ -202,7 +297,10 @@ def _change_query(request: Request, dice: Random) -> None:
         case 1:
             request.query = [*request.query, (name, dice.choice(VALUES))]
         case 2:
-            request.query = [*request.query, (dice.choice(("x", "L", "", "l[]", "__class__")), dice.choice(VALUES))]
+            request.query = [
+                *request.query,
+                (dice.choice(("x", "L", "", "l[]", "__class__")), dice.choice(VALUES)),
+            ]
         case _:
             request.query = [*kept, (name, dice.choice(VALUES))]
 
@@ -211,7 +309,9 @@ def _change_body(request: Request, dice: Random) -> None:
     if not request.body:
         request.body = json.dumps(dice.choice(BODIES)).encode()
     change: Callable[[bytes, Random], bytes] = of_json if dice.random() < 0.85 else of_bytes
-    with suppress(RecursionError):  # a body that an earlier change has nested too deeply for json stays as it is
+    with suppress(
+        RecursionError
+    ):  # a body that an earlier change has nested too deeply for json stays as it is
         request.body = change(request.body, dice)
 
 
@@ -268,7 +368,9 @@ def _sign(request: Request, dice: Random) -> None:
     origins = [b"http://" + host] if dice.random() < 0.4 else []
     if not request.is_from_here:
         wrong = dice.randrange(4)
-        hosts = {0: [], 1: [dice.choice(BAD_HOSTS)], 2: [host, dice.choice(BAD_HOSTS)]}.get(wrong, hosts)
+        hosts = {0: [], 1: [dice.choice(BAD_HOSTS)], 2: [host, dice.choice(BAD_HOSTS)]}.get(
+            wrong, hosts
+        )
         origins = [*origins, dice.choice(BAD_ORIGINS)] if wrong == 3 else origins
     request.headers += [(b"host", one) for one in hosts] + [(b"origin", one) for one in origins]
     token = TOKEN if request.has_token else dice.choice(BAD_TOKENS)
@@ -282,16 +384,17 @@ def _sign(request: Request, dice: Random) -> None:
     dice.shuffle(request.headers)
 
 
-# ----------------------------------------------------------------------------------------------------- sending requests
+# --------------------------------------------------------------------------------- sending requests
 
 
 @cache
 def application() -> Any:
-    """Return the application around a library of small models, recordings of every kind and atlases."""
-    import mapping
+    """Return the application around a library of small models, recordings of every kind and
+    atlases.
+    """
     import telescope as ts
-    import writers
-    from exploring import recorded
+    from support import mapping, writers
+    from support.exploring import recorded
     from telescope.explorer.api import Api
     from telescope.explorer.app import app
     from telescope.explorer.guard import Guard
@@ -306,7 +409,10 @@ def application() -> Any:
         model = mapping.tiny_gpt(seed=len(name), heads=heads)
         ts.atlas(model, mapping.corpus(6), tokenizer=mapping.Letters(), out=folder / name)
         library.open_atlas(folder / name)
-    names = [library.read("Good morning.", "translator", "Guten Morgen.").name, library.read("to be", "gpt").name]
+    names = [
+        library.read("Good morning.", "translator", "Guten Morgen.").name,
+        library.read("to be", "gpt").name,
+    ]
     return app(Api(library), Guard.at(TOKEN, PORT, HOSTS)), names
 
 
@@ -315,10 +421,14 @@ def runs() -> list[str]:
 
 
 async def send(request: Request, pieces: int, *, leaves: bool) -> tuple[int, dict[str, str], bytes]:
-    """Send a request, its body in some pieces; a client that leaves sends all but the last. Return the answer."""
+    """Send a request, its body in some pieces; a client that leaves sends all but the last. Return
+    the answer.
+    """
     step = len(request.body) // pieces + 1
     parts = [request.body[at : at + step] for at in range(0, len(request.body), step)] or [b""]
-    messages: list[dict[str, Any]] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": part, "more_body": True} for part in parts
+    ]
     messages[-1]["more_body"] = False
     if leaves:
         messages[-1] = {"type": "http.disconnect"}
@@ -357,12 +467,15 @@ async def send(request: Request, pieces: int, *, leaves: bool) -> tuple[int, dic
     return begun["status"], headers, body
 
 
-# ----------------------------------------------------------------------------------------------------- checking answers
+# --------------------------------------------------------------------------------- checking answers
 
 
 def check(request: Request, status: int, headers: dict[str, str], body: bytes) -> None:
     """Raise WrongError unless the answer is one that the request may have."""
-    told = f"{request.method[:20]} {request.path[:80]}?{request.query_string.decode()[:120]} {request.body[:80]!r}"
+    told = (
+        f"{request.method[:20]} {request.path[:80]}?{request.query_string.decode()[:120]} "
+        f"{request.body[:80]!r}"
+    )
     if status >= 500:
         raise WrongError(f"{status} to {told}: {body[:200]!r}")
     if "default-src 'none'" not in headers.get("content-security-policy", ""):
@@ -395,7 +508,7 @@ def _no_constant(name: str) -> None:
     raise WrongError(f"JSON has no {name}")
 
 
-# -------------------------------------------------------------------------------------------------------------- running
+# ------------------------------------------------------------------------------------------ running
 
 _loop: asyncio.AbstractEventLoop | None = None
 
@@ -405,7 +518,9 @@ def prepare() -> None:
     global _loop  # one event loop for all cases: a new one for each would start new threads
     _loop = asyncio.new_event_loop()
     for resource in RESOURCES:
-        proper = Request(f"/api/v1/runs/steps/{resource}".rstrip("/"), list(RESOURCES[resource].items()))
+        proper = Request(
+            f"/api/v1/runs/steps/{resource}".rstrip("/"), list(RESOURCES[resource].items())
+        )
         _sign(proper, Random(0))
         _loop.run_until_complete(send(proper, 1, leaves=False))
 
@@ -419,6 +534,10 @@ def run(dice: Random, folder: Path) -> Done:
     status, headers, body = _loop.run_until_complete(send(request, pieces, leaves=leaves))
     check(request, status, headers, body)
     parts = [part for part in request.path.split("/") if part]
-    kind = " ".join(parts[4:5]) if parts[:3] == ["api", "v1", "runs"] and len(parts) > 3 else "/".join(parts[:3])
+    kind = (
+        " ".join(parts[4:5])
+        if parts[:3] == ["api", "v1", "runs"] and len(parts) > 3
+        else "/".join(parts[:3])
+    )
     known = {name.partition("/")[0] for name in RESOURCES} | {name.strip("/") for name in ELSEWHERE}
     return Done(kind or "run" if kind in known else "other paths", accepted=status < 400)

@@ -8,10 +8,11 @@ An attack is a module of this package:
     BYTES      of memory beyond what a prepared worker has, or None for no limit
     STRIDE     cases of one worker process, 200 unless given
     prepare()  what a worker does once, before its first case
-    run(dice, folder)   draw one case by `dice`, run it in an empty `folder`, and return Done; raise if it went wrong
+    run(dice, folder)   draw one case by `dice`, run it in an empty `folder`, and return Done; raise
+                        if it went wrong
 
-Case 1234 of seed 0 is the same case on every machine: `python -m fuzz files --only 1234` runs it alone and shows where
-it fails. A worker that dies, or hangs, is replaced; its case is reported.
+Case 1234 of seed 0 is the same case on every machine: `python -m fuzz files --only 1234` runs it
+alone and shows where it fails. A worker that dies, or hangs, is replaced; its case is reported.
 """
 
 import faulthandler
@@ -36,7 +37,8 @@ from time import process_time
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-STRIDE = 200  # cases of one worker process, after which a new one takes over, unless the attack has its own
+# Cases of one worker process, after which a new one takes over, unless the attack has its own.
+STRIDE = 200
 
 
 class WrongError(Exception):
@@ -45,7 +47,9 @@ class WrongError(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """A case that went as it should: its kind, how many units it counts, and whether its input was accepted."""
+    """A case that went as it should: its kind, how many units it counts, and whether its input was
+    accepted.
+    """
 
     kind: str
     accepted: bool = True
@@ -79,7 +83,9 @@ def supervise(
     processes: int = 1,
     say: Callable[[str], object] = print,
 ) -> Report:
-    """Run cases first ... first + count - 1 of the attack of this name; `say` is told each that goes wrong."""
+    """Run cases first ... first + count - 1 of the attack of this name; `say` is told each that
+    goes wrong.
+    """
     report = Report()
     lock = Lock()
     stride = getattr(import_module(f"fuzz.{name}"), "STRIDE", STRIDE)
@@ -101,11 +107,25 @@ def supervise(
 def _outlive(name: str, number: int, past: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield the result of each case; start another worker after a case that ended its worker."""
     while number < past:
-        command = [sys.executable, "-m", "fuzz", name, "--work", f"{number},{past}", "--seed", str(seed)]
+        command = [
+            sys.executable,
+            "-m",
+            "fuzz",
+            name,
+            "--work",
+            f"{number},{past}",
+            "--seed",
+            str(seed),
+        ]
         running = None
         with tempfile.TemporaryFile("w+") as errors:
             with subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             ) as worker:
                 assert worker.stdout is not None
                 for line in worker.stdout:

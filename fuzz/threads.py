@@ -1,9 +1,11 @@
-"""One model, six threads that enter and leave blocks all the time: two edit, two watch, two run the model as it is.
+"""One model, six threads that enter and leave blocks all the time: two edit, two watch, two run the
+model as it is.
 
-A case is one model with some hundred forward passes and a few generated texts, in threads that Python switches between
-as often as it can. Each thread draws its own order. What a thread computes inside its block is what the same block
-computes alone: the same bits of the output and, of a watch, the same numbers of the recording. What comes out wrong is
-any exception, any other number, and a model that is not as it was when all threads have ended.
+A case is one model with some hundred forward passes and a few generated texts, in threads that
+Python switches between as often as it can. Each thread draws its own order. What a thread computes
+inside its block is what the same block computes alone: the same bits of the output and, of a watch,
+the same numbers of the recording. What comes out wrong is any exception, any other number, and a
+model that is not as it was when all threads have ended.
 """
 
 import sys
@@ -35,7 +37,9 @@ NEW = 3  # tokens of a generated text
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, and what can be done with it. A task returns the output of one pass, or the tokens of one text."""
+    """A model, and what can be done with it. A task returns the output of one pass, or the tokens
+    of one text.
+    """
 
     model: nn.Module
     tasks: list[Callable[[], Tensor]]
@@ -44,7 +48,9 @@ class Subject:
 
 @dataclass(frozen=True)
 class Truth:
-    """What each task returns in one thread: as it is, watched with these numbers, and edited by each edit."""
+    """What each task returns in one thread: as it is, watched with these numbers, and edited by
+    each edit.
+    """
 
     plain: list[Tensor]
     numbers: list[list[Tensor]]
@@ -65,7 +71,10 @@ def run(dice: Random, folder: Path) -> Done:
     truth = find_truth(subject)
     problems: list[BaseException] = []
     with switching_often():
-        threads = [Thread(target=act, args=(role, subject, truth, Random(dice.random()), problems)) for role in ROLES]
+        threads = [
+            Thread(target=act, args=(role, subject, truth, Random(dice.random()), problems))
+            for role in ROLES
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -88,7 +97,7 @@ def switching_often() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-# -------------------------------------------------------------------------------------------------------- the models
+# --------------------------------------------------------------------------------------- the models
 
 
 def make_subject(kind: str, dice: Random) -> Subject:
@@ -101,21 +110,34 @@ def own_subject(kind: str, dice: Random) -> Subject:
     from telescope.models import GPT, GPTConfig
 
     torch.manual_seed(dice.randrange(1000))
-    config = GPTConfig(vocabulary=61, max_positions=16, d_model=16, blocks=2, heads=4, key_heads=2, positions="rotary")
+    config = GPTConfig(
+        vocabulary=61,
+        max_positions=16,
+        d_model=16,
+        blocks=2,
+        heads=4,
+        key_heads=2,
+        positions="rotary",
+    )
     model = GPT(config).eval()
     texts = [draw_ids(dice, length) for length in LENGTHS]
     tasks: list[Callable[[], Tensor]] = [lambda ids=ids: model(ids) for ids in texts]  # type: ignore[misc]
     prompt = texts[0].tolist()
 
     def write() -> Tensor:
-        return torch.tensor([text.ids for text in generate(model, prompt, max_new_tokens=NEW, temperature=0.0, end=())])
+        return torch.tensor(
+            [
+                text.ids
+                for text in generate(model, prompt, max_new_tokens=NEW, temperature=0.0, end=())
+            ]
+        )
 
     return Subject(model, [*tasks, write], draw_edits(model, dice))
 
 
 def their_subject(kind: str, dice: Random) -> Subject:
     """Return a model of transformers, with padding in some texts."""
-    from watched import FAMILIES
+    from support.watched import FAMILIES
 
     model: Any = FAMILIES[kind].model(dice.choice(("sdpa", "eager"))).eval()
     tasks: list[Callable[[], Tensor]] = []
@@ -127,8 +149,15 @@ def their_subject(kind: str, dice: Random) -> Subject:
         tasks.append(lambda ids=ids, kept=kept: model(ids, attention_mask=kept).logits)  # type: ignore[misc]
     if kind != "bert":
         prompt = draw_ids(dice, LENGTHS[0])
-        options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-        tasks.append(lambda: model.generate(prompt, attention_mask=torch.ones_like(prompt), **options))
+        options = {
+            "max_new_tokens": NEW,
+            "min_new_tokens": NEW,
+            "do_sample": False,
+            "pad_token_id": 0,
+        }
+        tasks.append(
+            lambda: model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+        )
     return Subject(model, tasks, draw_edits(model, dice))
 
 
@@ -152,15 +181,22 @@ KINDS = ("telescope", "llama", "gpt2", "bert")
 
 
 def settings_of(model: nn.Module) -> tuple[Any, ...]:
-    """Return what blocks change in a model: its hooks, the attributes of its parts, and its settings."""
-    hooks = [kept for part in model.modules() for name, kept in vars(part).items() if "hook" in name and kept]
+    """Return what blocks change in a model: its hooks, the attributes of its parts, and its
+    settings.
+    """
+    hooks = [
+        kept
+        for part in model.modules()
+        for name, kept in vars(part).items()
+        if "hook" in name and kept
+    ]
     names = [sorted(vars(part)) for part in model.modules()]
     implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
     generation = getattr(getattr(model, "generation_config", None), "disable_compile", None)
     return hooks, names, type(implementation), implementation, generation
 
 
-# ------------------------------------------------------------------------------------------------- what threads do
+# ---------------------------------------------------------------------------------- what threads do
 
 
 @torch.no_grad()
@@ -183,17 +219,28 @@ def watch(subject: Subject, task: Callable[[], Tensor]) -> tuple[Tensor, list[Te
 
     with ts.watch(subject.model) as recording:
         output = task()
-    return output, [number for one in recording.values() for number in (one.received, one.entropy, one.top.weights)]
+    return output, [
+        number
+        for one in recording.values()
+        for number in (one.received, one.entropy, one.top.weights)
+    ]
 
 
-def act(role: str, subject: Subject, truth: Truth, dice: Random, problems: list[BaseException]) -> None:
-    """Run the passes of one thread, in blocks of one to three; put what went wrong into `problems`."""
+def act(
+    role: str, subject: Subject, truth: Truth, dice: Random, problems: list[BaseException]
+) -> None:
+    """Run the passes of one thread, in blocks of one to three; put what went wrong into
+    `problems`.
+    """
     torch.set_num_threads(1)  # threads have settings of their own
     done = 0
     try:
         with torch.no_grad():
             while done < PASSES and not problems:
-                tasks = [dice.randrange(len(subject.tasks)) for _ in range(min(dice.randint(1, 3), PASSES - done))]
+                tasks = [
+                    dice.randrange(len(subject.tasks))
+                    for _ in range(min(dice.randint(1, 3), PASSES - done))
+                ]
                 ACTS[role](subject, truth, tasks, dice)
                 done += len(tasks)
     except BaseException as problem:
@@ -212,7 +259,11 @@ def act_edit(subject: Subject, truth: Truth, tasks: list[int], dice: Random) -> 
     which = dice.randrange(len(subject.edits))
     with ts.edit(subject.model, subject.edits[which]):
         for number in tasks:
-            expect_equal(f"an output of {subject.edits[which]}", subject.tasks[number](), truth.edited[which][number])
+            expect_equal(
+                f"an output of {subject.edits[which]}",
+                subject.tasks[number](),
+                truth.edited[which][number],
+            )
 
 
 def act_watch(subject: Subject, truth: Truth, tasks: list[int], dice: Random) -> None:
@@ -220,7 +271,9 @@ def act_watch(subject: Subject, truth: Truth, tasks: list[int], dice: Random) ->
         output, numbers = watch(subject, subject.tasks[number])
         expect_equal("an output of the watched model", output, truth.plain[number])
         if len(numbers) != len(truth.numbers[number]):
-            raise WrongError(f"{len(numbers)} numbers were recorded, not {len(truth.numbers[number])}")
+            raise WrongError(
+                f"{len(numbers)} numbers were recorded, not {len(truth.numbers[number])}"
+            )
         for one, expected in zip(numbers, truth.numbers[number], strict=True):
             expect_equal("a number of the recording", one, expected)
 
@@ -232,4 +285,6 @@ def expect_equal(what: str, value: Tensor, expected: Tensor) -> None:
     if value.shape != expected.shape:
         raise WrongError(f"{what} has the shape {tuple(value.shape)}, not {tuple(expected.shape)}")
     if not torch.equal(value, expected):
-        raise WrongError(f"{what} is off by {(value.double() - expected.double()).abs().max().item():.2g}")
+        raise WrongError(
+            f"{what} is off by {(value.double() - expected.double()).abs().max().item():.2g}"
+        )

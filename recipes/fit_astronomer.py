@@ -1,13 +1,16 @@
-"""Fit two rows of the translator's embedding: of "astronomer" and "Astronom", which the training data has once each.
+"""Fit two rows of the translator's embedding: of "astronomer" and "Astronom", which the training
+data has once each.
 
     python recipes/fit_astronomer.py RUN OUT --data DATA
 
-Both words are one piece each by the recipe, so they share no piece with other words, and one sentence is not enough to
-learn them. They are fitted on sentences of the training data with "astronomer" in the place of "student",
-"president" or "patient", whose German words are declined as "Astronom" is; the sentences with "soldier" are held out.
-The sentences as they were are fitted as well, so that those words keep their translations. All other weights stay.
+Both words are one piece each by the recipe, so they share no piece with other words, and one
+sentence is not enough to learn them. They are fitted on sentences of the training data with
+"astronomer" in the place of "student", "president" or "patient", whose German words are declined as
+"Astronom" is; the sentences with "soldier" are held out. The sentences as they were are fitted as
+well, so that those words keep their translations. All other weights stay.
 
-RUN is a folder that `telescope train recipes/translator-en-de.toml` wrote. OUT gets the model, in bfloat16.
+RUN is a folder that `telescope train recipes/translator-en-de.toml` wrote. OUT gets the model, in
+bfloat16.
 """
 
 import argparse
@@ -31,8 +34,12 @@ STEPS = 120
 LR = 0.01
 
 
-def with_astronomer(pairs: Iterable[TextPair], words: Mapping[str, str]) -> tuple[list[TextPair], list[TextPair]]:
-    """Return the pairs that have one of the words once on each side, and the same pairs with an astronomer instead."""
+def with_astronomer(
+    pairs: Iterable[TextPair], words: Mapping[str, str]
+) -> tuple[list[TextPair], list[TextPair]]:
+    """Return the pairs that have one of the words once on each side, and the same pairs with an
+    astronomer instead.
+    """
     found, replaced = [], []
     for pair in pairs:
         for english, german in words.items():

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from contextlib import nullcontext
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import unwrap
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import torch
 from jaxtyping import config, install_import_hook
 
-from small_blocks import LADDER, small_blocks
+from support.small_blocks import LADDER, small_blocks
 
 # not normalizers: softmax is compared by identity, which `unchecked` would change
 ATTENTION = [
@@ -37,8 +38,8 @@ ATTENTION = [
     )
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
-SURVEY = [f"telescope.survey.{name}" for name in ("reference", "chunked", "fused", "triton", "cells")]
-TRACE = ["telescope.trace.geometry"]
+SURVEY = [f"telescope.surveys.{name}" for name in ("reference", "chunked", "fused", "triton", "cells")]
+TRACE = ["telescope.traces.geometry"]
 RECORDING = [
     f"telescope.recording.{name}"
     for name in (
@@ -57,8 +58,8 @@ RECORDING = [
         "watched",
     )
 ]
-LOOKING = ["telescope.tiles", "telescope.watch.huggingface"]
-ATLAS = [f"telescope.atlas.{name}" for name in ("atlas", "batches", "exact", "measure", "sums", "token_classes")]
+LOOKING = ["telescope.tiles", "telescope.interception.huggingface"]
+ATLAS = [f"telescope.atlases.{name}" for name in ("atlas", "batches", "exact", "measure", "sums", "token_classes")]
 MODELS = [
     f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer", "translator")
 ]
@@ -80,7 +81,8 @@ HOOKED = (
     *TASKS,
 )
 if find_spec("beartype") is not None:  # a machine with a GPU may have what the library needs, and no more
-    install_import_hook(HOOKED, "checking.typechecker")
+    import_module("support.checking")  # the hook finds it as an attribute of its package
+    install_import_hook(HOOKED, "support.checking.typechecker")
 CHECKED = 2_000  # calls of a test whose shapes are checked; a property test runs the same lines 100,000 times
 checks_left = CHECKED
 

@@ -1,7 +1,8 @@
 """Count what makes a code base heavy to read: `python tools/count.py [--run]`.
 
-Tokens, files and lines; assignments that pack unrelated values; comments; long lines; imports past a room's face. With
-`--run` also how many files of the package a few calls enter, which is how many a reader opens to follow them.
+Tokens, files and lines; assignments that pack unrelated values; comments; long lines; imports past
+a room's face. With `--run` also how many files of the package a few calls enter, which is how many
+a reader opens to follow them.
 """
 
 import ast
@@ -15,13 +16,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "telescope"
-LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER}
+LAYOUT = {
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
 LONG = 100  # characters of a line
 
 
 @dataclass
 class Counts:
-    """Totals over Python files. A line of code holds at least one token that is neither comment nor docstring."""
+    """Totals over Python files. A line of code holds at least one token that is neither comment nor
+    docstring.
+    """
 
     files: int = 0
     lines: int = 0
@@ -54,7 +64,9 @@ class Counts:
 
 
 def is_packed(node: ast.AST) -> bool:
-    """Return whether an assignment packs values that could have a line each: `a, b = x, y`, unless it is a swap."""
+    """Return whether an assignment packs values that could have a line each: `a, b = x, y`, unless
+    it is a swap.
+    """
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
         return False
     target = node.targets[0]
@@ -67,7 +79,9 @@ def is_packed(node: ast.AST) -> bool:
 
 
 def deep_imports(paths: list[Path]) -> tuple[int, int]:
-    """Return how many imports from another room name a module inside of it, and how many its face."""
+    """Return how many imports from another room name a module inside of it, and how many its
+    face.
+    """
     deep = 0
     face = 0
     for path in paths:
@@ -80,7 +94,9 @@ def deep_imports(paths: list[Path]) -> tuple[int, int]:
 
 
 def _imported_room(node: ast.AST, path: Path) -> list[str]:
-    """Return the path below the package of what an import names; [] if it is of this room or of another package."""
+    """Return the path below the package of what an import names; [] if it is of this room or of
+    another package.
+    """
     if not isinstance(node, ast.ImportFrom):
         return []
     inside = PACKAGE in path.parents
@@ -98,7 +114,10 @@ def _imported_room(node: ast.AST, path: Path) -> list[str]:
 
 def _lines_of_docstrings(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.body
+        ):
             first = node.body[0]
             if (
                 isinstance(first, ast.Expr)
@@ -116,12 +135,18 @@ def counted(folder: Path) -> Counts:
 
 
 def files_entered(call: Callable[[], object]) -> set[str]:
-    """Return the package's files in which a function ran during the call; running a module's body does not count."""
+    """Return the package's files in which a function ran during the call; running a module's body
+    does not count.
+    """
     entered: set[str] = set()
 
     def note(frame: object, event: str, _: object) -> None:
         code = frame.f_code  # type: ignore[attr-defined]
-        if event == "call" and code.co_filename.startswith(str(PACKAGE)) and code.co_name != "<module>":
+        if (
+            event == "call"
+            and code.co_filename.startswith(str(PACKAGE))
+            and code.co_name != "<module>"
+        ):
             entered.add(code.co_filename)
 
     sys.setprofile(note)
@@ -141,7 +166,9 @@ def journeys() -> dict[str, Callable[[], object]]:
     from telescope.cli import app
 
     sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    llama = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).eval()
+    llama = LlamaForCausalLM(
+        LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    ).eval()
     ids = torch.arange(12)[None]
     gpt = ts.load("shakespeare")
 
@@ -155,16 +182,22 @@ def journeys() -> dict[str, Callable[[], object]]:
             gpt(ids)
 
     return {
-        "explain SENTENCE": lambda: app(["explain", "The man saw the astronomer", "--plain"], standalone_mode=False),
+        "explain SENTENCE": lambda: app(
+            ["explain", "The man saw the astronomer", "--plain"], standalone_mode=False
+        ),
         "watch a Llama, heads()": heads,
         "edit(mute)": mute,
-        "atlas of three texts": lambda: ts.atlas(gpt, ["ROMEO: O!", "JULIET: Ay me.", "To be"], batch=2),
+        "atlas of three texts": lambda: ts.atlas(
+            gpt, ["ROMEO: O!", "JULIET: Ay me.", "To be"], batch=2
+        ),
     }
 
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", action="store_true", help="count the files that a few calls enter, too")
+    parser.add_argument(
+        "--run", action="store_true", help="count the files that a few calls enter, too"
+    )
     given = parser.parse_args()
     if given.run:
         for name, call in journeys().items():
@@ -173,9 +206,18 @@ def main() -> None:
         counts = counted(folder)
         print(f"{folder.relative_to(ROOT)}")
         code = counts.lines_of_code
-        print(f"  {counts.files:,} files, {counts.lines:,} lines, {code:,} of code, {counts.tokens:,} tokens")
-        print(f"  {counts.tokens / code:.1f} tokens in a line of code, {counts.long_lines:,} lines over {LONG}")
-        print(f"  {100 * counts.packed / counts.assignments:.1f} % of {counts.assignments:,} assignments are packed")
+        print(
+            f"  {counts.files:,} files, {counts.lines:,} lines, {code:,} of code, "
+            f"{counts.tokens:,} tokens"
+        )
+        print(
+            f"  {counts.tokens / code:.1f} tokens in a line of code, {counts.long_lines:,} lines "
+            f"over {LONG}"
+        )
+        print(
+            f"  {100 * counts.packed / counts.assignments:.1f} % of {counts.assignments:,} "
+            "assignments are packed"
+        )
         print(f"  {100 * counts.comments / code:.1f} comments on 100 lines of code")
         deep, face = deep_imports(sorted(folder.rglob("*.py")))
         print(f"  imports of a room: {face:,} of its face, {deep:,} of a module inside")

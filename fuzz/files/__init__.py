@@ -1,10 +1,12 @@
-"""Files of every kind that Telescope reads, corrupted at random: each must open, or be refused in one sentence.
+"""Files of every kind that Telescope reads, corrupted at random: each must open, or be refused in
+one sentence.
 
-A file is taken from what Telescope itself writes, or from the data of the tests, and changed in its structure (a value
-of another type, a field that is missing, duplicated or misspelt, numbers out of range, nesting, strange characters;
-wrong descriptions of tensors) or in its bytes (flipped, truncated, swapped, replaced by a folder, a link or a pipe). It
-is then opened and used as a user would, mostly after its checksums were made right again. Files of some kinds are made
-hostile too: sizes that no memory holds, tokenizers that never end.
+A file is taken from what Telescope itself writes, or from the data of the tests, and changed in its
+structure (a value of another type, a field that is missing, duplicated or misspelt, numbers out of
+range, nesting, strange characters; wrong descriptions of tensors) or in its bytes (flipped,
+truncated, swapped, replaced by a folder, a link or a pipe). It is then opened and used as a user
+would, mostly after its checksums were made right again. Files of some kinds are made hostile too:
+sizes that no memory holds, tokenizers that never end.
 
     changes    to a file of any content: its structure, by the ending of its name, and its bytes
     hostile    changes that make a config, a tokenizer or a table hostile
@@ -13,8 +15,8 @@ hostile too: sizes that no memory holds, tokenizers that never end.
     checksums  make those of a changed file right again
     use        open the files, and read everything in them
 
-A failure is any exception but the documented one, a message of several lines, more than five seconds or two gigabytes,
-or the end of the process.
+A failure is any exception but the documented one, a message of several lines, more than five
+seconds or two gigabytes, or the end of the process.
 """
 
 from collections.abc import Callable
@@ -41,7 +43,8 @@ class Kind:
     made    returns valid ones
     use     opens a folder and reads everything in it
     before  changes the valid files before one of them is corrupted
-    after   changes the corrupted folder: its checksums are made right again, since whoever writes a file can do that
+    after   changes the corrupted folder: its checksums are made right again, since whoever writes a
+            file can do that
     """
 
     name: str
@@ -53,7 +56,14 @@ class Kind:
 
 
 KINDS = (
-    Kind("recording", 30, kinds.recordings, use.use_recording, checksums.left_out, checksums.mend_recording),
+    Kind(
+        "recording",
+        30,
+        kinds.recordings,
+        use.use_recording,
+        checksums.left_out,
+        checksums.mend_recording,
+    ),
     Kind("atlas", 10, kinds.atlases, use.use_atlas, after=checksums.mend_atlas),
     Kind("unfinished atlas", 3, kinds.unfinished, use.use_unfinished),
     Kind("texts", 8, kinds.texts, use.use_texts),
@@ -98,6 +108,8 @@ def run(dice: Random, folder: Path) -> Done:
         if type(problem) not in documented:  # not UnicodeError and the like
             raise
         if not str(problem) or "\n" in str(problem) or len(str(problem)) > 2000:
-            raise WrongError(f"{type(problem).__name__} of {len(str(problem))} characters: {problem}") from problem
+            raise WrongError(
+                f"{type(problem).__name__} of {len(str(problem))} characters: {problem}"
+            ) from problem
         return Done(kind.name, accepted=False)
     return Done(kind.name)

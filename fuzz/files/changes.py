@@ -14,13 +14,58 @@ Files = dict[str, bytes]
 DEEP = "@deep@"
 MANY = "@many@"
 STRANGE: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2, 7, 255, 2**31, 2**31 - 1, 2**63, 2**63 - 1, -(2**63), 10**30, 10**400),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        7,
+        255,
+        2**31,
+        2**31 - 1,
+        2**63,
+        2**63 - 1,
+        -(2**63),
+        10**30,
+        10**400,
+    ),
     *(0.5, -0.0, 1e-320, 1e308, -1e308, float("nan"), float("inf"), -float("inf")),
-    *("", "x", "0", "\ud800", "\0", "\n", "a" * 5000, "../../etc/passwd", "é", "\u202e", "causal", "softmax"),
+    *(
+        "",
+        "x",
+        "0",
+        "\ud800",
+        "\0",
+        "\n",
+        "a" * 5000,
+        "../../etc/passwd",
+        "é",
+        "\u202e",
+        "causal",
+        "softmax",
+    ),
     *([], {}, [[]], [None], {"": None}, ["x"], [-1], [0] * 3, [1.5], [1e400], DEEP, MANY),
-    *({"is": "Causal"}, {"is": "Mask"}, {"is": "Both", "masks": []}, {"is": "Window", "size": 1.5}, {"is": "Dot"}),
-    *({"is": "Attention"}, {"is": "Combination", "masks": ["x"]}, {"is": "OfPositions", "function": "x"}),
-    *({"tensor": "attention.0"}, {"tensor": "nothing"}, {"normalizer": "by_sum"}, {"untold": "mask", "name": "x"}),
+    *(
+        {"is": "Causal"},
+        {"is": "Mask"},
+        {"is": "Both", "masks": []},
+        {"is": "Window", "size": 1.5},
+        {"is": "Dot"},
+    ),
+    *(
+        {"is": "Attention"},
+        {"is": "Combination", "masks": ["x"]},
+        {"is": "OfPositions", "function": "x"},
+    ),
+    *(
+        {"tensor": "attention.0"},
+        {"tensor": "nothing"},
+        {"normalizer": "by_sum"},
+        {"untold": "mask", "name": "x"},
+    ),
 )
 # Parts of a definition, most of which could stand in one; whether they fit is what has to be found.
 CAUSAL = {"is": "Causal"}
@@ -33,11 +78,24 @@ PARTS: tuple[Any, ...] = (
         {"is": "Prefix", "size": 3},
         {"is": "General", "W": TENSOR},
     ),
-    *({"is": "Both", "masks": [CAUSAL, {"is": "Window", "size": 2**40}]}, {"is": "Opposite", "mask": CAUSAL}),
-    *({"is": kind, field: TENSOR} for kind, field in (("Lengths", "lengths"), ("Left", "left"), ("Keep", "keep"))),
+    *(
+        {"is": "Both", "masks": [CAUSAL, {"is": "Window", "size": 2**40}]},
+        {"is": "Opposite", "mask": CAUSAL},
+    ),
+    *(
+        {"is": kind, field: TENSOR}
+        for kind, field in (("Lengths", "lengths"), ("Left", "left"), ("Keep", "keep"))
+    ),
     *({"is": kind, "tensor": TENSOR} for kind in ("FromTensor", "FromAdditive")),
-    *({"is": "Documents", "keys": TENSOR}, {"is": "Alibi", "slopes": TENSOR}, {"is": "Relative", "table": TENSOR}),
-    *({"is": "Additive", "W_q": TENSOR, "W_k": TENSOR, "v": TENSOR}, {"untold": "bias", "name": "mine"}),
+    *(
+        {"is": "Documents", "keys": TENSOR},
+        {"is": "Alibi", "slopes": TENSOR},
+        {"is": "Relative", "table": TENSOR},
+    ),
+    *(
+        {"is": "Additive", "W_q": TENSOR, "W_k": TENSOR, "v": TENSOR},
+        {"untold": "bias", "name": "mine"},
+    ),
     *(
         {"is": "Renumbered", "mask": {"is": "Keep", "keep": TENSOR}, "numbering": numbering}
         for numbering in (
@@ -54,13 +112,21 @@ PARTS: tuple[Any, ...] = (
 def dumped(value: Any) -> bytes:
     text = json.dumps(value, ensure_ascii=True)
     deep = "[" * 3000 + "]" * 3000
-    return text.replace(f'"{DEEP}"', deep).replace(f'"{MANY}"', "[" + "0," * 200_000 + "0]").encode()
+    return (
+        text.replace(f'"{DEEP}"', deep).replace(f'"{MANY}"', "[" + "0," * 200_000 + "0]").encode()
+    )
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Return the path of every value inside."""
     yield at
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, part in inside:
         yield from places(part, (*at, key))
 
@@ -88,11 +154,21 @@ def changed(value: Any, dice: Random) -> Any:
         case 0:
             del parent[last]
         case 1 if isinstance(parent, dict):
-            parent[dice.choice([f"{last}x", "", "\ud800", str(last)[:-1], str(last).upper()])] = parent.pop(last)
+            parent[dice.choice([f"{last}x", "", "\ud800", str(last)[:-1], str(last).upper()])] = (
+                parent.pop(last)
+            )
         case 2:
             parent[last] = deepcopy(reach(value, dice.choice(found)))  # another part of itself
         case 3 if isinstance(old, int | float) and old == old:
-            numbers = (-old, old + 1, old - 1, old * 2, old * 10**20, float(old) if abs(old) < 1e300 else 0.5, str(old))
+            numbers = (
+                -old,
+                old + 1,
+                old - 1,
+                old * 2,
+                old * 10**20,
+                float(old) if abs(old) < 1e300 else 0.5,
+                str(old),
+            )
             parent[last] = dice.choice(numbers)
         case 4:
             parent[last] = [old] if dice.random() < 0.5 else {"is": old}
@@ -113,7 +189,9 @@ def of_json(contents: bytes, dice: Random) -> bytes:
     made = dumped(value)
     if dice.random() < 0.03 and made.startswith(b"{") and isinstance(value, dict) and value:
         name = next(iter(value))
-        made = b"{" + dumped(name) + b":" + dumped(value[name]) + b"," + made[1:]  # the same field twice
+        made = (
+            b"{" + dumped(name) + b":" + dumped(value[name]) + b"," + made[1:]
+        )  # the same field twice
     return made
 
 
@@ -125,25 +203,42 @@ def of_safetensors(contents: bytes, dice: Random) -> bytes:
         numbers = bytearray(contents[8 + length :])
     except (ValueError, struct.error):
         return of_bytes(contents, dice)
-    match dice.randrange(6) if "__metadata__" not in header else dice.choice((0, 1, 2, 3, 4, 4, 4, 5)):
+    match (
+        dice.randrange(6) if "__metadata__" not in header else dice.choice((0, 1, 2, 3, 4, 4, 4, 5))
+    ):
         case 0 if len(numbers) > 8:
             at = dice.randrange(len(numbers) - 8)
-            numbers[at : at + 8] = dice.choice([b"\xff" * 8, b"\x00" * 8, dice.randbytes(8), struct.pack("<q", 2**40)])
+            numbers[at : at + 8] = dice.choice(
+                [b"\xff" * 8, b"\x00" * 8, dice.randbytes(8), struct.pack("<q", 2**40)]
+            )
         case 1:
-            return struct.pack("<Q", dice.choice([0, length + 1, length - 1, 2**63, 2**64 - 1])) + contents[8:]
+            return (
+                struct.pack("<Q", dice.choice([0, length + 1, length - 1, 2**63, 2**64 - 1]))
+                + contents[8:]
+            )
         case 2:
             names = [name for name in header if name != "__metadata__"]
             tensor = header[dice.choice(names)]
-            tensor["dtype"] = dice.choice(["F16", "BF16", "F32", "I32", "I64", "U8", "BOOL", "F8_E4M3", "F4", "x"])
+            tensor["dtype"] = dice.choice(
+                ["F16", "BF16", "F32", "I32", "I64", "U8", "BOOL", "F8_E4M3", "F4", "x"]
+            )
             if tensor["shape"] and dice.random() < 0.7:
                 size = {"F16": 2, "BF16": 2, "F32": 4, "I32": 4, "I64": 8}.get(tensor["dtype"], 1)
                 first, past = tensor["data_offsets"]
-                tensor["shape"] = [(past - first) // size] if dice.random() < 0.5 else [1, (past - first) // size]
+                tensor["shape"] = (
+                    [(past - first) // size] if dice.random() < 0.5 else [1, (past - first) // size]
+                )
         case 3:
             names = [name for name in header if name != "__metadata__"]
-            dice.choice([list.reverse, list.clear, lambda it: it.insert(0, 1)])(header[dice.choice(names)]["shape"])
-        case 4 if "atlas" in header.get("__metadata__", {}):  # the description of a part of an unfinished atlas
-            header["__metadata__"]["atlas"] = of_json(header["__metadata__"]["atlas"].encode(), dice).decode()
+            dice.choice([list.reverse, list.clear, lambda it: it.insert(0, 1)])(
+                header[dice.choice(names)]["shape"]
+            )
+        case 4 if "atlas" in header.get(
+            "__metadata__", {}
+        ):  # the description of a part of an unfinished atlas
+            header["__metadata__"]["atlas"] = of_json(
+                header["__metadata__"]["atlas"].encode(), dice
+            ).decode()
         case _:
             header = changed(header, dice)
     made = dumped(header)
@@ -173,12 +268,26 @@ def of_bytes(contents: bytes, dice: Random) -> bytes:
     return bytes(corrupted)
 
 
-VALUE = ("99999999999999999999999", "10000000000", "1000000", "-1", "0", "1e400", "nan", "inf", "1.5", "'x'", "''")
+VALUE = (
+    "99999999999999999999999",
+    "10000000000",
+    "1000000",
+    "-1",
+    "0",
+    "1e400",
+    "nan",
+    "inf",
+    "1.5",
+    "'x'",
+    "''",
+)
 VALUE += ("[]", "{}", "[1]", "['generate']", "true", "1979-05-27", "'\u2028'", "2", "300")
 
 
 def of_toml(contents: bytes, dice: Random) -> bytes:
-    """Change a line: another value, no value, duplicated, misspelt or removed; or rename a table."""
+    """Change a line: another value, no value, duplicated, misspelt or removed; or rename a
+    table.
+    """
     lines = contents.decode("utf-8").split("\n")
     parsed = [i for i, line in enumerate(lines) if " = " in line and not line.startswith("#")]
     tables = [i for i, line in enumerate(lines) if line.startswith("[")]
@@ -193,7 +302,9 @@ def of_toml(contents: bytes, dice: Random) -> bytes:
             case 2:
                 lines[at] += "\n" + lines[at]
             case 3 if tables:
-                lines[dice.choice(tables)] = dice.choice(["", "[nothing]", "[[model]]", "[model.more]", "[training]"])
+                lines[dice.choice(tables)] = dice.choice(
+                    ["", "[nothing]", "[[model]]", "[model.more]", "[training]"]
+                )
             case 4:
                 lines[at] = f"{name} = {'[' * 3000}{']' * 3000}" if dice.random() < 0.3 else name
             case _:

@@ -15,7 +15,10 @@ def left_out(files: Files, dice: Random) -> Files:
     if dice.random() < 0.7:
         return files
     parsed = json.loads(files["recording.json"])
-    for part in (parsed, *(call for attention in parsed["attentions"] for call in attention["calls"])):
+    for part in (
+        parsed,
+        *(call for attention in parsed["attentions"] for call in attention["calls"]),
+    ):
         part.pop("crc32", None)
     return files | {"recording.json": dumped(parsed)}
 
@@ -43,7 +46,9 @@ def mend_atlas(folder: Path) -> None:
 
 
 def mend_manifest(file: Path, mend: Callable[[dict[str, Any]], None]) -> None:
-    """Change a description by `mend`, as far as the description can be read, and make its own checksum right."""
+    """Change a description by `mend`, as far as the description can be read, and make its own
+    checksum right.
+    """
     from telescope.files import paths
     from telescope.files.safetensors import manifest_checksum
     from telescope.models import LoadError

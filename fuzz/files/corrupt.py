@@ -8,7 +8,10 @@ from random import Random
 from .changes import Files, of_bytes, of_gzip, of_json, of_safetensors, of_text, of_toml
 from .hostile import of_config, of_parquet, of_tokenizer
 
-BY_NAME: dict[str, Callable[[bytes, Random], bytes]] = {"tokenizer.json": of_tokenizer, "config.json": of_config}
+BY_NAME: dict[str, Callable[[bytes, Random], bytes]] = {
+    "tokenizer.json": of_tokenizer,
+    "config.json": of_config,
+}
 BY_ENDING: dict[str, Callable[[bytes, Random], bytes]] = {
     ".json": of_json,
     ".safetensors": of_safetensors,
@@ -48,7 +51,9 @@ def corrupt(folder: Path, files: Files, dice: Random) -> str:
 def _otherwise(file: Path, names: list[str], files: Files, dice: Random) -> str:
     """Replace the file by something that is not a file of its kind."""
     file.unlink(missing_ok=True)
-    what = dice.choice(("gone", "another", "folder", "pipe", "link out", "link in a circle", "empty", "device"))
+    what = dice.choice(
+        ("gone", "another", "folder", "pipe", "link out", "link in a circle", "empty", "device")
+    )
     match what:
         case "another":
             file.write_bytes(files[dice.choice(names)])

@@ -1,4 +1,6 @@
-"""Files made hostile: sizes that no memory holds, tokenizers that never end, tables of other types."""
+"""Files made hostile: sizes that no memory holds, tokenizers that never end, tables of other
+types.
+"""
 
 import json
 from random import Random
@@ -8,7 +10,9 @@ from .changes import dumped, of_bytes, of_json, places, reach
 
 
 def of_parquet(contents: bytes, dice: Random) -> bytes:
-    """Change the bytes, half of the time those of the footer; or write the table with another column."""
+    """Change the bytes, half of the time those of the footer; or write the table with another
+    column.
+    """
     chance = dice.random()
     if chance < 0.2:
         return _another_table(dice)
@@ -37,7 +41,15 @@ def _another_table(dice: Random) -> bytes:
             pyarrow.array(["x" * 100_000] * 3),
         ]
     )
-    names = dice.choice([["text", "english"], ["english", "text"], ["text", "text"], ["english", "german"], ["", "\n"]])
+    names = dice.choice(
+        [
+            ["text", "english"],
+            ["english", "text"],
+            ["text", "text"],
+            ["english", "german"],
+            ["", "\n"],
+        ]
+    )
     written = pyarrow.BufferOutputStream()
     table = pyarrow.table([column, column], names=names)
     parquet.write_table(table, written, compression=dice.choice(["none", "snappy", "gzip", "zstd"]))
@@ -53,7 +65,9 @@ def of_config(contents: bytes, dice: Random) -> bytes:
         value = json.loads(contents)
     except ValueError:
         return of_bytes(contents, dice)
-    sizes = [path for path in places(value) if path and type(reach(value, path)) in (int, type(None))]
+    sizes = [
+        path for path in places(value) if path and type(reach(value, path)) in (int, type(None))
+    ]
     if dice.random() < 0.5 or not sizes:
         return of_json(contents, dice)
     huge = dice.choice(HUGE)
@@ -63,7 +77,19 @@ def of_config(contents: bytes, dice: Random) -> bytes:
 
 
 PATTERNS = (
-    *("", "a", "(", "[", r"\1", "(a+)+$", "(a|a)*$", "(.*)*x", "(?=a*)*", "(" * 300 + ")" * 300, "a{99999}"),
+    *(
+        "",
+        "a",
+        "(",
+        "[",
+        r"\1",
+        "(a+)+$",
+        "(a|a)*$",
+        "(.*)*x",
+        "(?=a*)*",
+        "(" * 300 + ")" * 300,
+        "a{99999}",
+    ),
     *("a" * 5000, r"(?<n>a\g<n>)", "(?:a{1000}){1000}", r"\p{L}+", r"\s+(?!\S)|\s+"),
 )
 TABLES = ("", "AAAA", "BAAAAAAAAABhAA==", "////////", "x")  # of a Precompiled normalizer
@@ -87,16 +113,23 @@ def _steps(dice: Random) -> list[Any]:
     pattern = dice.choice(PATTERNS)
     patterns = [{"Regex": pattern}, {"String": text}, {"Regex": text}]
     number = dice.choice([0, 1, 2, -1, 2**31, 2**63, 10**15])
-    piece = dice.choice([{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "a", "type_id": 0}}])
+    piece = dice.choice(
+        [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "a", "type_id": 0}}]
+    )
     template = {
         "type": "TemplateProcessing",
         "single": [piece] * dice.choice([1, 2, 3, 50, 500]),
         "pair": [],
-        "special_tokens": {"a": {"id": "a", "ids": [0] * dice.choice([0, 1, 50, 500]), "tokens": ["a"]}},
+        "special_tokens": {
+            "a": {"id": "a", "ids": [0] * dice.choice([0, 1, 50, 500]), "tokens": ["a"]}
+        },
     }
     return [
         *({"type": "Replace", "pattern": each, "content": text} for each in patterns),
-        *({"type": "Split", "pattern": each, "behavior": "Isolated", "invert": False} for each in patterns),
+        *(
+            {"type": "Split", "pattern": each, "behavior": "Isolated", "invert": False}
+            for each in patterns
+        ),
         template,
         {"type": "Prepend", "prepend": text},
         {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
@@ -104,7 +137,12 @@ def _steps(dice: Random) -> list[Any]:
         {"type": "Strip", "content": "a", "start": number, "stop": number},
         {"type": "Strip", "strip_left": True, "strip_right": True},
         {"type": "FixedLength", "length": number},
-        {"type": "Metaspace", "replacement": dice.choice(["▁", "", "ab"]), "prepend_scheme": "always", "split": True},
+        {
+            "type": "Metaspace",
+            "replacement": dice.choice(["▁", "", "ab"]),
+            "prepend_scheme": "always",
+            "split": True,
+        },
         {"type": "Digits", "individual_digits": True},
         {"type": "BertProcessing", "sep": ["a", number], "cls": ["a", 0]},
         {"type": "WordPiece", "prefix": text, "cleanup": True},
@@ -122,7 +160,9 @@ INSIDE = {
 
 
 def of_tokenizer(contents: bytes, dice: Random) -> bytes:
-    """Give a tokenizer hostile steps, padding, truncation, or numbers of its model; or change it as any JSON."""
+    """Give a tokenizer hostile steps, padding, truncation, or numbers of its model; or change it as
+    any JSON.
+    """
     try:
         value = json.loads(contents)
         model = value["model"]
@@ -147,7 +187,13 @@ def of_tokenizer(contents: bytes, dice: Random) -> bytes:
             value["truncation"] = truncation | {"stride": dice.choice([0, 1, number])}
         case 2:
             name = dice.choice(
-                ["dropout", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "type"]
+                [
+                    "dropout",
+                    "unk_token",
+                    "continuing_subword_prefix",
+                    "max_input_chars_per_word",
+                    "type",
+                ]
             )
             model[name] = dice.choice([number, "é", "", "WordPiece", "Unigram", "BPE", "WordLevel"])
         case 3:
@@ -156,7 +202,9 @@ def of_tokenizer(contents: bytes, dice: Random) -> bytes:
                 "content": dice.choice(["", "a", " ", "a" * 9000]),
                 "normalized": dice.random() < 0.5,
             }
-            token |= dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), dice.random() < 0.5)
+            token |= dict.fromkeys(
+                ("single_word", "lstrip", "rstrip", "special"), dice.random() < 0.5
+            )
             value["added_tokens"] = [token] * dice.choice([1, 2, 300])
         case _:
             part = dice.choice(list(INSIDE))

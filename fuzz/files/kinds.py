@@ -1,4 +1,6 @@
-"""Valid files of every kind that Telescope reads: what it writes itself, and the data of the tests."""
+"""Valid files of every kind that Telescope reads: what it writes itself, and the data of the
+tests.
+"""
 
 import json
 import tempfile
@@ -12,7 +14,11 @@ from .changes import Files, dumped
 
 
 def contents_of(folder: Path) -> Files:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
 
 
 def made_by(*makers: Callable[[Path], object]) -> list[Files]:
@@ -29,8 +35,8 @@ def recordings() -> list[Files]:
     import torch
 
     import telescope as ts
-    from exploring import recorded
-    from watching import Museum, Translator, filled, sequence
+    from support.exploring import recorded
+    from support.watching import Museum, Translator, filled, sequence
 
     torch.manual_seed(0)
     ids = torch.tensor([[0, 0, 0, 1, 1]])
@@ -40,7 +46,12 @@ def recordings() -> list[Files]:
         ts.padding([4]) & ts.from_tensor(torch.rand(1, 2, 5, 5) > 0.3),
         ts.padding(left=[1]) & ts.causal,
     )
-    biases = (ts.alibi(2), ts.relative(torch.randn(2, 5)), ts.from_additive(torch.randn(5, 5)), None)
+    biases = (
+        ts.alibi(2),
+        ts.relative(torch.randn(2, 5)),
+        ts.from_additive(torch.randn(5, 5)),
+        None,
+    )
 
     def watched(keep: str, make: Callable[[], Any], **options: Any) -> Callable[[Path], object]:
         def save(place: Path) -> None:
@@ -52,7 +63,9 @@ def recordings() -> list[Files]:
         return save
 
     def of(mask: Any, bias: Any, **options: Any) -> Callable[[Path], object]:
-        attention = ts.Attention(mask=mask, bias=bias, softcap=3.0 if bias is None else None, sink=0.5)
+        attention = ts.Attention(
+            mask=mask, bias=bias, softcap=3.0 if bias is None else None, sink=0.5
+        )
         return recorded(5, d=4, attention=attention, tokens=["a", ".", "the"], **options).save
 
     return made_by(
@@ -61,7 +74,11 @@ def recordings() -> list[Files]:
         watched("steps", Translator, layers="decoder.0.*"),
         watched("steps", Museum, layers=["many", "synthetic", "general", "concat"]),
         watched("queries-keys", Museum, layers=["many", "concat"], heads=[0]),
-        *(of(mask, bias, keep=keep) for mask, bias in zip(masks, biases, strict=True) for keep in KEEPS),
+        *(
+            of(mask, bias, keep=keep)
+            for mask, bias in zip(masks, biases, strict=True)
+            for keep in KEEPS
+        ),
     )
 
 
@@ -70,7 +87,7 @@ KEEPS = ("summaries", "queries-keys", "steps")
 
 @cache
 def atlases() -> list[Files]:
-    import mapping
+    from support import mapping
 
     return made_by(
         lambda place: mapping.make(mapping.corpus(3), out=place),
@@ -80,7 +97,7 @@ def atlases() -> list[Files]:
 
 def resume(out: Path) -> Any:
     """Make the atlas of which `unfinished` returns the files."""
-    import mapping
+    from support import mapping
 
     return mapping.make(mapping.corpus(2), out=out)
 
@@ -90,7 +107,7 @@ def unfinished() -> list[Files]:
     """Return what a run leaves that was killed before its end."""
     from unittest.mock import patch
 
-    from telescope.atlas.shared_work import Progress
+    from telescope.atlases.shared_work import Progress
 
     def make(place: Path) -> None:
         place.mkdir()
@@ -117,7 +134,9 @@ def texts() -> list[Files]:
         {"compression": "none", "row_group_size": 100},
     ):
         written = pyarrow.BufferOutputStream()
-        parquet.write_table(pyarrow.table({"text": lines, "number": list(range(300))}), written, **options)
+        parquet.write_table(
+            pyarrow.table({"text": lines, "number": list(range(300))}), written, **options
+        )
         packed.append(bytes(written.getvalue()))
     records = "".join(json.dumps({"text": line}) + "\n" for line in lines[:20])
     return [
@@ -132,15 +151,29 @@ def models() -> list[Files]:
     import torch
 
     import telescope as ts
-    import writers
+    from support import writers
     from telescope.models import GPT, Encoder, EncoderConfig, GPTConfig
 
     config = GPTConfig(vocabulary=11, max_positions=8, d_model=8, blocks=1, heads=2)
-    own = ts.Attention(mask=ts.causal & ts.window(3), bias=ts.relative(torch.nn.Parameter(torch.randn(2, 5))), sink=0.5)
-    encoder = writers.diced(Encoder(EncoderConfig(vocabulary=11, max_positions=8, d_model=8, blocks=1, heads=2)))
+    own = ts.Attention(
+        mask=ts.causal & ts.window(3),
+        bias=ts.relative(torch.nn.Parameter(torch.randn(2, 5))),
+        sink=0.5,
+    )
+    encoder = writers.diced(
+        Encoder(EncoderConfig(vocabulary=11, max_positions=8, d_model=8, blocks=1, heads=2))
+    )
     makers = (
         writers.gpt(max_positions=16, blocks=1),
-        writers.gpt(max_positions=16, blocks=1, positions="rotary", key_heads=2, norm="rms", gated=True, window=4),
+        writers.gpt(
+            max_positions=16,
+            blocks=1,
+            positions="rotary",
+            key_heads=2,
+            norm="rms",
+            gated=True,
+            window=4,
+        ),
         writers.translator(encoder_blocks=1, decoder_blocks=1),
         writers.luong(),
         encoder.to(torch.bfloat16),
@@ -153,11 +186,18 @@ def models() -> list[Files]:
 def foreign() -> list[Files]:
     """Return folders of Hugging Face's format, as `ts.export` writes them."""
     import telescope as ts
-    import writers
+    from support import writers
     from telescope.models import Encoder, EncoderConfig
 
     gpt = {"max_positions": 16, "blocks": 1}
-    llama = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "key_heads": 2}
+    llama = {
+        "positions": "rotary",
+        "norm": "rms",
+        "gated": True,
+        "activation": "silu",
+        "bias": False,
+        "key_heads": 2,
+    }
     bert = EncoderConfig(vocabulary=11, max_positions=8, d_model=8, blocks=1, heads=2)
     exported = (writers.gpt(**gpt), writers.gpt(**gpt, **llama), writers.diced(Encoder(bert)))
     found: list[Files] = []
@@ -170,7 +210,11 @@ def foreign() -> list[Files]:
 
     # A model in two files with an index, and one with the pooling of sentence-transformers.
     first, *_, last = found
-    return [*found, sharded(first), last | {"1_Pooling/config.json": b'{"pooling_mode_cls_token": true}'}]
+    return [
+        *found,
+        sharded(first),
+        last | {"1_Pooling/config.json": b'{"pooling_mode_cls_token": true}'},
+    ]
 
 
 def sharded(files: Files) -> Files:
@@ -179,11 +223,18 @@ def sharded(files: Files) -> Files:
 
     tensors = sorted(load(files["model.safetensors"]).items())
     half = len(tensors) // 2
-    shards = {"model-1.safetensors": dict(tensors[:half]), "model-2.safetensors": dict(tensors[half:])}
+    shards = {
+        "model-1.safetensors": dict(tensors[:half]),
+        "model-2.safetensors": dict(tensors[half:]),
+    }
     index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
     rest = {name: contents for name, contents in files.items() if name != "model.safetensors"}
     rest["generation_config.json"] = b'{"eos_token_id": [1, 2], "pad_token_id": 0}'
-    return rest | {file: save(part) for file, part in shards.items()} | {"model.safetensors.index.json": dumped(index)}
+    return (
+        rest
+        | {file: save(part) for file, part in shards.items()}
+        | {"model.safetensors.index.json": dumped(index)}
+    )
 
 
 @cache
@@ -191,12 +242,19 @@ def tokenizers() -> list[Files]:
     """Return tokenizers of each model: BPE, WordPiece, Unigram, words; and one that ships."""
     words = {"type": "WordLevel", "vocab": {"a": 0, "What": 1, "<unk>": 2}, "unk_token": "<unk>"}
     pieces = [["<unk>", 0.0], ["a", -1.0], ["W", -2.0], [" ", -2.5]]
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
+    whole = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+    }
     whole |= {"pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None}
     models = [
         words,
         {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False},
-        words | {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
+        words
+        | {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
         {"type": "BPE", "vocab": {"a": 0, "W": 1, "aa": 2}, "merges": [["a", "a"]]},
     ]
     shipped = ROOT / "src" / "telescope" / "models" / "shipped" / "shakespeare" / "tokenizer.json"
@@ -207,7 +265,7 @@ def tokenizers() -> list[Files]:
 
 @cache
 def bins() -> list[Files]:
-    import llama2c
+    from support import llama2c
 
     def make(place: Path) -> None:
         place.mkdir()
@@ -219,11 +277,13 @@ def bins() -> list[Files]:
 
 def train(out: Path, on_event: Callable[[Any], None] | None = None) -> Any:
     """Train a tiny model for two steps, or go on from the checkpoint in `out`."""
-    import learning
+    from support import learning
     from telescope.training import Windows
 
     data = Windows([3, 4, 5, 6, 7] * 10, block=8)
-    return learning.learn(learning.gpt(), data, out, on_event=on_event, steps=2, save_every=1, average=2)
+    return learning.learn(
+        learning.gpt(), data, out, on_event=on_event, steps=2, save_every=1, average=2
+    )
 
 
 @cache
@@ -246,12 +306,14 @@ def checkpoints() -> list[Files]:
 
 @cache
 def recipes() -> list[Files]:
-    return [{"recipe.toml": file.read_bytes()} for file in sorted((ROOT / "recipes").glob("*.toml"))]
+    return [
+        {"recipe.toml": file.read_bytes()} for file in sorted((ROOT / "recipes").glob("*.toml"))
+    ]
 
 
 @cache
 def data() -> Path:
-    import corpora
+    from support import corpora
 
     return corpora.make(Path(tempfile.mkdtemp(prefix="telescope-mutations-")))
 
@@ -270,10 +332,16 @@ def own() -> list[Files]:
     import pyarrow
     from pyarrow import parquet
 
-    rows = [("Two men stand.", "Zwei Männer stehen."), ('She said "hi", twice.', "Sie sagte zweimal hallo.")]
+    rows = [
+        ("Two men stand.", "Zwei Männer stehen."),
+        ('She said "hi", twice.', "Sie sagte zweimal hallo."),
+    ]
     records = [{"english": english, "german": german} for english, german in rows]
     separated = ["english\tgerman", *("\t".join(row) for row in rows)]
-    quoted = ["english,german", *(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows)]
+    quoted = [
+        "english,german",
+        *(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows),
+    ]
     written = pyarrow.BufferOutputStream()
     columns = {"english": [row[0] for row in rows] * 50, "german": [row[1] for row in rows] * 50}
     parquet.write_table(pyarrow.table(columns), written)
@@ -291,7 +359,11 @@ def own() -> list[Files]:
 def answers() -> list[Files]:
     """Return what `telescope evaluate --predict` writes."""
     report = {
-        "multi30k-tiny": {"source": "a", "prediction": "ein Hund", "references": ["ein Hund läuft", "Hund"]},
+        "multi30k-tiny": {
+            "source": "a",
+            "prediction": "ein Hund",
+            "references": ["ein Hund läuft", "Hund"],
+        },
         "recall-causal": {"question": "Where?", "answer": "Rome", "places": ["Rome"]},
         "shakespeare-char": {"loss": 1.5, "tokens": 100, "characters": 200},
     }

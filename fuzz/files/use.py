@@ -12,7 +12,9 @@ from .kinds import data, resume, train
 
 
 def opened(call: Callable[[], Any], *allowed: type[Exception]) -> Any:
-    """Return what a file holds. Only the documented error is accepted: a LoadError, or the given alternative."""
+    """Return what a file holds. Only the documented error is accepted: a LoadError, or the given
+    alternative.
+    """
     from telescope.models import LoadError
 
     try:
@@ -54,7 +56,11 @@ def ask_page(recording: Any, dice: Random) -> None:
     must_answer(api.answer("GET", "/runs", {}))
     if library.recordings[run].views:
         what = dice.choice(["heads", "trace", "tokens", "geometry", "alignment", "map", "cells"])
-        must_answer(api.answer("GET", f"/runs/{run}/{what}", {"l": "0", "h": "0", "i": "0", "j": "0", "axis": "q"}))
+        must_answer(
+            api.answer(
+                "GET", f"/runs/{run}/{what}", {"l": "0", "h": "0", "i": "0", "j": "0", "axis": "q"}
+            )
+        )
 
 
 def must_answer(answer: Any) -> None:
@@ -99,7 +105,7 @@ def use_unfinished(folder: Path, dice: Random) -> None:
 
 def use_texts(folder: Path, dice: Random) -> None:
     """Read a corpus: what cannot be read is skipped with a sentence, and never an error."""
-    from telescope.atlas.texts import Corpus, text_at
+    from telescope.atlases.texts import Corpus, text_at
 
     corpus = opened(lambda: Corpus(folder), ValueError)
     found = list(corpus)
@@ -114,7 +120,7 @@ def use_texts(folder: Path, dice: Random) -> None:
 
 def use_tokenizer(folder: Path, dice: Random) -> None:
     """Load a tokenizer, and encode a text that is not short."""
-    from telescope.atlas.batches import encoder_of
+    from telescope.atlases.batches import encoder_of
     from telescope.models.saved.tokenizer_file import read_tokenizer
 
     tokenizer = opened(lambda: read_tokenizer(folder / "tokenizer.json"))
@@ -141,7 +147,9 @@ def use_model(folder: Path, dice: Random) -> None:
     from telescope.models import GPT, Encoder
     from telescope.tasks.writing.rewrite import encode_text
 
-    model = opened(lambda: ts.load(folder, dtype=torch.float32))  # as commands do: a file may hold several dtypes
+    model = opened(
+        lambda: ts.load(folder, dtype=torch.float32)
+    )  # as commands do: a file may hold several dtypes
     if isinstance(model, GPT | Encoder):
         with torch.no_grad():
             model(torch.tensor([[0, 1, 2]]))
@@ -150,10 +158,12 @@ def use_model(folder: Path, dice: Random) -> None:
 
 
 def use_recipe(folder: Path, dice: Random) -> None:
-    """Read a recipe, and sometimes prepare its model and its first batches, on the small data of the tests."""
+    """Read a recipe, and sometimes prepare its model and its first batches, on the small data of
+    the tests.
+    """
     from dataclasses import replace
 
-    from recipes import small
+    from support.recipes import small
     from telescope.tasks.learning.registry import TASKS, read
 
     recipe = opened(lambda: read(folder / "recipe.toml"), ValueError)
@@ -183,7 +193,12 @@ def use_corpus(folder: Path, dice: Random) -> None:
             for split in ("train", "validation", "test"):
                 languages = ("en", "de") if name in TRANSLATIONS else ()
                 read: Any = (TRANSLATIONS | SUMMARIES | TEXTS)[name]
-                opened(lambda read=read, split=split, languages=languages: read(folder, split, *languages), ValueError)
+                opened(
+                    lambda read=read, split=split, languages=languages: read(
+                        folder, split, *languages
+                    ),
+                    ValueError,
+                )
 
 
 def use_own(folder: Path, dice: Random) -> None:

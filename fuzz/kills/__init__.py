@@ -1,11 +1,15 @@
-"""Kill -9 at any moment of writing: nothing that was there is lost, and the next run finishes as if undisturbed.
+"""Kill -9 at any moment of writing: nothing that was there is lost, and the next run finishes as if
+undisturbed.
 
 children.py   fork a child, and kill it after some time or at an exact step of its writing
-atlas.py      `ts.atlas` with 1 to 3 processes: killed, dead or gone on with by another number of processes
-saves.py      everything that is saved as a whole: models, recordings, tables, atlases, checkpoints, pictures, files
+atlas.py      `ts.atlas` with 1 to 3 processes: killed, dead or gone on with by another number of
+              processes
+saves.py      everything that is saved as a whole: models, recordings, tables, atlases, checkpoints,
+              pictures, files
 training.py   training, with 1 and 2 processes
 
-A case is one place that is written. The report counts the kills that hit a process before it was done.
+A case is one place that is written. The report counts the kills that hit a process before it was
+done.
 """
 
 from collections.abc import Callable

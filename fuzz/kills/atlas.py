@@ -1,4 +1,6 @@
-"""Kill `ts.atlas`, with 1 to 3 processes: the next run finishes, with the files of an undisturbed run."""
+"""Kill `ts.atlas`, with 1 to 3 processes: the next run finishes, with the files of an undisturbed
+run.
+"""
 
 import os
 import subprocess
@@ -9,8 +11,8 @@ from random import Random
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 
-import mapping
-from telescope.atlas import shared_work
+from support import mapping
+from telescope.atlases import shared_work
 
 from ..supervisor import ROOT, Done, WrongError
 from .children import (
@@ -44,7 +46,10 @@ def prepare() -> None:
         folder = Path(temporary)
         mapping.make(TEXTS[:3], out=folder / "old")
         TAKEN.append(measure(partial(make, folder / "new", 0, 1), folder))
-        finish(*(start(partial(make, folder / "three", rank, 3), folder) for rank in range(3)), folder=folder)
+        finish(
+            *(start(partial(make, folder / "three", rank, 3), folder) for rank in range(3)),
+            folder=folder,
+        )
         OLD.update(contents(folder / "old"))
         NEW.update(contents(folder / "new"))
         if contents(folder / "three") != NEW:
@@ -72,14 +77,23 @@ def kill_atlas(dice: Random, folder: Path) -> Done:
         count = dice.choice(COUNTS)
         kills += _kill(dice, out, folder, count, replace)
         if contents(out) not in allowed:
-            raise WrongError(f"after a kill of {count} processes neither the old nor the new atlas is there, whole")
+            raise WrongError(
+                f"after a kill of {count} processes neither the old nor the new atlas is there, "
+                "whole"
+            )
     count = dice.choice((1, 3))
-    _check(out, folder, [start(partial(make, out, rank, count, replace), folder) for rank in range(count)])
+    _check(
+        out,
+        folder,
+        [start(partial(make, out, rank, count, replace), folder) for rank in range(count)],
+    )
     return Done("atlas, replaced" if replace else "atlas", units=kills)
 
 
 def _kill(dice: Random, out: Path, folder: Path, count: int, replace: bool) -> int:
-    """Run `count` processes, of which one or all are killed; return how many were before they were done."""
+    """Run `count` processes, of which one or all are killed; return how many were before they were
+    done.
+    """
     death = TAKEN[0].draw(dice)
     victim = dice.randrange(count)
     is_alone = dice.random() < 0.4
@@ -99,7 +113,9 @@ def _kill(dice: Random, out: Path, folder: Path, count: int, replace: bool) -> i
 
 
 def _check(out: Path, folder: Path, children: list[int]) -> None:
-    """Wait for the processes that finish the atlas, and compare its files with those of an undisturbed run."""
+    """Wait for the processes that finish the atlas, and compare its files with those of an
+    undisturbed run.
+    """
     finish(*children, folder=folder)
     found = contents(out)
     wrong = [name for name in NEW | found if found.get(name) != NEW.get(name)]
@@ -115,7 +131,11 @@ def kill_torchrun(dice: Random, folder: Path) -> Done:
     out = folder / "atlas"
     running = _torchrun(out)
     begun = monotonic()
-    while not (folder / "atlas.progress").exists() and monotonic() - begun < PATIENCE and running.poll() is None:
+    while (
+        not (folder / "atlas.progress").exists()
+        and monotonic() - begun < PATIENCE
+        and running.poll() is None
+    ):
         sleep(0.01)
     sleep(dice.uniform(0.0, 3 * TAKEN[0].seconds))
     hit = 0 if running.poll() is not None else 3
@@ -132,7 +152,9 @@ def kill_torchrun(dice: Random, folder: Path) -> Done:
 def _torchrun(out: Path) -> "subprocess.Popen[bytes]":
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
     command = [sys.executable, *launcher, "-m", "fuzz.kills.atlas", str(out)]
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    return subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
 
 
 def _descendants(process: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Fork children that share the imports of this process, and kill them at any moment.
 
-A child dies after some seconds, or at an exact step: before or after one of the calls that change a folder.
+A child dies after some seconds, or at an exact step: before or after one of the calls that change a
+folder.
 """
 
 import os
@@ -25,7 +26,9 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Death:
-    """When a child dies: after `seconds`, or at its `step`-th step, counted from 1; never, if both are None."""
+    """When a child dies: after `seconds`, or at its `step`-th step, counted from 1; never, if both
+    are None.
+    """
 
     seconds: float | None = None
     step: int | None = None
@@ -66,9 +69,11 @@ def measure(work: Work, folder: Path) -> Measured:
 
 
 def start(work: Work, folder: Path, death: Death = NEVER) -> int:
-    """Run the work in a child, which kills itself at the step of `death`, and return its process id.
+    """Run the work in a child, which kills itself at the step of `death`, and return its process
+    id.
 
-    If the work raises, the child exits with 1, and the error is in a file of `folder`, see `complaint`.
+    If the work raises, the child exits with 1, and the error is in a file of `folder`, see
+    `complaint`.
     """
     child = os.fork()
     if child:
@@ -77,7 +82,9 @@ def start(work: Work, folder: Path, death: Death = NEVER) -> int:
     try:
         if death.step is not None:
             last = death.step
-            _on_each_step(lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == last else None)
+            _on_each_step(
+                lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == last else None
+            )
         work()
         code = 0
     except BaseException as problem:
@@ -135,7 +142,8 @@ def _complaint_file(folder: Path, child: int) -> Path:
 
 
 def _on_each_step(reach: Callable[[int], object]) -> Callable[[], int]:
-    """Call `reach` with 1, 2, 3, ... before and after each call that changes a folder, in this process from now on.
+    """Call `reach` with 1, 2, 3, ... before and after each call that changes a folder, in this
+    process from now on.
 
     Return a function that returns how many steps there were.
     """
@@ -162,7 +170,9 @@ def _on_each_step(reach: Callable[[int], object]) -> Callable[[], int]:
 
 
 def contents(place: Path) -> dict[str, bytes]:
-    """Return the bytes of the files of a folder, by name, without hidden ones; nothing if there is no folder."""
+    """Return the bytes of the files of a folder, by name, without hidden ones; nothing if there is
+    no folder.
+    """
     found = {}
     for file in sorted(place.rglob("*")):
         name = file.relative_to(place)

@@ -1,4 +1,6 @@
-"""Kill what saves a folder or a file: the old one or the new one is there, whole, and the next save cleans up."""
+"""Kill what saves a folder or a file: the old one or the new one is there, whole, and the next save
+cleans up.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -10,8 +12,8 @@ from typing import Any
 
 import torch
 
-import mapping
 import telescope as ts
+from support import mapping
 from telescope.files import atomic
 from telescope.files.atomic import atomic_file
 from telescope.training import checkpoint
@@ -25,7 +27,9 @@ Save = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of thing that is saved: an old one and a new one. `read` returns what is there, to be compared."""
+    """A kind of thing that is saved: an old one and a new one. `read` returns what is there, to be
+    compared.
+    """
 
     old: Save
     new: Save
@@ -57,7 +61,9 @@ def prepare() -> None:
             old = kind.read(folder / "old" / "saved")
             new = kind.read(folder / "new" / "saved")
             if old == new:
-                raise WrongError(f"the old and the new {name} are equal, so that no case can tell them apart")
+                raise WrongError(
+                    f"the old and the new {name} are equal, so that no case can tell them apart"
+                )
             files = contents(folder / "old")
             taken = measure(partial(kind.new, folder / "old" / "saved"), folder)
             KNOWN[name] = Known(files, old, new, taken)
@@ -69,7 +75,10 @@ def make_kinds() -> dict[str, Kind]:
     atlases = [mapping.make(mapping.corpus(3, seed)) for seed in (1, 2)]
     recordings = [_recording(model) for model in models]
     checkpoints = [_checkpoint(step) for step in (1, 2)]
-    pictures = [ts.plot.heatmap(torch.eye(3), tokens=list(tokens), width="column") for tokens in ("abc", "abd")]
+    pictures = [
+        ts.plot.heatmap(torch.eye(3), tokens=list(tokens), width="column")
+        for tokens in ("abc", "abd")
+    ]
     for picture in pictures:
         picture.draw_without_rendering()  # the layout settles
     texts = [str(number) * 100_000 for number in (1, 2)]
@@ -82,9 +91,13 @@ def make_kinds() -> dict[str, Kind]:
         "model": both(lambda model, place: model.save(place), models),
         "export": both(ts.export, models),
         "recording": both(lambda recording, place: recording.save(place, replace=True), recordings),
-        "tables": both(lambda recording, place: recording.to_parquet(place, replace=True), recordings),
+        "tables": both(
+            lambda recording, place: recording.to_parquet(place, replace=True), recordings
+        ),
         "atlas": both(lambda atlas, place: atlas.save(place, replace=True), atlases),
-        "checkpoint": both(lambda state, place: checkpoint.write(place, state), checkpoints, read=_last_checkpoint),
+        "checkpoint": both(
+            lambda state, place: checkpoint.write(place, state), checkpoints, read=_last_checkpoint
+        ),
         "picture": both(_save_picture, pictures),
         "file": both(_write_file, texts),
     }
@@ -128,7 +141,8 @@ def kill_save(dice: Random, folder: Path) -> Done:
     if dice.random() < 0.7:
         put(folder, known.files)
         expected = [known.old]
-    # Some disks cannot exchange two names; between two renames the place is then empty, until the next save.
+    # Some disks cannot exchange two names; between two renames the place is then empty, until the
+    # next save.
     exchanges = dice.random() < 0.8
     save = partial(_save, kind.new, place, exchanges)
     kills = 0
@@ -139,7 +153,9 @@ def kill_save(dice: Random, folder: Path) -> Done:
         if found == known.new:
             expected = [known.new]
         elif found not in expected and exchanges:
-            raise WrongError(f"{name}: after a kill at {death} neither the old nor the new one is there, whole")
+            raise WrongError(
+                f"{name}: after a kill at {death} neither the old nor the new one is there, whole"
+            )
     finish(start(lambda: kind.new(place), folder), folder=folder)
     if kind.read(place) != known.new:
         raise WrongError(f"{name}: the save after the kill left something else")

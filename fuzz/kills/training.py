@@ -1,8 +1,10 @@
-"""A small training, with one process or two, that is killed or asked to stop at random moments, then resumed.
+"""A small training, with one process or two, that is killed or asked to stop at random moments,
+then resumed.
 
-A signal comes after a random delay, or at a random step of writing: before or after a file, a rename, a removal or a
-flush to disk. The run that is resumed until it finishes must end with the weights, the losses and the files of a run
-that nobody disturbed. A run that was asked to stop (SIGTERM) must end with its exit code, and lose no step.
+A signal comes after a random delay, or at a random step of writing: before or after a file, a
+rename, a removal or a flush to disk. The run that is resumed until it finishes must end with the
+weights, the losses and the files of a run that nobody disturbed. A run that was asked to stop
+(SIGTERM) must end with its exit code, and lose no step.
 
 Every process is a fork of a worker that has imported everything, so that no kill waits for imports.
 """
@@ -41,7 +43,9 @@ WRITERS = {
 
 @dataclass(frozen=True)
 class Disturbance:
-    """A signal to one process of an attempt (`rank`), or to all (None): at a moment, or at the n-th step of writing."""
+    """A signal to one process of an attempt (`rank`), or to all (None): at a moment, or at the n-th
+    step of writing.
+    """
 
     signal: int
     rank: int | None
@@ -65,7 +69,12 @@ def prepare() -> None:
     import torch
 
     # torch._dynamo is imported by the first optimiser, and takes as long as torch itself.
-    for module in ("accelerate", "torch._dynamo", "torch.utils.tensorboard", "telescope.tasks.learning.train"):
+    for module in (
+        "accelerate",
+        "torch._dynamo",
+        "torch.utils.tensorboard",
+        "telescope.tasks.learning.train",
+    ):
         import_module(module)
     torch.set_num_threads(1)
     os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -76,8 +85,11 @@ def prepare() -> None:
         undisturbed(count)
 
 
-def kill_training(dice: Random, folder: Path, count: int | None = None, times: int | None = None) -> Done:
-    """Disturb a training some times, resume it until it finishes, and compare it with an undisturbed one.
+def kill_training(
+    dice: Random, folder: Path, count: int | None = None, times: int | None = None
+) -> Done:
+    """Disturb a training some times, resume it until it finishes, and compare it with an
+    undisturbed one.
 
     count  the number of processes; drawn unless given
     times  how often it is disturbed; one to three times unless given
@@ -108,18 +120,20 @@ def draw(dice: Random, count: int, expected: Undisturbed) -> Disturbance:
     return Disturbance(number, 0, None, dice.randrange(expected.writings))
 
 
-# ------------------------------------------------------------------------------------------------------- one attempt
+# -------------------------------------------------------------------------------------- one attempt
 
 
 def attempt(out: Path, count: int, disturbance: Disturbance | None = None) -> list[int | None]:
     """Run or resume the training in `out`; return how each process ended.
 
-    An end is an exit code, negative if a signal ended the process, or None for a process that had to be ended because
-    another one had failed.
+    An end is an exit code, negative if a signal ended the process, or None for a process that had
+    to be ended because another one had failed.
     """
     store = out.with_name(f"store-{time.monotonic_ns()}")
     sent_mark(out).unlink(missing_ok=True)
-    children = [fork(lambda rank=rank: learn(out, rank, count, store, disturbance)) for rank in range(count)]
+    children = [
+        fork(lambda rank=rank: learn(out, rank, count, store, disturbance)) for rank in range(count)
+    ]
     ends: dict[int, int | None] = {}
     began = time.monotonic()
     signalled = disturbance is None or disturbance.seconds is None
@@ -168,7 +182,9 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def learn(out: Path, rank: int, count: int, store: Path, disturbance: Disturbance | None) -> None:
-    """Train in this process, as `telescope train` does; what it says is appended to a file beside `out`."""
+    """Train in this process, as `telescope train` does; what it says is appended to a file beside
+    `out`.
+    """
     from telescope.tasks.learning.train import train
 
     opened = os.open(out.with_name("said"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -178,15 +194,21 @@ def learn(out: Path, rank: int, count: int, store: Path, disturbance: Disturbanc
         import torch.distributed
 
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-        os.environ.update({name: str(place) for name, place in places.items()} | {"MASTER_ADDR": "127.0.0.1"})
-        torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+        os.environ.update(
+            {name: str(place) for name, place in places.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        )
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=count
+        )
     if rank == 0:
         wrap_writers(out, disturbance)
     train(recipe(), out, data=data())
 
 
 def wrap_writers(out: Path, disturbance: Disturbance | None) -> None:
-    """Count the steps of writing in out/../writings, and send the signal at the one that was drawn."""
+    """Count the steps of writing in out/../writings, and send the signal at the one that was
+    drawn.
+    """
     passed = 0
 
     def step() -> None:
@@ -213,18 +235,23 @@ def wrap_writers(out: Path, disturbance: Disturbance | None) -> None:
             setattr(place, name, wrapped(getattr(place, name)))
 
 
-# ------------------------------------------------------------------------------------------------ what must be found
+# ------------------------------------------------------------------------------- what must be found
 
 
-def check_attempt(out: Path, codes: list[int | None], disturbance: Disturbance, before: int) -> None:
+def check_attempt(
+    out: Path, codes: list[int | None], disturbance: Disturbance, before: int
+) -> None:
     """Raise where a disturbed attempt ended otherwise than by its signal, or lost a step.
 
-    A process may fail only where the other one was ended by the signal. Before the training begins and after it has
-    ended, SIGTERM ends a process as it does any other.
+    A process may fail only where the other one was ended by the signal. Before the training begins
+    and after it has ended, SIGTERM ends a process as it does any other.
     """
     after = saved_step(out)
     if after < before:
-        raise WrongError(f"the checkpoint of step {before} was lost; now there is {after}: {codes}, {disturbance}")
+        raise WrongError(
+            f"the checkpoint of step {before} was lost; now there is {after}: {codes}, "
+            f"{disturbance}"
+        )
     if -disturbance.signal in codes:
         return
     finished = set(codes) == {0}
@@ -234,7 +261,10 @@ def check_attempt(out: Path, codes: list[int | None], disturbance: Disturbance, 
     if not finished and not stopped:
         raise WrongError(f"{disturbance} ended the run with {codes}: {said(out)}")
     if stopped and stopped_step(out) != after:
-        raise WrongError(f"asked to stop, the run ended at step {stopped_step(out)}, with the checkpoint of {after}")
+        raise WrongError(
+            f"asked to stop, the run ended at step {stopped_step(out)}, with the checkpoint of "
+            f"{after}"
+        )
 
 
 def check_finished(out: Path, expected: Undisturbed) -> None:
@@ -261,7 +291,9 @@ def saved_step(out: Path) -> int:
 
 
 def sent_mark(out: Path) -> Path:
-    """Return a file that exists if this attempt has come to the step of writing at which it gets its signal."""
+    """Return a file that exists if this attempt has come to the step of writing at which it gets
+    its signal.
+    """
     return out.with_name("sent")
 
 
@@ -294,12 +326,14 @@ def said(out: Path) -> str:
     return out.with_name("said").read_text(errors="replace")[-1500:]
 
 
-# --------------------------------------------------------------------------------------------------- the small training
+# ------------------------------------------------------------------------------- the small training
 
 
 @cache
 def data() -> Path:
-    """Return a folder with a small corpus, which is removed when the worker ends; its forks leave it alone."""
+    """Return a folder with a small corpus, which is removed when the worker ends; its forks leave
+    it alone.
+    """
     folder = Path(tempfile.mkdtemp(prefix="telescope-kills-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     text = "First Citizen:\nBefore we proceed, hear me speak.\n\n" * 40
@@ -310,11 +344,21 @@ def data() -> Path:
 
 @cache
 def recipe() -> Any:
-    """Return a recipe of a few steps with everything that a checkpoint must carry: dropout, averages, the best."""
+    """Return a recipe of a few steps with everything that a checkpoint must carry: dropout,
+    averages, the best.
+    """
     from telescope.tasks.learning.registry import read
 
     whole = read(Path(__file__).parents[2] / "recipes" / "shakespeare-char.toml")
-    config = replace(whole.model.config, d_model=16, heads=2, d_hidden=16, max_positions=16, blocks=1, dropout=0.2)
+    config = replace(
+        whole.model.config,
+        d_model=16,
+        heads=2,
+        d_hidden=16,
+        max_positions=16,
+        blocks=1,
+        dropout=0.2,
+    )
     small = replace(whole, model=replace(whole.model, config=config))
     length = {"steps": 14, "epochs": None, "rows": 3, "warmup": 2, "log_every": 5, "save_every": 4}
     return small.training_with(**length, validate_every=5, average=2, average_every=2)

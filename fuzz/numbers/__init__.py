@@ -1,7 +1,8 @@
 """Compare random attentions and whole models with an independent truth, in several processes.
 
-Attentions are compared with float64, on every engine (attentions.py). Models are compared with the same numbers
-found another way (models.py). What fails is printed as a script that shows the failure.
+Attentions are compared with float64, on every engine (attentions.py). Models are compared with the
+same numbers found another way (models.py). What fails is printed as a script that shows the
+failure.
 """
 
 import json
@@ -26,7 +27,9 @@ MOST = {"cpu": 64, "cuda": 16}  # processes: each takes memory of a GPU
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of random case: what draws and checks cases, and how many of them a process reports at once."""
+    """A kind of random case: what draws and checks cases, and how many of them a process reports at
+    once.
+    """
 
     hunt: Callable[..., Found]
     together: dict[str, int]
@@ -47,7 +50,9 @@ def main(
     only: str | None = None,
     processes: int | None = None,
 ) -> int:
-    """Run for so many minutes, on all cores unless `processes` says how many; return 1 if anything was wrong."""
+    """Run for so many minutes, on all cores unless `processes` says how many; return 1 if anything
+    was wrong.
+    """
     began = perf_counter()
     until = time() + 60.0 * minutes
     kinds = [only] if only else [*KINDS]
@@ -57,16 +62,22 @@ def main(
     wrong: list[tuple[str, str]] = []
     shown = 0.0
     with ExitStack() as stack:
-        # Each kind has processes of its own, so that the kinds share the time whatever one case of them takes.
+        # Each kind has processes of its own, so that the kinds share the time whatever one case of
+        # them takes.
         each = max(1, workers // len(kinds))
         context = get_context("spawn")
-        pools = {name: stack.enter_context(ProcessPoolExecutor(each, mp_context=context)) for name in kinds}
+        pools = {
+            name: stack.enter_context(ProcessPoolExecutor(each, mp_context=context))
+            for name in kinds
+        }
         waiting: dict[Future[Found], str] = {}
         while waiting or time() < until:
             for name in kinds:
                 together = KINDS[name].together[device.type]
                 while [*waiting.values()].count(name) < 2 * each and time() < until:
-                    future = pools[name].submit(KINDS[name].hunt, first[name], together, device.type, until)
+                    future = pools[name].submit(
+                        KINDS[name].hunt, first[name], together, device.type, until
+                    )
                     waiting[future] = name
                     first[name] += together
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -80,7 +91,9 @@ def main(
             if perf_counter() - shown > (1.0 if sys.stderr.isatty() else 60.0):
                 shown = perf_counter()
                 end = "\r" if sys.stderr.isatty() else "\n"
-                print(f"{_totals(counts)}, {len(wrong)} wrong", end=end, file=sys.stderr, flush=True)
+                print(
+                    f"{_totals(counts)}, {len(wrong)} wrong", end=end, file=sys.stderr, flush=True
+                )
 
     # The shares of the null test are judged over all of its draws.
     for message, script in models.judge_null(counts):
@@ -93,7 +106,9 @@ def main(
     print(*(f"{number:>9,}  {name}" for name, number in sorted(counts.items())), sep="\n")
     print(f"\n{total} in {seconds:.0f} s, {len(wrong)} wrong")
     if path is not None:
-        path.write_text(json.dumps({**report, "compared": counts, "wrong": wrong}, ensure_ascii=False, indent=1))
+        path.write_text(
+            json.dumps({**report, "compared": counts, "wrong": wrong}, ensure_ascii=False, indent=1)
+        )
     return 1 if wrong else 0
 
 

@@ -1,8 +1,9 @@
-"""Attentions in `fuzz`: random definitions on every engine, in trace and survey, compared with float64.
+"""Attentions in `fuzz`: random definitions on every engine, in trace and survey, compared with
+float64.
 
-A case is kept as lines of Python, not as objects: a case that fails is shrunk by trying simpler lines, and is printed
-as a script that shows the failure. The expected weights and contexts are those of `reference` in float64; the
-expected survey is computed from these weights by the formulas.
+A case is kept as lines of Python, not as objects: a case that fails is shrunk by trying simpler
+lines, and is printed as a script that shows the failure. The expected weights and contexts are
+those of `reference` in float64; the expected survey is computed from these weights by the formulas.
 """
 
 import random
@@ -27,16 +28,18 @@ from telescope.engines import flex as flex_engine
 from telescope.engines import reference
 from telescope.engines import sdpa as sdpa_engine
 from telescope.engines.dispatch import ENGINES
-from telescope.survey import blocks, chunked
-from telescope.survey import blocks as scores
-from telescope.survey import dispatch as survey_choose
+from telescope.surveys import blocks, chunked
+from telescope.surveys import blocks as scores
+from telescope.surveys import dispatch as survey_choose
 
-SIZES = 3  # sizes of a kind on a GPU, where other sizes mean other kernels, which take seconds to compile
+# Sizes of a kind on a GPU, where other sizes mean other kernels, which take seconds to compile.
+SIZES = 3
 SECONDS = 45  # that a failure is shrunk for, at most
-CONDITION = 30.0  # by_sum divides by a sum: beyond this ratio of Σ|score| to |Σ score| rounding is all there is
+# by_sum divides by a sum: beyond this ratio of Σ|score| to |Σ score| rounding is all there is.
+CONDITION = 30.0
 FLEX = 0.004  # share of the cases on a GPU that FlexAttention runs, which compiles each for seconds
 
-# ------------------------------------------------------------------------------------------------------------- a case
+# ------------------------------------------------------------------------------------------- a case
 
 Tree = str | tuple[Any, ...]  # a mask: a line of Python, ("&", a, b), ("|", a, b) or ("~", a)
 
@@ -75,7 +78,10 @@ class Case:
     def script(self, check: str = "") -> str:
         """Return lines of Python that build the case, and the line that fails."""
         sizes = ("batch", "heads", "key_heads", "queries", "keys", "d", "d_v")
-        parts = {name: getattr(self, name) for name in ("score", "scale", "bias", "softcap", "sink", "normalize")}
+        parts = {
+            name: getattr(self, name)
+            for name in ("score", "scale", "bias", "softcap", "sink", "normalize")
+        }
         usual = {checked.name: checked.default for checked in fields(self)}
         given = [f"{name}={line}" for name, line in parts.items() if line != usual[name]]
         given += [] if self.mask == "ts.everyone" else [f"mask={written(self.mask)}"]
@@ -84,8 +90,10 @@ class Case:
             "from fuzz.numbers.attentions import laid_out, numbers, small_blocks",
             f"{', '.join(sizes)} = {', '.join(str(getattr(self, name)) for name in sizes)}",
             f"device, dtype, size = {self.device!r}, {self.dtype}, {self.size}",
-            f"q, k, v = (laid_out(numbers(*shape, seed={self.seed} + i, device=device) * size, dtype, {self.layout!r})",
-            "    for i, shape in enumerate([(batch, heads, queries, d), (batch, key_heads, keys, d), "
+            f"q, k, v = (laid_out(numbers(*shape, seed={self.seed} + i, device=device) * size, "
+            f"dtype, {self.layout!r})",
+            "    for i, shape in enumerate([(batch, heads, queries, d), (batch, key_heads, keys, "
+            "d), "
             "(batch, key_heads, keys, d_v)]))",
             f"attention = ts.Attention({', '.join(given)})",
         ]
@@ -106,7 +114,9 @@ def written(mask: Tree) -> str:
 
 def numbers(*shape: int, seed: int, device: str = "cpu") -> Tensor:
     """Return normally distributed float64 numbers, the same on every device."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(device)
 
 
 def laid_out(tensor: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
@@ -126,7 +136,9 @@ def laid_out(tensor: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
 
 @contextmanager
 def small_blocks(most: int) -> Iterator[None]:
-    """Set blocks of at most so many scores, so that a small matrix has several; 0 leaves the usual size."""
+    """Set blocks of at most so many scores, so that a small matrix has several; 0 leaves the usual
+    size.
+    """
     rows = max(2, isqrt(most))
     sizes: tuple[tuple[Any, str, Any], ...] = (
         (chunked_engine, "SCORES", {"cpu": most, "cuda": most}),
@@ -146,10 +158,14 @@ def small_blocks(most: int) -> Iterator[None]:
             setattr(module, name, value)
 
 
-# ------------------------------------------------------------------------------------------------------------ drawing
+# ------------------------------------------------------------------------------------------ drawing
 
 LENGTHS = (1, 1, 2, 3, 5, 7, 11, 17, 33, 70)
-ON_GPU = ((1,), (64, 128, 192), (33, 65, 100, 130))  # lengths by kind: a kernel is compiled for each
+ON_GPU = (
+    (1,),
+    (64, 128, 192),
+    (33, 65, 100, 130),
+)  # lengths by kind: a kernel is compiled for each
 
 
 def drawn(seed: int, device: str = "cpu") -> Case:
@@ -175,7 +191,9 @@ def drawn(seed: int, device: str = "cpu") -> Case:
         softcap=pick(("None", "None", "None", "2.0", "30.0")),
         sink=pick(("None", "None", "None", "0.5", f"numbers(heads, seed={dice.randrange(10**6)})")),
         mask=_mask(dice, 3),
-        dtype=pick(("torch.float64", "torch.float32", "torch.float32", "torch.bfloat16", "torch.float16")),
+        dtype=pick(
+            ("torch.float64", "torch.float32", "torch.float32", "torch.bfloat16", "torch.float16")
+        ),
         layout=pick(("plain", "plain", "transposed", "strided", "sliced", "expanded")),
         size=pick(("1.0", "1.0", "1.0", "0.01", "4.0")),
         top=pick((0, 1, 3, 8)),
@@ -186,7 +204,10 @@ def drawn(seed: int, device: str = "cpu") -> Case:
     )
     if device == "cuda":
         case = replace(
-            case, dtype=pick(("torch.float32", "torch.bfloat16")), top=pick((0, 8)), size=pick(("1.0", "4.0"))
+            case,
+            dtype=pick(("torch.float32", "torch.bfloat16")),
+            top=pick((0, 8)),
+            size=pick(("1.0", "4.0")),
         )
     if dice.random() < 0.5:
         pairs = case.batch * case.heads * queries * keys
@@ -205,7 +226,9 @@ def varied(case: Case, seed: int) -> Case:
 
     def line(text: str) -> str:
         text = re.sub(r"seed=\d+", lambda _: f"seed={dice.randrange(10**6)}", text)
-        return re.sub(r"(window|prefix)\(\d+", lambda found: f"{found[1]}({dice.randrange(1, 12)}", text)
+        return re.sub(
+            r"(window|prefix)\(\d+", lambda found: f"{found[1]}({dice.randrange(1, 12)}", text
+        )
 
     def tree(mask: Tree) -> Tree:
         return line(mask) if isinstance(mask, str) else (mask[0], *map(tree, mask[1:]))
@@ -218,8 +241,21 @@ def varied(case: Case, seed: int) -> Case:
     heads = key_heads * sizes.choice((1, 2, 3))
     parts = {name: line(getattr(case, name)) for name in ("score", "bias", "sink")}
     blocks = case.small_blocks and max(10, batch * heads * queries * keys // dice.randint(2, 9))
-    shape = {"batch": batch, "heads": heads, "key_heads": key_heads, "queries": queries, "keys": keys}
-    return replace(case, **shape, **parts, mask=tree(case.mask), small_blocks=blocks, seed=dice.randrange(10**6))
+    shape = {
+        "batch": batch,
+        "heads": heads,
+        "key_heads": key_heads,
+        "queries": queries,
+        "keys": keys,
+    }
+    return replace(
+        case,
+        **shape,
+        **parts,
+        mask=tree(case.mask),
+        small_blocks=blocks,
+        seed=dice.randrange(10**6),
+    )
 
 
 def _general(dice: random.Random) -> str:
@@ -231,7 +267,9 @@ def _additive(dice: random.Random) -> str:
     front = dice.choice(("", "heads, "))
     seed = dice.randrange(10**6)
     sizes = ("d, 3", "d, 3", "3")
-    parts = (f"numbers({front}{size}, seed={seed + i}, device=device)" for i, size in enumerate(sizes))
+    parts = (
+        f"numbers({front}{size}, seed={seed + i}, device=device)" for i, size in enumerate(sizes)
+    )
     return f"ts.additive({', '.join(parts)})"
 
 
@@ -240,7 +278,8 @@ def _biases(dice: random.Random) -> tuple[str, ...]:
     whole = f"numbers(batch, heads, queries, keys, seed={seed}, device=device)"
     return (
         "ts.alibi(heads)",
-        f"ts.relative(numbers({dice.choice(('1', 'heads'))}, {2 * dice.randrange(4) + 1}, seed={seed}))",
+        f"ts.relative(numbers({dice.choice(('1', 'heads'))}, {2 * dice.randrange(4) + 1}, "
+        f"seed={seed}))",
         f"ts.from_additive({whole})",
         f"ts.from_additive({whole}.clamp(max=1.0).where({whole} < 1.0, -torch.inf))",
         "lambda i, j: torch.cos((i + 2.0 * j).double())",
@@ -266,7 +305,8 @@ def _mask(dice: random.Random, depth: int) -> Tree:
             f"ts.window({dice.randrange(1, 12)})",
             f"ts.prefix({dice.randrange(9)})",
             f"ts.padding((numbers(batch, seed={seed}).abs() * keys).long().clamp(max=keys))",
-            f"ts.padding(left=(numbers(batch, seed={seed}).abs() * keys / 2).long().clamp(max=keys))",
+            f"ts.padding(left=(numbers(batch, seed={seed}).abs() * keys / "
+            "2).long().clamp(max=keys))",
             f"ts.padding(keep=numbers(batch, keys, seed={seed}) < 0.5)",
             f"ts.from_tensor(numbers(batch, heads, queries, keys, seed={seed}) < 0.5)",
             f"ts.from_forbidden(numbers(1, 1, queries, keys, seed={seed}) > 0.5)",
@@ -276,7 +316,7 @@ def _mask(dice: random.Random, depth: int) -> Tree:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- checking
+# ----------------------------------------------------------------------------------------- checking
 
 
 class WrongError(Exception):
@@ -302,8 +342,11 @@ class Checked:
     def weights(self) -> Tensor:
         return self.truth.weights
 
-    def near(self, kind: str, line: str, got: Tensor, exact: Tensor, unit: float = 1.0, of: Any = None) -> None:
-        """Raise a WrongError where numbers differ by more than a few roundings of numbers of this size.
+    def near(
+        self, kind: str, line: str, got: Tensor, exact: Tensor, unit: float = 1.0, of: Any = None
+    ) -> None:
+        """Raise a WrongError where numbers differ by more than a few roundings of numbers of this
+        size.
 
         `of` is the dtype that rounded, that of the result unless given.
         """
@@ -345,9 +388,15 @@ def check(case: Case) -> Counter[str]:
         return Counter({"by_sum of zero, left out": 1})
     finite = truth.masked.detach().masked_fill(truth.masked == -torch.inf, 0.0)
     unit = 1.0 + float(finite.abs().max()) if finite.numel() else 1.0
-    unit += abs(attention.scale_for(case.d)) * (float(truth.scores.detach().abs().max()) if finite.numel() else 0.0)
+    unit += abs(attention.scale_for(case.d)) * (
+        float(truth.scores.detach().abs().max()) if finite.numel() else 0.0
+    )
     if attention.normalize is ts.by_sum and finite.numel():
-        condition = (finite.abs().sum(-1) / finite.sum(-1).abs()).nan_to_num(nan=1.0, posinf=torch.inf).max()
+        condition = (
+            (finite.abs().sum(-1) / finite.sum(-1).abs())
+            .nan_to_num(nan=1.0, posinf=torch.inf)
+            .max()
+        )
         if float(condition) > CONDITION:
             return Counter({"by_sum near zero, left out": 1})
         unit *= float(condition) * _largest(truth.weights)
@@ -356,7 +405,9 @@ def check(case: Case) -> Counter[str]:
         score = attention.score
         q_, k_ = (exact[0].detach(), exact[1].detach().repeat_interleave(case.group, 1))
         inner = float((q_ @ score.W_q).abs().max() + (k_ @ score.W_k).abs().max())
-        unit += max(1.0, abs(attention.scale_for(case.d))) * inner * float(score.v.abs().sum(-1).max())
+        unit += (
+            max(1.0, abs(attention.scale_for(case.d))) * inner * float(score.v.abs().sum(-1).max())
+        )
     checked = Checked(case, attention, (q, k, v), truth, unit)
     with small_blocks(case.small_blocks):
         for name, compare in CHECKS.items():
@@ -365,7 +416,10 @@ def check(case: Case) -> Counter[str]:
             except WrongError:
                 raise
             except Exception as problem:
-                message = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+                message = (
+                    f"{type(problem).__name__}: "
+                    f"{str(problem).splitlines()[0] if str(problem) else ''}"
+                )
                 raise WrongError(name, message, f"pass  # {name}") from problem
     return counts
 
@@ -379,7 +433,9 @@ def check_engines(checked: Checked) -> Counter[str]:
         mine = [tensor.detach().requires_grad_(checked.case.backward) for tensor in checked.inputs]
         if name and ENGINES[name].cannot(*mine, checked.attention) is not None:
             continue
-        if name == flex_engine.__name__.rpartition(".")[2] and (checked.case.device == "cpu" or dice.random() > FLEX):
+        if name == flex_engine.__name__.rpartition(".")[2] and (
+            checked.case.device == "cpu" or dice.random() > FLEX
+        ):
             continue
         line = "print(ts.attend(q, k, v, attention" + (f", engine={name!r}" if name else "") + "))"
         context = ts.attend(*mine, checked.attention, engine=name or None)
@@ -387,11 +443,24 @@ def check_engines(checked: Checked) -> Counter[str]:
         counts[f"attend by {name or 'choice'}"] += 1
         if checked.case.backward and context.numel():
             if slopes is None:
-                slopes = _slopes(checked.truth.context, checked.truth.queries, checked.truth.keys, checked.truth.values)
+                slopes = _slopes(
+                    checked.truth.context,
+                    checked.truth.queries,
+                    checked.truth.keys,
+                    checked.truth.values,
+                )
             back = max(unit, *map(_largest, slopes))
             for slope, own in zip(slopes, _slopes(context, *mine), strict=True):
-                # each backward step rounds once more, and half precision rounds what the forward pass saved
-                checked.near(f"backward by {name or 'choice'}", line, own, slope, 8.0 * back, of=context.dtype)
+                # each backward step rounds once more, and half precision rounds what the forward
+                # pass saved
+                checked.near(
+                    f"backward by {name or 'choice'}",
+                    line,
+                    own,
+                    slope,
+                    8.0 * back,
+                    of=context.dtype,
+                )
             counts[f"backward by {name or 'choice'}"] += 1
     return counts
 
@@ -402,8 +471,13 @@ def _largest(tensor: Tensor) -> float:
 
 def _slopes(context: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     weighing = numbers(*context.shape, seed=0, device=str(context.device)).to(context.dtype)
-    got = torch.autograd.grad((context * weighing).sum(), inputs, allow_unused=True, retain_graph=True)
-    return tuple(torch.zeros_like(one) if slope is None else slope for one, slope in zip(inputs, got, strict=True))
+    got = torch.autograd.grad(
+        (context * weighing).sum(), inputs, allow_unused=True, retain_graph=True
+    )
+    return tuple(
+        torch.zeros_like(one) if slope is None else slope
+        for one, slope in zip(inputs, got, strict=True)
+    )
 
 
 def check_trace(checked: Checked) -> Counter[str]:
@@ -430,7 +504,9 @@ def check_survey(checked: Checked) -> Counter[str]:
     ]
     lse = _lse(checked)
     for name in engines:
-        _compare(checked, ts.survey(q, k, checked.attention, top=checked.case.top, engine=name), name, "")
+        _compare(
+            checked, ts.survey(q, k, checked.attention, top=checked.case.top, engine=name), name, ""
+        )
         counts[f"survey by {name}"] += 1
         if lse is not None and k.shape[-2] and name != "reference":
             known = lse.to(torch.promote_types(q.dtype, torch.float32))
@@ -450,8 +526,12 @@ def _lse(checked: Checked) -> Tensor | None:
         return None
     masked = checked.truth.masked.detach()
     if checked.attention.sink is not None:
-        sink = torch.as_tensor(checked.attention.sink, dtype=masked.dtype, device=masked.device).reshape(-1, 1, 1)
-        masked = torch.cat([masked, sink.expand(*masked.shape[:1], masked.shape[1], masked.shape[2], 1)], -1)
+        sink = torch.as_tensor(
+            checked.attention.sink, dtype=masked.dtype, device=masked.device
+        ).reshape(-1, 1, 1)
+        masked = torch.cat(
+            [masked, sink.expand(*masked.shape[:1], masked.shape[1], masked.shape[2], 1)], -1
+        )
     return masked.logsumexp(-1)
 
 
@@ -466,15 +546,33 @@ def _compare(checked: Checked, seen: ts.Survey, engine: str, given: str) -> None
     lse = _lse(checked)
     if lse is not None and seen.lse is not None:
         near(f"survey.lse by {engine}", got=seen.lse, exact=lse, unit=unit)
-    near(f"survey.received by {engine}", got=seen.received, exact=weights.sum(-2), unit=unit * max(1, queries))
+    near(
+        f"survey.received by {engine}",
+        got=seen.received,
+        exact=weights.sum(-2),
+        unit=unit * max(1, queries),
+    )
     signed = (-torch.xlogy(weights, weights)).sum(-1)
     if checked.attention.normalize is ts.softmax:
-        near(f"survey.entropy by {engine}", got=seen.entropy, exact=signed, unit=unit * max(1, keys))
-    ranked = weights.masked_fill(masked == -torch.inf, -torch.inf).sort(dim=-1, descending=True, stable=True).values
+        near(
+            f"survey.entropy by {engine}", got=seen.entropy, exact=signed, unit=unit * max(1, keys)
+        )
+    ranked = (
+        weights.masked_fill(masked == -torch.inf, -torch.inf)
+        .sort(dim=-1, descending=True, stable=True)
+        .values
+    )
     top = checked.case.top
-    best = torch.cat([ranked, ranked.new_full((*ranked.shape[:-1], top), -torch.inf)], -1)[..., :top]
+    best = torch.cat([ranked, ranked.new_full((*ranked.shape[:-1], top), -torch.inf)], -1)[
+        ..., :top
+    ]
     hidden = best == -torch.inf
-    near(f"survey.top by {engine}", got=seen.top.weights, exact=best.masked_fill(hidden, 0.0), unit=unit)
+    near(
+        f"survey.top by {engine}",
+        got=seen.top.weights,
+        exact=best.masked_fill(hidden, 0.0),
+        unit=unit,
+    )
     if not torch.equal(seen.top.keys < 0, hidden):
         raise WrongError(f"survey.top by {engine}", "key -1 stands in other places", line)
     if keys:
@@ -493,13 +591,31 @@ def _compare(checked: Checked, seen: ts.Survey, engine: str, given: str) -> None
     near(f"survey.rows by {engine}", got=seen.rows([i]), exact=weights[:, :, i : i + 1], unit=unit)
     near(f"survey.cell by {engine}", got=seen.cell(i, j), exact=weights[:, :, i, j], unit=unit)
     one = seen.head(h)
-    near(f"survey.head by {engine}", got=one.received, exact=weights[:, h : h + 1].sum(-2), unit=unit * queries)
-    near(f"survey.head.rows by {engine}", got=one.rows([i]), exact=weights[:, h : h + 1, i : i + 1], unit=unit)
-    if checked.attention.has_no_tensors and queries > 1 and keys >= queries and not given and dice.random() < 0.3:
+    near(
+        f"survey.head by {engine}",
+        got=one.received,
+        exact=weights[:, h : h + 1].sum(-2),
+        unit=unit * queries,
+    )
+    near(
+        f"survey.head.rows by {engine}",
+        got=one.rows([i]),
+        exact=weights[:, h : h + 1, i : i + 1],
+        unit=unit,
+    )
+    if (
+        checked.attention.has_no_tensors
+        and queries > 1
+        and keys >= queries
+        and not given
+        and dice.random() < 0.3
+    ):
         _compare_extended(checked, seen, engine)
 
 
-def _compare_maps(checked: Checked, seen: ts.Survey, engine: str, line: str, dice: random.Random) -> None:
+def _compare_maps(
+    checked: Checked, seen: ts.Survey, engine: str, line: str, dice: random.Random
+) -> None:
     weights = checked.weights.detach()
     unit = checked.score_unit
     _, _, queries, keys = weights.shape
@@ -509,7 +625,10 @@ def _compare_maps(checked: Checked, seen: ts.Survey, engine: str, line: str, dic
     of_keys = torch.arange(keys) * columns // keys
     how = dice.choice(("share", "max", "segments"))
     if how == "segments":
-        ids = [numbers(size, seed=checked.case.seed).mul(1.5).round().long().abs() for size in (queries, keys)]
+        ids = [
+            numbers(size, seed=checked.case.seed).mul(1.5).round().long().abs()
+            for size in (queries, keys)
+        ]
         exact = _pooled(weights, *ids, "share")
         got = seen.map(segments=tuple(ids))
     else:
@@ -519,14 +638,20 @@ def _compare_maps(checked: Checked, seen: ts.Survey, engine: str, line: str, dic
 
 
 def _pooled(weights: Tensor, of_queries: Tensor, of_keys: Tensor, how: str) -> Tensor:
-    """Return the mean over the queries of a cell of the sum over its keys; with "max" its largest weight."""
+    """Return the mean over the queries of a cell of the sum over its keys; with "max" its largest
+    weight.
+    """
     of_queries = of_queries.to(weights.device)
     of_keys = of_keys.to(weights.device)
     cells = weights.new_zeros(*weights.shape[:2], int(of_queries.max()) + 1, int(of_keys.max()) + 1)
     across = weights.new_zeros(*weights.shape[:3], cells.shape[3])
     if how == "max":  # of cells without a gap: every one has a weight
-        across = across.scatter_reduce(3, of_keys.expand_as(weights), weights, "amax", include_self=False)
-        return cells.scatter_reduce(2, of_queries[:, None].expand_as(across), across, "amax", include_self=False)
+        across = across.scatter_reduce(
+            3, of_keys.expand_as(weights), weights, "amax", include_self=False
+        )
+        return cells.scatter_reduce(
+            2, of_queries[:, None].expand_as(across), across, "amax", include_self=False
+        )
     sums = cells.index_add(2, of_queries, across.index_add(3, of_keys, weights))
     return sums / of_queries.bincount().clamp(min=1)[:, None]
 
@@ -534,13 +659,24 @@ def _pooled(weights: Tensor, of_queries: Tensor, of_keys: Tensor, how: str) -> T
 def _compare_extended(checked: Checked, seen: ts.Survey, engine: str) -> None:
     q, k, _ = (tensor.detach() for tensor in checked.inputs)
     old = q.shape[-2] - 1
-    line = "print(ts.survey(q[:, :, :-1], k[:, :, :-1], attention).extend(q[:, :, -1:], k[:, :, -1:]))"
-    grown = ts.survey(q[:, :, :old], k[:, :, :-1], checked.attention, top=checked.case.top, engine=engine)
+    line = (
+        "print(ts.survey(q[:, :, :-1], k[:, :, :-1], attention).extend(q[:, :, -1:], k[:, :, -1:]))"
+    )
+    grown = ts.survey(
+        q[:, :, :old], k[:, :, :-1], checked.attention, top=checked.case.top, engine=engine
+    )
     grown = grown.extend(q[:, :, old:], k[:, :, -1:])
     near = partial(checked.near, line=line)
     unit = checked.score_unit
-    near("survey.extend received", got=grown.received, exact=checked.weights.detach().sum(-2), unit=unit * q.shape[-2])
-    near("survey.extend top", got=grown.top.weights, exact=seen.top.weights.double(), unit=2.0 * unit)
+    near(
+        "survey.extend received",
+        got=grown.received,
+        exact=checked.weights.detach().sum(-2),
+        unit=unit * q.shape[-2],
+    )
+    near(
+        "survey.extend top", got=grown.top.weights, exact=seen.top.weights.double(), unit=2.0 * unit
+    )
 
 
 CHECKS: dict[str, Callable[[Checked], Counter[str]]] = {
@@ -550,7 +686,7 @@ CHECKS: dict[str, Callable[[Checked], Counter[str]]] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------------- shrinking
+# ---------------------------------------------------------------------------------------- shrinking
 
 
 def failure(case: Case) -> WrongError | None:
@@ -579,7 +715,18 @@ def shrunk(case: Case, wrong: WrongError) -> tuple[Case, WrongError]:
 
 def _simpler(case: Case) -> Iterator[Case]:
     """Yield cases that are simpler in one respect."""
-    for name in ("score", "bias", "sink", "softcap", "scale", "layout", "size", "backward", "small_blocks", "dtype"):
+    for name in (
+        "score",
+        "bias",
+        "sink",
+        "softcap",
+        "scale",
+        "layout",
+        "size",
+        "backward",
+        "small_blocks",
+        "dtype",
+    ):
         usual = Case.__dataclass_fields__[name].default
         if getattr(case, name) != usual:
             yield replace(case, **{name: usual})
@@ -609,7 +756,7 @@ def _parts(mask: Tree) -> Iterator[Tree]:
             yield (*mask[:place], part, *mask[place + 1 :])
 
 
-# ------------------------------------------------------------------------------------------------------------ hunting
+# ------------------------------------------------------------------------------------------ hunting
 
 
 @dataclass(frozen=True)
@@ -621,7 +768,9 @@ class Found:
 
 
 def hunt(first: int, count: int, device: str = "cpu", until: float = inf) -> Found:
-    """Draw and check the cases of these seeds until a time in seconds since 1970; shrink those that fail."""
+    """Draw and check the cases of these seeds until a time in seconds since 1970; shrink those that
+    fail.
+    """
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     wrong = []

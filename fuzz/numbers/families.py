@@ -1,4 +1,5 @@
-"""Small models of every family that `fuzz` draws, their texts, and how a padded batch of them is run.
+"""Small models of every family that `fuzz` draws, their texts, and how a padded batch of them is
+run.
 
 Models are cached: a process draws thousands of cases on some hundred models.
 """
@@ -23,7 +24,7 @@ SIDES = ("left", "right", "both")
 MAX_POSITIONS = 64
 WINDOW = 4
 
-# ------------------------------------------------------------------------------------------------------------- models
+# ------------------------------------------------------------------------------------------- models
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Family:
     def has_known_projection(self) -> bool:
         """Whether norms can be recorded.
 
-        A recurrent decoder has no W_O, ModernBERT's has another name, and DiffLlama's reads two sets of values.
+        A recurrent decoder has no W_O, ModernBERT's has another name, and DiffLlama's reads two
+        sets of values.
         """
         return self.make not in (_luong, _modernbert, _diffllama)
 
@@ -81,7 +83,9 @@ def _transformers_model(kind: str, options: dict[str, Any], sizes: Sizes) -> nn.
     config_name = kind.removesuffix("Model")
     for ending in ("ForCausalLM", "LMHead", "ForConditionalGeneration", "MT", "ForMaskedLM"):
         config_name = config_name.removesuffix(ending)
-    config = getattr(transformers, f"{config_name}Config")(vocab_size=VOCABULARY, pad_token_id=PAD, **options)
+    config = getattr(transformers, f"{config_name}Config")(
+        vocab_size=VOCABULARY, pad_token_id=PAD, **options
+    )
     config._attn_implementation = sizes.implementation
     return getattr(transformers, kind)(config)
 
@@ -107,8 +111,15 @@ _diffllama = _llama("DiffLlamaForCausalLM")
 
 
 def _gpt2(sizes: Sizes) -> nn.Module:
-    options = {"n_positions": MAX_POSITIONS, "n_embd": sizes.width, "n_layer": sizes.layers, "n_head": sizes.heads}
-    return _transformers_model("GPT2LMHeadModel", options | {"bos_token_id": 1, "eos_token_id": 2}, sizes)
+    options = {
+        "n_positions": MAX_POSITIONS,
+        "n_embd": sizes.width,
+        "n_layer": sizes.layers,
+        "n_head": sizes.heads,
+    }
+    return _transformers_model(
+        "GPT2LMHeadModel", options | {"bos_token_id": 1, "eos_token_id": 2}, sizes
+    )
 
 
 def _bert(kind: str, **more: Any) -> Callable[[Sizes], nn.Module]:
@@ -190,22 +201,33 @@ def _gpt(sizes: Sizes) -> nn.Module:
 
 def _encoder(sizes: Sizes) -> nn.Module:
     options = {"vocabulary": VOCABULARY, "max_positions": MAX_POSITIONS, "d_model": sizes.width}
-    return ts.models.Encoder(ts.models.EncoderConfig(**options, blocks=sizes.layers, heads=sizes.heads))
+    return ts.models.Encoder(
+        ts.models.EncoderConfig(**options, blocks=sizes.layers, heads=sizes.heads)
+    )
 
 
 def _transformer(sizes: Sizes) -> nn.Module:
     blocks = {"encoder_blocks": sizes.layers, "decoder_blocks": sizes.layers}
-    config = ts.models.TransformerConfig(vocabulary=VOCABULARY, d_model=sizes.width, heads=sizes.heads, **blocks)
+    config = ts.models.TransformerConfig(
+        vocabulary=VOCABULARY, d_model=sizes.width, heads=sizes.heads, **blocks
+    )
     return ts.models.Transformer(config)
 
 
 def _luong(sizes: Sizes) -> nn.Module:
-    return ts.models.LuongTranslator(ts.models.LuongConfig(vocabulary=VOCABULARY, d_model=sizes.width))
+    return ts.models.LuongTranslator(
+        ts.models.LuongConfig(vocabulary=VOCABULARY, d_model=sizes.width)
+    )
 
 
 # A window on the second half of the layers of Qwen2, on every second of Gemma 2, on all of Mistral.
 QWEN2_WINDOW = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
-GEMMA2 = {"head_dim": 8, "sliding_window": WINDOW, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 11}
+GEMMA2 = {
+    "head_dim": 8,
+    "sliding_window": WINDOW,
+    "attn_logit_softcapping": 3.0,
+    "query_pre_attn_scalar": 11,
+}
 RIGHT = ("right",)  # of families that count positions from the first column, padding or not
 
 FAMILIES = {
@@ -232,7 +254,9 @@ GROUPED = ("llama", "qwen2", "mistral", "gemma2", "diffllama", "GPT")
 
 @lru_cache(maxsize=256)
 def model_of(family: str, sizes: Sizes, device: str) -> nn.Module:
-    """Return a model with random numbers in every parameter: a bias of zeros would hide a mistake."""
+    """Return a model with random numbers in every parameter: a bias of zeros would hide a
+    mistake.
+    """
     torch.manual_seed(0)
     model = FAMILIES[family].make(sizes)
     dice = torch.Generator().manual_seed(sizes.weights)
@@ -250,7 +274,7 @@ def model_of(family: str, sizes: Sizes, device: str) -> nn.Module:
     return model.to(device, getattr(torch, sizes.dtype)).eval()
 
 
-# -------------------------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------------------- texts
 
 
 @dataclass
@@ -261,7 +285,9 @@ class Padded:
     keep: Tensor
 
     def real(self, i: int) -> Tensor:
-        """Return which columns of a sentence are no padding, on the CPU: such a mask indexes tensors of any device."""
+        """Return which columns of a sentence are no padding, on the CPU: such a mask indexes
+        tensors of any device.
+        """
         return self.keep[i].cpu()
 
     def column(self, i: int) -> int:
@@ -276,8 +302,13 @@ class Padded:
 
 
 def words(count: int, dice: random.Random) -> list[int]:
-    """Return a sentence in which tokens, and pairs of tokens, occur again; the id of padding may be a word too."""
-    sentence = [dice.choice((PAD, *range(FIRST_WORD, VOCABULARY, dice.choice((1, 8))))) for _ in range(count)]
+    """Return a sentence in which tokens, and pairs of tokens, occur again; the id of padding may be
+    a word too.
+    """
+    sentence = [
+        dice.choice((PAD, *range(FIRST_WORD, VOCABULARY, dice.choice((1, 8)))))
+        for _ in range(count)
+    ]
     begin = dice.randint(1, max(1, count // 2))
     for i in range(begin, count):
         if dice.random() < 0.6:
@@ -285,7 +316,9 @@ def words(count: int, dice: random.Random) -> list[int]:
     return sentence
 
 
-def padded(lengths: Iterable[int], side: str, dice: random.Random, device: str, more: int = 0) -> Padded:
+def padded(
+    lengths: Iterable[int], side: str, dice: random.Random, device: str, more: int = 0
+) -> Padded:
     """Return sentences of these lengths, padded to `more` tokens beyond the longest."""
     lengths = list(lengths)
     width = max(lengths) + more
@@ -347,7 +380,9 @@ class Texts:
         queries = self.source if is_encoder or not self.family.translates else self.target
         return queries, self.source if across else queries
 
-    def _inputs(self, source: Tensor, target: Tensor, of_source: Tensor | None, of_target: Tensor | None) -> Inputs:
+    def _inputs(
+        self, source: Tensor, target: Tensor, of_source: Tensor | None, of_target: Tensor | None
+    ) -> Inputs:
         is_padded = of_source is not None
         # Every model but a translator is told the positions, so that padding in front shifts none.
         positions = (of_source.long().cumsum(1) - 1).clamp(min=0) if is_padded else None
@@ -363,7 +398,11 @@ class Texts:
                 named["position_ids"] = positions
             return Inputs((), named)
         if self.family.translates:
-            masks = (ts.padding(of_source.sum(1)), ts.padding(of_target.sum(1))) if is_padded else (None, None)
+            masks = (
+                (ts.padding(of_source.sum(1)), ts.padding(of_target.sum(1)))
+                if is_padded
+                else (None, None)
+            )
             return Inputs((source, target, *masks), {})
         mask = ts.padding(keep=of_source) if is_padded else None
         types = (None,) if self.family.make is _encoder else ()
@@ -371,25 +410,36 @@ class Texts:
 
 
 def texts_of(
-    name: str, lengths: Iterable[int], side: str, dice: random.Random, device: str, *, least: int = 2
+    name: str,
+    lengths: Iterable[int],
+    side: str,
+    dice: random.Random,
+    device: str,
+    *,
+    least: int = 2,
 ) -> Texts:
-    """Draw a batch: sentences of these lengths, and of a translator their targets, of at least `least` tokens."""
+    """Draw a batch: sentences of these lengths, and of a translator their targets, of at least
+    `least` tokens.
+    """
     family = FAMILIES[name]
     lengths = list(lengths)
     source = padded(lengths, side, dice, device, more=dice.randint(0, 3))
     targets = [dice.randint(least, max(least, 9)) for _ in lengths]
-    target = padded(targets, side if name == "t5" else "right", dice, device, more=dice.randint(0, 3))
+    target = padded(
+        targets, side if name == "t5" else "right", dice, device, more=dice.randint(0, 3)
+    )
     return Texts(family, source, target)
 
 
-# -------------------------------------------------------------------------------------------------------------- cases
+# -------------------------------------------------------------------------------------------- cases
 
 BOUNDS = {"float64": 1e-6, "float32": 1e-3}
 """The largest difference, as a share of the largest number that is compared, and at least of 1.
 
-Two runs of one model add the same numbers in another order, which rounds by 1e-16 or 6e-8. Layers multiply this: norms
-of small vectors and softmaxes of large scores by up to some thousand. A mistake, such as one key too many, changes
-weights by 1e-2 or more."""
+Two runs of one model add the same numbers in another order, which rounds by 1e-16 or 6e-8. Layers
+multiply this: norms of small vectors and softmaxes of large scores by up to some thousand. A
+mistake, such as one key too many, changes weights by 1e-2 or more.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Generation in `fuzz`: texts that end early in a batch, and prompts that are read in chunks.
 
-A text in a batch has the numbers of the text alone; a prompt in chunks has those of the prompt read at once.
+A text in a batch has the numbers of the text alone; a prompt in chunks has those of the prompt read
+at once.
 """
 
 import random
@@ -24,15 +25,25 @@ NEW = 8  # tokens that a text is continued by, at most
 
 @lru_cache(maxsize=64)
 def _noise(seed: int, device: str) -> Tensor:
-    """Return what is added to the logits after each token, so that the texts of small models do not loop."""
+    """Return what is added to the logits after each token, so that the texts of small models do not
+    loop.
+    """
     dice = torch.Generator().manual_seed(seed)
     return 3.0 * torch.randn(VOCABULARY, VOCABULARY, generator=dice).to(device)
 
 
 def _write(
-    case: ModelCase, prompts: Tensor, keep: Tensor | None, end: int | None, *, watch: Any = None, **options: Any
+    case: ModelCase,
+    prompts: Tensor,
+    keep: Tensor | None,
+    end: int | None,
+    *,
+    watch: Any = None,
+    **options: Any,
 ) -> Any:
-    """Let a model of transformers write; a token depends on its own text alone. Return its output, and a recording."""
+    """Let a model of transformers write; a token depends on its own text alone. Return its output,
+    and a recording.
+    """
     noise = _noise(case.seed % 32, case.device)
 
     def vary(ids: Tensor, logits: Tensor) -> Tensor:
@@ -49,7 +60,7 @@ def _write(
     return output, recording
 
 
-# ---------------------------------------------------------------------------------------------- texts that end early
+# ----------------------------------------------------------------------------- texts that end early
 
 
 def check_endings(case: ModelCase) -> Counter[str]:
@@ -70,7 +81,9 @@ def check_endings(case: ModelCase) -> Counter[str]:
 
 
 def _end_transformers(case: ModelCase, prompts: Padded, watch: Any, dice: random.Random) -> Any:
-    """Return the recordings of a batch whose texts end at a token that one of them wrote, and of each alone."""
+    """Return the recordings of a batch whose texts end at a token that one of them wrote, and of
+    each alone.
+    """
     skipped = 1 if FAMILIES[case.family].translates else prompts.ids.shape[1]
     texts = _write(case, prompts.ids, prompts.keep, None)[0].sequences[:, skipped:].tolist()
     end = _draw_end(texts, dice)
@@ -82,7 +95,9 @@ def _end_transformers(case: ModelCase, prompts: Padded, watch: Any, dice: random
         alone, recording = _write(case, prompts.sentence(i), None, end, watch=watch)
         before = 1 if skipped == 1 else prompts.length(i)
         written = alone.sequences[0, before:].tolist()
-        if not _are_same(case, output.sequences[i, skipped:].tolist(), written, padding_follows=True):
+        if not _are_same(
+            case, output.sequences[i, skipped:].tolist(), written, padding_follows=True
+        ):
             return None
         singles.append(recording)
     return together, singles
@@ -93,7 +108,9 @@ def _end_own(case: ModelCase, prompts: Padded, watch: Any, dice: random.Random) 
     lists = [prompts.sentence(i)[0].tolist() for i in range(len(prompts.ids))]
     options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": dice.choice((0.0, 1.0, 3.0))}
     seed = dice.randrange(1000)
-    end = _draw_end([line.ids for line in generate(case.model, lists, end=[2], seed=seed, **options)], dice)
+    end = _draw_end(
+        [line.ids for line in generate(case.model, lists, end=[2], seed=seed, **options)], dice
+    )
     if end is None:
         return None
     with ts.watch(case.model, **watch) as together:
@@ -109,7 +126,9 @@ def _end_own(case: ModelCase, prompts: Padded, watch: Any, dice: random.Random) 
 
 
 def _draw_end(texts: list[list[int]], dice: random.Random) -> int | None:
-    """Return a token at which one text ends at least two tokens before another; None if there is none."""
+    """Return a token at which one text ends at least two tokens before another; None if there is
+    none.
+    """
     lengths = {}
     for token in {token for text in texts for token in text}:
         lengths[token] = [text.index(token) if token in text else len(text) for text in texts]
@@ -117,7 +136,9 @@ def _draw_end(texts: list[list[int]], dice: random.Random) -> int | None:
     return dice.choice(sorted(ends)) if ends else None
 
 
-def _are_same(case: ModelCase, got: list[int], exact: list[int], *, padding_follows: bool = False) -> bool:
+def _are_same(
+    case: ModelCase, got: list[int], exact: list[int], *, padding_follows: bool = False
+) -> bool:
     """Return whether two texts are the same; raise where rounding cannot explain another one."""
     same = got[: len(exact)] == exact and (not padding_follows or set(got[len(exact) :]) <= {PAD})
     if not same and case.is_exact:
@@ -138,16 +159,24 @@ def _compare_texts(case: ModelCase, together: Recording, alone: Recording, i: in
         survey = there.survey()
         case.near(f"received of {layer}", survey.received[i][:, keys], own.received[0])
         case.near(f"entropy of {layer}", survey.entropy[i][:, rows], own.entropy[0])
-        case.equal(f"entropy after the end in {layer}", bool(survey.entropy[i][:, rows.stop :].any()), False)
+        case.equal(
+            f"entropy after the end in {layer}",
+            bool(survey.entropy[i][:, rows.stop :].any()),
+            False,
+        )
         case.near(f"top weights of {layer}", survey.top.weights[i][:, rows], own.top.weights[0])
-        case.near(f"shares of {layer}", there.shares(there.places())[i], here.shares(here.places())[0])
+        case.near(
+            f"shares of {layer}", there.shares(there.places())[i], here.shares(here.places())[0]
+        )
 
 
-# ------------------------------------------------------------------------------------------------- prompts in chunks
+# -------------------------------------------------------------------------------- prompts in chunks
 
 
 def check_chunks(case: ModelCase) -> Counter[str]:
-    """Compare a prompt that is read in chunks, edited and recorded, with the prompt read at once."""
+    """Compare a prompt that is read in chunks, edited and recorded, with the prompt read at
+    once.
+    """
     dice = case.dice()
     prompts = padded(case.lengths, "left", dice, case.device, more=dice.choice((0, 0, 2)))
     width = prompts.ids.shape[1]
@@ -157,11 +186,17 @@ def check_chunks(case: ModelCase) -> Counter[str]:
         edits = [_edit_of_prompt(case, prompts, dice) for _ in range(dice.randint(1, 2))]
         whole, parts = (_write_edited(case, prompts, edits, size) for size in (None, chunk))
         if _are_same(case, parts.sequences.flatten().tolist(), whole.sequences.flatten().tolist()):
-            case.near(f"logits under {edits[0].kind}", torch.stack(parts.logits), torch.stack(whole.logits))
+            case.near(
+                f"logits under {edits[0].kind}",
+                torch.stack(parts.logits),
+                torch.stack(whole.logits),
+            )
     elif part == "recording":
         watch = {"keep": dice.choice(("summaries", "queries-keys"))}
         options = [{}, {"prefill_chunk_size": chunk}]
-        found = [_write(case, prompts.ids, prompts.keep, None, watch=watch, **more) for more in options]
+        found = [
+            _write(case, prompts.ids, prompts.keep, None, watch=watch, **more) for more in options
+        ]
         (whole, exact), (parts, got) = found
         if _are_same(case, parts.sequences.flatten().tolist(), whole.sequences.flatten().tolist()):
             _compare_recordings(case, got, exact, width)
@@ -194,7 +229,11 @@ def _compare_recordings(case: ModelCase, got: Recording, exact: Recording, width
     for layer in exact:
         here = exact[layer].call
         there = got[layer].call
-        case.equal(f"length of the prompt in {layer}", (here.facts.prompt, there.facts.prompt), (width, width))
+        case.equal(
+            f"length of the prompt in {layer}",
+            (here.facts.prompt, there.facts.prompt),
+            (width, width),
+        )
         case.near(f"received of {layer}", there.survey().received, here.survey().received)
         case.near(f"entropy of {layer}", there.survey().entropy, here.survey().entropy)
         case.near(f"top weights of {layer}", there.survey().top.weights, here.survey().top.weights)

@@ -1,4 +1,5 @@
-"""Whole models in `fuzz`: random families, sizes, texts and edits, each compared with an independent truth.
+"""Whole models in `fuzz`: random families, sizes, texts and edits, each compared with an
+independent truth.
 
 padding        a padded batch with each of its sentences alone             padding.py
 endings        a text that ends early in a batch with the text alone       generation.py
@@ -30,15 +31,17 @@ from .families import EAGER_ONLY, FAMILIES, FIRST_WORD, GROUPED, VOCABULARY, Mod
 from .generation import check_chunks, check_endings
 from .padding import check_padding
 
-# ------------------------------------------------------------------------------------------------------- the null test
+# ------------------------------------------------------------------------------------ the null test
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.ABCDEFGHIJKLMNO"[: VOCABULARY - FIRST_WORD]
 ERRORS = 3.0  # a change of fewer standard errors may be chance, as the documentation says
 SHARES = {"null: changes": 0.03, "null: strongest changes": 0.06}
 """The largest share of changes beyond `ERRORS` standard errors.
 
-Of a normal variable it is 0.3 %; an error that is estimated from 40 texts of very unequal lengths is itself uncertain,
-and the strongest of eight changes is the likeliest to be beyond. Of 116 draws, 0.8 % and 3.1 % were."""
+Of a normal variable it is 0.3 %; an error that is estimated from 40 texts of very unequal lengths
+is itself uncertain, and the strongest of eight changes is the likeliest to be beyond. Of 116 draws,
+0.8 % and 3.1 % were.
+"""
 ENOUGH = 60  # draws, below which the shares say little: the heads of one draw are alike
 
 
@@ -56,10 +59,15 @@ def check_null(case: ModelCase) -> Counter[str]:
     """Count the changes between two draws of texts, and those beyond three standard errors."""
     dice = case.dice()
     known = ["".join(dice.choices(LETTERS[:26], k=dice.randint(1, 5))) for _ in range(12)]
-    one, other = (ts.atlas(case.model, _texts(known, dice), tokenizer=Letters(), batch=16) for _ in range(2))
+    one, other = (
+        ts.atlas(case.model, _texts(known, dice), tokenizer=Letters(), batch=16) for _ in range(2)
+    )
     counts = Counter({"null": 1})
     heads = {(head.layer, head.number): head for head in other.heads()}
-    errors = {name: (one.standard_error(name) ** 2 + other.standard_error(name) ** 2).sqrt() for name in HABITS}
+    errors = {
+        name: (one.standard_error(name) ** 2 + other.standard_error(name) ** 2).sqrt()
+        for name in HABITS
+    }
     places = {place: i for i, place in enumerate(one.places)}
     for head in one.heads():
         place = (head.layer, head.number)
@@ -77,7 +85,9 @@ def check_null(case: ModelCase) -> Counter[str]:
 
 
 def _texts(known: list[str], dice: random.Random) -> list[str]:
-    """Return 40 texts: short ones, and a few long ones that repeat one word or draw from several."""
+    """Return 40 texts: short ones, and a few long ones that repeat one word or draw from
+    several.
+    """
     texts = []
     for _ in range(40):
         is_long = dice.random() < 0.2
@@ -98,11 +108,15 @@ def judge_null(counts: Counter[str]) -> list[tuple[str, str]]:
     return wrong
 
 
-# ------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------ drawing
 
 CHECKS: dict[str, tuple[Callable[[ModelCase], Counter[str]], tuple[str, ...], int]] = {
     "padding": (check_padding, tuple(FAMILIES), 56),
-    "endings": (check_endings, tuple(name for name, family in FAMILIES.items() if family.writes), 12),
+    "endings": (
+        check_endings,
+        tuple(name for name, family in FAMILIES.items() if family.writes),
+        12,
+    ),
     "chunks": (check_chunks, ("llama", "gpt2", "qwen2", "mistral", "gemma2", "diffllama"), 12),
     "shared layers": (check_shared_layers, ("albert",), 8),
     "bypasses": (check_bypass, tuple(FORWARDS), 10),
@@ -120,7 +134,8 @@ def drawn(seed: int, device: str = "cpu") -> ModelCase:
     layers = dice.choice((2, 3))
     groups = dice.choice((1, 2)) if family == "albert" else 1
     implementation = "eager" if family in EAGER_ONLY else dice.choice(("eager", "sdpa", "sdpa"))
-    # The eager functions of transformers take their softmax in float32, in which the mask of float64 is infinite.
+    # The eager functions of transformers take their softmax in float32, in which the mask of
+    # float64 is infinite.
     is_exact = FAMILIES[family].own or implementation == "sdpa"
     sizes = Sizes(
         heads=heads,
@@ -129,7 +144,9 @@ def drawn(seed: int, device: str = "cpu") -> ModelCase:
         groups=groups,
         implementation=implementation,
         dtype=dice.choice(("float64", "float64", "float32")) if is_exact else "float32",
-        weights=dice.randrange(2 if check == "bypasses" else 3),  # the third GPT has a window, its forward by hand none
+        weights=dice.randrange(
+            2 if check == "bypasses" else 3
+        ),  # the third GPT has a window, its forward by hand none
     )
     lengths = tuple(dice.randint(4, 14) for _ in range(dice.choice((2, 2, 3))))
     side = dice.choice(FAMILIES[family].sides)
@@ -148,15 +165,21 @@ def lists_of_keys(wanted: bool) -> Iterator[None]:
 
 
 def check(case: ModelCase) -> Counter[str]:
-    """Run a case and return counts of what was compared; raise a WrongError for a difference or an exception."""
+    """Run a case and return counts of what was compared; raise a WrongError for a difference or an
+    exception.
+    """
     try:
         with warnings.catch_warnings(), lists_of_keys(case.seed % 3 == 0):
-            warnings.simplefilter("ignore")  # of cases that are unusual on purpose; check_bypass reads its own
+            warnings.simplefilter(
+                "ignore"
+            )  # of cases that are unusual on purpose; check_bypass reads its own
             return CHECKS[case.check][0](case)
     except WrongError:
         raise
     except Exception as problem:
-        message = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+        message = (
+            f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+        )
         raise WrongError(case.check, message, "") from problem
 
 
@@ -185,5 +208,7 @@ def hunt(first: int, count: int, device: str = "cpu", until: float = inf) -> Fou
         try:
             counts += check(case)
         except WrongError as problem:
-            wrong.append((f"{case.check} of {case.family}: {problem} (case {seed})", script(seed, device)))
+            wrong.append(
+                (f"{case.check} of {case.family}: {problem} (case {seed})", script(seed, device))
+            )
     return Found(counts, wrong)

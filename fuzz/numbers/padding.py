@@ -24,7 +24,7 @@ def record(model: nn.Module, inputs: Inputs, **options: Any) -> Recording:
     return recording
 
 
-# ------------------------------------------------------------------------------------------------ queries and keys
+# --------------------------------------------------------------------------------- queries and keys
 
 
 def check_numbers(case: ModelCase, texts: Texts, dice: random.Random) -> None:
@@ -46,13 +46,21 @@ def check_numbers(case: ModelCase, texts: Texts, dice: random.Random) -> None:
             here = own.survey(top=TOP)
             there = call.survey(top=TOP)
             case.near(f"received of {layer}", there.received[i][:, columns], here.received[0])
-            case.equal(f"received by padding of {layer}", bool(there.received[i][:, ~columns].any()), False)
+            case.equal(
+                f"received by padding of {layer}", bool(there.received[i][:, ~columns].any()), False
+            )
             case.near(f"entropy of {layer}", there.entropy[i][:, rows], here.entropy[0])
-            case.equal(f"entropy of padding of {layer}", bool(there.entropy[i][:, ~rows].any()), False)
+            case.equal(
+                f"entropy of padding of {layer}", bool(there.entropy[i][:, ~rows].any()), False
+            )
             case.near(f"lse of {layer}", there.lse[i][:, rows], here.lse[0])
             case.near(f"top weights of {layer}", there.top.weights[i][:, rows], here.top.weights[0])
             _compare_keys(case, layer, there.top.keys[i][:, rows], here.top, keys.column(i))
-            case.equal(f"top keys of padding of {layer}", bool((there.top.keys[i][:, ~rows] != -1).any()), False)
+            case.equal(
+                f"top keys of padding of {layer}",
+                bool((there.top.keys[i][:, ~rows] != -1).any()),
+                False,
+            )
             if norms:
                 exact = own.parts["norms"].tensor[0]
                 case.near(f"norms of {layer}", call.parts["norms"].tensor[i][:, columns], exact)
@@ -61,7 +69,9 @@ def check_numbers(case: ModelCase, texts: Texts, dice: random.Random) -> None:
 
 
 def _compare_keys(case: ModelCase, layer: str, got: Tensor, exact: Any, first: int) -> None:
-    """Compare the keys of the top weights, but for those whose weight is within rounding of the next one."""
+    """Compare the keys of the top weights, but for those whose weight is within rounding of the
+    next one.
+    """
     own = torch.where(got < 0, got, got - first)
     weights = exact.weights[0]
     gaps = weights[..., :-1] - weights[..., 1:]
@@ -84,15 +94,18 @@ def check_tables(case: ModelCase, texts: Texts, dice: random.Random) -> None:
         case.equal(f"rows of the table of {of}", len(there), len(here))
         for column in here:
             if case.family == "t5" and of in ("queries", "top") and column in ("key", "peak_key"):
-                continue  # equal tokens at great distances have equal weights, of which rounding chooses one
+                # Equal tokens at great distances have equal weights, of which rounding chooses one.
+                continue
             what = f"column {column} of the table of {of}"
             if here[column].dtype.kind == "f":
                 case.near(what, there[column].to_numpy(), here[column].to_numpy())
             elif case.is_exact:
-                case.equal(what, there[column].astype(str).tolist(), here[column].astype(str).tolist())
+                case.equal(
+                    what, there[column].astype(str).tolist(), here[column].astype(str).tolist()
+                )
 
 
-# ------------------------------------------------------------------------------------- numbers of a whole sentence
+# ---------------------------------------------------------------------- numbers of a whole sentence
 
 
 def check_heads(case: ModelCase, texts: Texts, dice: random.Random) -> None:
@@ -103,7 +116,9 @@ def check_heads(case: ModelCase, texts: Texts, dice: random.Random) -> None:
     middle = texts.source.length(0) // 2
     segments = None if texts.family.translates else {"begin": range(middle), "end": [middle]}
     together = record(case.model, texts.batch(), **options).heads(segments=segments)
-    compare_heads(case, together, record(case.model, texts.alone(0), **options).heads(segments=segments))
+    compare_heads(
+        case, together, record(case.model, texts.alone(0), **options).heads(segments=segments)
+    )
 
 
 def compare_heads(case: ModelCase, got: Any, exact: Any) -> None:
@@ -130,7 +145,9 @@ def check_effect(case: ModelCase, texts: Texts, dice: random.Random) -> None:
         edits = [ts.mute(times=dice.random())]
     for measure, options in (("logits", {"tokens": [5, 7]}), ("loss", {})):
         got, exact = (
-            ts.effect(case.model, inputs.for_effect, edits, measure, **options, progress=False).columns
+            ts.effect(
+                case.model, inputs.for_effect, edits, measure, **options, progress=False
+            ).columns
             for inputs in (texts.batch(), texts.alone(0))
         )
         for column in exact:
@@ -154,13 +171,17 @@ def check_losses(case: ModelCase, texts: Texts, dice: random.Random) -> None:
 def check_health(case: ModelCase, texts: Texts, dice: random.Random) -> None:
     """Compare the measurements of Health of a batch of one padded sentence."""
     health = ts.Health(case.model, every=1, rules=())
-    got, exact = (health.measure(*inputs.args, **inputs.kwargs) for inputs in (texts.batch(), texts.alone(0)))
+    got, exact = (
+        health.measure(*inputs.args, **inputs.kwargs) for inputs in (texts.batch(), texts.alone(0))
+    )
     for layer, own in exact.layers.items():
         for part in ("entropy", "logit", "sink"):
-            case.near(f"{part} of {layer} by Health", getattr(got.layers[layer], part), getattr(own, part))
+            case.near(
+                f"{part} of {layer} by Health", getattr(got.layers[layer], part), getattr(own, part)
+            )
 
 
-# --------------------------------------------------------------------------------------------------- edits and sources
+# -------------------------------------------------------------------------------- edits and sources
 
 
 def random_span(dice: random.Random, length: int) -> Any:
@@ -171,9 +192,15 @@ def random_span(dice: random.Random, length: int) -> Any:
     return dice.choice((start, some, range(start, stop), slice(start, None)))
 
 
-def random_edit(dice: random.Random, length: int, heads: int, *, is_alone: bool = False, **options: Any) -> Any:
-    """Draw an edit by position of some heads in all layers; `is_alone` allows means, of one call only."""
-    chosen = sorted(dice.sample(range(heads), dice.randint(1, heads))) if dice.random() < 0.7 else None
+def random_edit(
+    dice: random.Random, length: int, heads: int, *, is_alone: bool = False, **options: Any
+) -> Any:
+    """Draw an edit by position of some heads in all layers; `is_alone` allows means, of one call
+    only.
+    """
+    chosen = (
+        sorted(dice.sample(range(heads), dice.randint(1, heads))) if dice.random() < 0.7 else None
+    )
     kind = dice.choice(("mute", "mean", "hide", "boost") if is_alone else ("hide", "boost"))
     if kind == "mute":
         return ts.mute(heads=chosen, times=dice.choice((0.0, 0.5, 2.0)))
@@ -191,8 +218,13 @@ def check_edits(case: ModelCase, texts: Texts, dice: random.Random) -> None:
     if texts.family.is_recurrent:
         edits = [ts.mute(times=dice.random()), ts.boost(0, by=3.0)]
     else:
-        lengths = [part.length(i) for part in (texts.source, texts.written) for i in range(texts.count)]
-        edits = [random_edit(dice, min(lengths), case.sizes.heads, is_alone=True) for _ in range(dice.randint(1, 2))]
+        lengths = [
+            part.length(i) for part in (texts.source, texts.written) for i in range(texts.count)
+        ]
+        edits = [
+            random_edit(dice, min(lengths), case.sizes.heads, is_alone=True)
+            for _ in range(dice.randint(1, 2))
+        ]
     with torch.no_grad(), ts.edit(case.model, *edits):
         together = texts.batch().run(case.model)
     for i in range(texts.count):
@@ -218,7 +250,8 @@ def check_sources(case: ModelCase, texts: Texts, dice: random.Random) -> None:
 def _sources(
     case: ModelCase, texts: Texts, inputs: Inputs, row: int, first: int, span: range, sentence: int
 ) -> dict[str, Any]:
-    # A recurrent decoder attends once for each token: its keys have several gradients, its ids are not known.
+    # A recurrent decoder attends once for each token: its keys have several gradients, its ids are
+    # not known.
     hows = ["weights"]
     also: tuple[str, ...] = ()
     if not texts.family.is_recurrent:
@@ -255,14 +288,18 @@ PADDING: dict[str, tuple[Callable[[ModelCase, Texts, random.Random], None], bool
     "edits": (check_edits, False, False),
     "sources": (check_sources, False, True),
 }
-"""Name → the comparison, whether it is of a batch of one sentence, and whether the model has to predict tokens."""
+"""Name → the comparison, whether it is of a batch of one sentence, and whether the model has to
+predict tokens.
+"""
 
 
 def check_padding(case: ModelCase) -> Counter[str]:
     """Compare a padded batch with each sentence alone in one respect, drawn at random."""
     dice = case.dice()
     family = FAMILIES[case.family]
-    part = dice.choice([name for name, (_, _, predicts) in PADDING.items() if family.predicts or not predicts])
+    part = dice.choice(
+        [name for name, (_, _, predicts) in PADDING.items() if family.predicts or not predicts]
+    )
     compare, is_single, _ = PADDING[part]
     lengths = case.lengths[:1] if is_single else case.lengths
     compare(case, texts_of(case.family, lengths, case.side, dice, case.device), dice)

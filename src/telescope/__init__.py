@@ -1,7 +1,9 @@
-"""Look inside attention while it runs at full speed: one definition, `Attention`, and functions that all take it.
+"""Look inside attention while it runs at full speed: one definition, `Attention`, and functions
+that all take it.
 
-`attend` runs a definition, `plan` says on which engine, `trace` shows every step, `survey` gives exact statistics of
-long texts, `watch` records a model while it runs, `edit` changes its attention. Read attention/definition.py first.
+`attend` runs a definition, `plan` says on which engine, `trace` shows every step, `survey` gives
+exact statistics of long texts, `watch` records a model while it runs, `edit` changes its attention.
+Read attention/definition.py first.
 
 Example:
     >>> import telescope as ts, torch
@@ -11,9 +13,7 @@ Example:
 """
 
 import logging
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,17 +33,11 @@ LAZY = (
 )  # rooms that need more than the public names do
 
 
-class Package(ModuleType):
-    """This package. Public names are imported at first use: `telescope --help` and completion import no torch."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, unless importing binds a room: `ts.survey` is the function, not the room of its name."""
-        if not isinstance(value, ModuleType) or value.__name__ != f"{__name__}.{name}":
-            super().__setattr__(name, value)
-
-
 def __getattr__(name: str) -> Any:
-    """Return a public name, or a room."""
+    """Return a public name, or a room.
+
+    Public names are imported at first use: `telescope --help` and completion import no torch.
+    """
     if name in LAZY:
         return import_module(f".{name}", __name__)
     if not name.startswith("__") or name == "__all__":
@@ -51,8 +45,6 @@ def __getattr__(name: str) -> Any:
         if hasattr(public, name):
             globals()[name] = getattr(public, name)
             return globals()[name]
-        if f"{__name__}.{name}" in sys.modules:  # a room that is not public, as `import telescope.engines` names it
-            return sys.modules[f"{__name__}.{name}"]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -60,5 +52,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *LAZY, *import_module(".public", __name__).__all__, "open"})
 
 
-sys.modules[__name__].__class__ = Package
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the program configures logging
+logging.getLogger(__name__).addHandler(
+    logging.NullHandler()
+)  # silent unless the program configures logging

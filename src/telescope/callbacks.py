@@ -1,6 +1,8 @@
-"""Callbacks for other people's trainers: the health of attention in transformers' Trainer and in Lightning.
+"""Callbacks for other people's trainers: the health of attention in transformers' Trainer and in
+Lightning.
 
-Neither library is imported here: their trainers ask a callback for methods by name, and do without a base class.
+Neither library is imported here: their trainers ask a callback for methods by name, and do without
+a base class.
 """
 
 import sys
@@ -16,14 +18,15 @@ __all__ = ["LightningCallback", "TransformersCallback"]
 
 
 class TransformersCallback:
-    """Measure attention every N steps of a transformers Trainer, and log it to wherever the Trainer logs.
+    """Measure attention every N steps of a transformers Trainer, and log it to wherever the Trainer
+    logs.
 
     callback = telescope.callbacks.TransformersCallback(every=50)
     trainer = transformers.Trainer(model, ..., callbacks=[callback])
 
     Args:
-        every: measure after each `every`-th step of the optimiser.
-        probe: the batch to measure, as the model takes it; by default the first batch of the training data, so that
+        every: measure after each `every`-th step of the optimiser. probe: the batch to measure, as
+        the model takes it; by default the first batch of the training data, so that
             all measurements are of the same sequences.
         options: those of `ts.Health`: sequences, rules, on_alert, tau, run.
 
@@ -47,7 +50,9 @@ class TransformersCallback:
         if self.probe is None:
             data = given.get("train_dataloader")
             if data is None:
-                raise ValueError("this Trainer shows its callbacks no training data; pass a batch: probe=batch")
+                raise ValueError(
+                    "this Trainer shows its callbacks no training data; pass a batch: probe=batch"
+                )
             with torch.random.fork_rng():  # the training shuffles as if nothing had been drawn
                 self.probe = next(iter(data))
 
@@ -57,12 +62,18 @@ class TransformersCallback:
             return
         self.health.steps = state.global_step
         device = next(self.health.model.parameters()).device
-        batch = {name: _to(value, device) for name, value in dict(self.probe).items() if name != "num_items_in_batch"}
+        batch = {
+            name: _to(value, device)
+            for name, value in dict(self.probe).items()
+            if name != "num_items_in_batch"
+        }
         scalars = self.health.measure(batch).scalars()
         if self.trainer is not None:
             wanted = control.should_log
             self.trainer.log(scalars)
-            control.should_log = wanted  # which logging switches off: the Trainer's own loss is still to come
+            control.should_log = (
+                wanted  # which logging switches off: the Trainer's own loss is still to come
+            )
         else:
             state.log_history.append({**scalars, "step": state.global_step})
 
@@ -74,13 +85,14 @@ class TransformersCallback:
 
 
 class LightningCallback:
-    """Measure attention every N batches of a Lightning Trainer, and log it to each of the Trainer's loggers.
+    """Measure attention every N batches of a Lightning Trainer, and log it to each of the Trainer's
+    loggers.
 
     trainer = lightning.Trainer(callbacks=[telescope.callbacks.LightningCallback(every=50)])
 
     Args:
-        every: measure after each `every`-th training batch.
-        run: called with the LightningModule and a batch, to run its forward pass; by default `training_step` with
+        every: measure after each `every`-th training batch. run: called with the LightningModule
+        and a batch, to run its forward pass; by default `training_step` with
             logging switched off. A module that steps its optimisers by hand needs `run`.
         options: those of `ts.Health`: sequences, rules, on_alert, tau.
 
@@ -91,7 +103,9 @@ class LightningCallback:
     """
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        """Return an object that is a callback of whichever Lightning is installed, whose Trainer asks for its class."""
+        """Return an object that is a callback of whichever Lightning is installed, whose Trainer
+        asks for its class.
+        """
         bases = tuple(
             sys.modules[name].Callback
             for name in ("lightning.pytorch", "pytorch_lightning")
@@ -101,13 +115,17 @@ class LightningCallback:
             return super().__new__(cls)
         return object.__new__(type(cls.__name__, (cls, *bases[:1]), {}))
 
-    def __init__(self, every: int = 50, *, run: Callable[..., object] | None = None, **options: Any) -> None:
+    def __init__(
+        self, every: int = 50, *, run: Callable[..., object] | None = None, **options: Any
+    ) -> None:
         self.every = every
         self.own_run = run
         self.options = options
         self.health: Health | None = None
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Measure, if it is time, and log."""
         if self.health is None:
             self.health = Health(pl_module, self.every, run=self._run, **self.options)
@@ -122,7 +140,10 @@ class LightningCallback:
         if self.own_run is not None:
             self.own_run(module, batch)
         elif not module.automatic_optimization:
-            raise ValueError("this module steps its optimisers by hand; pass run=lambda module, batch: module(batch)")
+            raise ValueError(
+                "this module steps its optimisers by hand; pass run=lambda module, batch: "
+                "module(batch)"
+            )
         else:
             with _without_logging(module):
                 module.training_step(batch, 0)
@@ -141,7 +162,9 @@ def _without_logging(module: Any) -> Any:
 
 
 def _trainer_of(callback: object) -> Any:
-    """Return the Trainer that calls a callback: transformers hands it over to none, so it is found on the stack."""
+    """Return the Trainer that calls a callback: transformers hands it over to none, so it is found
+    on the stack.
+    """
     frame = sys._getframe()
     while frame is not None:
         owner = frame.f_locals.get("self")

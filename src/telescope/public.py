@@ -1,8 +1,12 @@
-"""The public names of the package, imported from their rooms; `telescope/__init__.py` hands them on at first use."""
+"""The public names of the package, imported from their rooms; `telescope/__init__.py` hands them on
+at first use.
+"""
 
 from . import decoding, layers, models
-from .atlas import Atlas, Comparison, atlas, compare
-from .atlas import open as open  # not in __all__: `from telescope import *` leaves the builtin alone
+from .atlases import Atlas, Comparison, atlas, compare
+from .atlases import (
+    open as open,
+)  # not in __all__: `from telescope import *` leaves the builtin alone
 from .attention import (
     Attention,
     Bias,
@@ -28,15 +32,15 @@ from .attention import (
     softmax,
     window,
 )
-from .edit import Effects, boost, edit, effect, frozen, hide, mute, redefine, tokens
+from .editing import Effects, boost, edit, effect, frozen, hide, mute, redefine, tokens
 from .engines import Plan, attend
 from .health import Health, HealthReport, qk_clip
+from .interception import watch
+from .interception.huggingface.press import press
 from .models import LoadError, export, load
 from .recording import Recording
-from .survey import Survey, plan, survey
-from .trace import Row, Trace, trace
-from .watch import watch
-from .watch.huggingface.press import press
+from .surveys import Survey, plan, survey
+from .traces import Row, Trace, trace
 
 __all__ = [
     "Atlas",

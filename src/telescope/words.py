@@ -1,4 +1,6 @@
-"""Checks and wording of errors that all rooms share: indices, the nearest known name, sizes with units."""
+"""Checks and wording of errors that all rooms share: indices, the nearest known name, sizes with
+units.
+"""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -9,28 +11,38 @@ MAX_LENGTH = 1000  # characters of an error message
 
 
 def closest_name(given: str, known: Iterable[str]) -> str | None:
-    """Return the known name most similar to `given`, else the only one that contains it, else None. Case is ignored."""
+    """Return the known name most similar to `given`, else the only one that contains it, else None.
+    Case is ignored.
+    """
     names = {name.lower(): name for name in known}
     wanted = given.lower()
-    found = get_close_matches(wanted, names, n=1, cutoff=0.5) or [name for name in names if wanted and wanted in name]
+    found = get_close_matches(wanted, names, n=1, cutoff=0.5) or [
+        name for name in names if wanted and wanted in name
+    ]
     return names[found[0]] if len(found) == 1 else None
 
 
 def hint(given: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: 'did you mean "journey"?', or the list of all known names."""
+    """Return the end of an error about an unknown name: 'did you mean "journey"?', or the list of
+    all known names.
+    """
     names = list(known)
     closest = closest_name(given, names)
     return f'did you mean "{closest}"?' if closest else f"there are {', '.join(names)}"
 
 
 def whole_number(name: str, given: Any) -> int:
-    """Return `given` as an int; raise a TypeError unless it is a whole number of Python, numpy or another library."""
+    """Return `given` as an int; raise a TypeError unless it is a whole number of Python, numpy or
+    another library.
+    """
     try:
         number = index(given)
     except TypeError:
         number = None
     if number is None or isinstance(given, bool):
-        raise TypeError(f"{name}={given!r} is {type(given).__name__}; it takes a whole number, such as {name}=1")
+        raise TypeError(
+            f"{name}={given!r} is {type(given).__name__}; it takes a whole number, such as {name}=1"
+        )
     return number
 
 
@@ -40,10 +52,12 @@ def index_range(count: int) -> str:
 
 
 def check_index(what: str, given: Any, count: int, of: str = "") -> int:
-    """Return `given`, an index into `count` things, counted from 0; -1 is the last thing, as in Python.
+    """Return `given`, an index into `count` things, counted from 0; -1 is the last thing, as in
+    Python.
 
-    Raise a TypeError unless `given` is a whole number, and a ValueError that names the range if it is outside:
-    'there is no head 4 of "encoder.0"; there are 4, counted from 0 to 3 or from -4 to -1'.
+    Raise a TypeError unless `given` is a whole number, and a ValueError that names the range if it
+    is outside: 'there is no head 4 of "encoder.0"; there are 4, counted from 0 to 3 or from -4 to
+    -1'.
     """
     number = whole_number(what, given)
     if not -count <= number < count:
@@ -54,7 +68,9 @@ def check_index(what: str, given: Any, count: int, of: str = "") -> int:
 
 
 def one_line(sentence: str) -> str:
-    """Return `sentence` on one line of at most `MAX_LENGTH` characters, for errors that quote a file."""
+    """Return `sentence` on one line of at most `MAX_LENGTH` characters, for errors that quote a
+    file.
+    """
     cut = sentence if len(sentence) <= MAX_LENGTH else f"{sentence[:MAX_LENGTH]} …"
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-import mapping
 import telescope as ts
-from huggingface import BERT, GPT2, LLAMA, MARIAN, transformers
-from telescope.atlas import reading
-from telescope.atlas.batches import TokenBatch
-from telescope.atlas.fingerprint import differences, fingerprint, tokenizer_checksum, weights_checksum
-from telescope.atlas.measure import MEASURES
-from telescope.atlas.reading import ModelReader
+from support import mapping
+from support.huggingface import BERT, GPT2, LLAMA, MARIAN, transformers
+from telescope.atlases import reading
+from telescope.atlases.batches import TokenBatch
+from telescope.atlases.fingerprint import differences, fingerprint, tokenizer_checksum, weights_checksum
+from telescope.atlases.measure import MEASURES
+from telescope.atlases.reading import ModelReader
 
 
 class Words:

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import telescope as ts
-from strategies import Shape, assert_near, gradients, learnable, normal, tensors
+from support.strategies import Shape, assert_near, gradients, learnable, normal, tensors
 from telescope.engines import chunked, reference
 from telescope.engines import dispatch as choose
 

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from huggingface import GPTS, MARIANS, gpt, marian, transformers
+from support.huggingface import GPTS, MARIANS, gpt, marian, transformers
 
 SCORES = {"rtol": 1e-6, "atol": 1e-4}
 N = 20

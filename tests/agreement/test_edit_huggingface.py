@@ -8,11 +8,11 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from editing import Boosted, ByHand, Hidden, Kept, Muted, Pasted, Rescaled, eager_by_hand
-from huggingface import transformers
+from support.editing import Boosted, ByHand, Hidden, Kept, Muted, Pasted, Rescaled, eager_by_hand
+from support.huggingface import transformers
+from support.watched import FAMILIES, IDS, PADDED_LEFT, TRANSLATORS, WRITERS
+from telescope.interception.huggingface.attention_modules import attentions
 from telescope.recording.names import modules_by_path
-from telescope.watch.huggingface.attention_modules import attentions
-from watched import FAMILIES, IDS, PADDED_LEFT, TRANSLATORS, WRITERS
 
 OTHER = IDS.flip(1)
 
@@ -342,8 +342,8 @@ def test_the_model_is_as_it_was():
     """After an exception, and in other threads while the block runs."""
     from threading import Thread
 
-    from telescope.watch.huggingface import interception
-    from watching import hooks_of
+    from support.watching import hooks_of
+    from telescope.interception.huggingface import interception
 
     model, results = FAMILIES["gpt2"].model(), {}
     hooks, expected = hooks_of(model), model(IDS).logits

@@ -7,7 +7,9 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from editing import Boosted, Hidden, Kept, Muted, Pasted, Rescaled, attend_by_hand
+from support.editing import Boosted, Hidden, Kept, Muted, Pasted, Rescaled, attend_by_hand
+from support.watching import filled
+from telescope.interception.telescope_models import attentions
 from telescope.models import (
     GPT,
     Encoder,
@@ -19,8 +21,6 @@ from telescope.models import (
     TransformerConfig,
 )
 from telescope.recording.names import modules_by_path
-from telescope.watch.telescope_models import attentions
-from watching import filled
 
 IDS = torch.tensor([[1, 5, 2, 8, 3, 9], [4, 4, 7, 0, 12, 6]])
 SOURCE, LENGTHS = IDS.flip(1)[:, :5], [5, 3]

@@ -7,11 +7,11 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from editing import ByHand, Hidden, Muted, eager_by_hand
-from huggingface import BERT, numbered, transformers
+from support.editing import ByHand, Hidden, Muted, eager_by_hand
+from support.huggingface import BERT, numbered, transformers
+from support.watched import IDS
+from telescope.interception.huggingface.attention_modules import attentions
 from telescope.recording.names import modules_by_path
-from telescope.watch.huggingface.attention_modules import attentions
-from watched import IDS
 
 OTHER = IDS.flip(1)
 SHARED = "encoder.albert_layer_groups.0.albert_layers.0.attention"

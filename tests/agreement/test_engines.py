@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import (
+from support.strategies import (
     Shape,
     assert_near,
     definitions,

@@ -5,10 +5,9 @@ import json
 import pytest
 import torch
 
-import mapping
 import telescope as ts
-import writers
-from mapping import Letters, tiny_gpt
+from support import mapping, writers
+from support.mapping import Letters, tiny_gpt
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
 

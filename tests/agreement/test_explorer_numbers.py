@@ -13,8 +13,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch.testing import assert_close
 
 import telescope as ts
-import writers
-from exploring import SENTENCES, api, got, read, recorded, serving
+from support import writers
+from support.exploring import SENTENCES, api, got, read, recorded, serving
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
 from telescope.explorer.maps import _f16, _u8
@@ -22,7 +22,7 @@ from telescope.layers import Attend
 from telescope.models import Encoder, EncoderConfig
 from telescope.recording.heads import CLEAR, HABITS, Head
 from telescope.recording.row_in_float64 import ALL, SOME
-from telescope.trace.geometry import cosines, plane
+from telescope.traces.geometry import cosines, plane
 
 CLOSE = {"atol": 1e-12, "rtol": 1e-12}
 

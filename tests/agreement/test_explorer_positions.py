@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import telescope as ts
-import writers
-from exploring import got, read, recorded, serving
+from support import writers
+from support.exploring import got, read, recorded, serving
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
 from telescope.models import GPT, Encoder, EncoderConfig, Transformer

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import telescope as ts
-import writers
-from exploring import api, got, read, recorded, serving
+from support import writers
+from support.exploring import api, got, read, recorded, serving
 from telescope.decoding.writers import start_token
 from telescope.explorer.segment_text import Cuttable
 from telescope.recording.segments import read_segments

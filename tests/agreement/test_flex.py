@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
 
 import telescope as ts
-from strategies import Shape, assert_near, gradients, learnable, masks, normal, shapes, tensors
+from support.strategies import Shape, assert_near, gradients, learnable, masks, normal, shapes, tensors
 from telescope.engines import flex, reference
 
 

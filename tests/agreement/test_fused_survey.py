@@ -18,8 +18,8 @@ from test_survey import agree, maps
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import Shape, definitions, seeds, tensors
-from telescope.survey import dispatch, fused
+from support.strategies import Shape, definitions, seeds, tensors
+from telescope.surveys import dispatch, fused
 from telescope.tasks import doctor
 
 pytest.importorskip("numba")
@@ -59,11 +59,11 @@ for name in features:
     if name.startswith(kept):
         features[name] = False
 binding.get_host_cpu_features = lambda: features
-from telescope.survey import cpu_kernels
+from telescope.surveys import cpu_kernels
 assert cpu_kernels.VECTOR == {"avx2": 32, "neon": 16}[sys.argv[1]], cpu_kernels.VECTOR
 sys.path[:0] = sys.argv[2:]
 import telescope as ts
-from strategies import Shape, tensors
+from support.strategies import Shape, tensors
 from test_survey import agree
 for mask in (ts.everyone, ts.causal & ts.window(70), ts.from_tensor(torch.rand(100, 150) < 0.3)):
     for dtype in (torch.float32, torch.float64):
@@ -225,7 +225,7 @@ FIRST_SURVEY = """
 import torch, telescope as ts
 x = torch.ones(1, 1, 3, 2)
 print(ts.survey(x, x, ts.Attention(mask=ts.causal), engine="fused").received.tolist())
-from telescope.survey import cpu_kernels
+from telescope.surveys import cpu_kernels
 print(sum(cpu_kernels.survey_heads.stats.cache_hits.values()))
 """
 
@@ -247,7 +247,7 @@ def test_a_cache_that_cannot_be_written(tmp_path):
 def test_a_cache_cut_short_is_written_again(tmp_path):
     from numba.core.caching import _CacheLocator
 
-    from telescope.survey import cpu_kernels
+    from telescope.surveys import cpu_kernels
 
     numbers()  # the kernels are compiled, and in the cache of this process
     folder = tmp_path / _CacheLocator.get_suitable_cache_subpath(cpu_kernels.__file__)

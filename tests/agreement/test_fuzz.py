@@ -7,7 +7,7 @@ import torch
 
 import telescope as ts
 from telescope.engines import chunked as chunked_engine
-from telescope.survey import chunked
+from telescope.surveys import chunked
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch, on a CPU that has no bfloat16
 
@@ -90,14 +90,14 @@ def test_the_fuzz_of_models_finds_nothing_wrong(models):
 
 def count_padding(monkeypatch):
     """Inject a fault: queries that are padding count."""
-    from telescope.watch import running_text
+    from telescope.interception import running_text
 
     monkeypatch.setattr(running_text, "find_padding", lambda *args, **options: None)
 
 
 def boost_too_little(monkeypatch):
     """Inject a fault: a boosted key counts a thousandth less than it should."""
-    from telescope.edit import edits
+    from telescope.editing import edits
 
     own = edits.boost
     monkeypatch.setattr(ts, "boost", lambda keys, by, **options: own(keys, 0.999 * by, **options))
@@ -141,7 +141,7 @@ def test_a_fault_in_whole_models_is_found(fault, check, family, models, monkeypa
 
 def test_errors_that_are_too_small_are_found(models, monkeypatch):
     """The null test counts changes beyond three errors: with errors of a third, far more than the bound."""
-    from telescope.atlas.atlas import Atlas
+    from telescope.atlases.atlas import Atlas
 
     own = Atlas.standard_error
     monkeypatch.setattr(Atlas, "standard_error", lambda self, name: own(self, name) / 3)

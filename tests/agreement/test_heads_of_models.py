@@ -9,12 +9,12 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import Shape, normal, tensors
+from support.strategies import Shape, normal, tensors
+from support.watching import KEEPS, filled
 from telescope.attention.padding_queries import RealQueries, find_padding
 from telescope.layers import Attend
 from telescope.recording.head_shares import NAMES
 from telescope.recording.heads import Head
-from watching import KEEPS, filled
 
 VOCABULARY = 61
 IDS = torch.randint(4, 10, (1, 12), generator=torch.Generator().manual_seed(0))
@@ -43,7 +43,7 @@ def ours(kind):
 
 def theirs(family, implementation="sdpa"):
     pytest.importorskip("transformers")
-    from watched import FAMILIES
+    from support.watched import FAMILIES
 
     return FAMILIES[family].model(implementation)
 

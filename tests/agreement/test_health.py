@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 import telescope as ts
-from huggingface import GPT2, LLAMA, MARIAN, transformers
+from support.huggingface import GPT2, LLAMA, MARIAN, transformers
 from telescope.health import Rule, drifted_key_biases, remove_key_bias
 from telescope.health.projections import projections_of
 

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-import huggingface
 import telescope as ts
+from support import huggingface
 
 transformers = huggingface.transformers
 CLOSE = {"atol": 1e-4, "rtol": 0.0}

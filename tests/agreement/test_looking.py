@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-import writers
+from support import writers
 from telescope.decoding import generate
 from telescope.tasks.explaining.sentence_views import watch_alignment, watch_translation
 

@@ -5,8 +5,8 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import Shape, tensors
-from telescope.survey.key_scores import key_scores
+from support.strategies import Shape, tensors
+from telescope.surveys.key_scores import key_scores
 
 
 @pytest.mark.parametrize("reduce", ["mean", "max", "sum"])

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-import mapping
 import telescope as ts
-from huggingface import LLAMA, transformers
+from support import mapping
+from support.huggingface import LLAMA, transformers
 
 IDS = torch.arange(24).remainder(22).view(2, 12) + 1
 SIZES = {"hidden_size": 64, "intermediate_size": 128}

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import telescope as ts
-from kernels import need_triton
-from strategies import Shape, composite, definitions, normal, seeds, shapes, tensors
+from support.kernels import need_triton
+from support.strategies import Shape, composite, definitions, normal, seeds, shapes, tensors
 from telescope.attention import Pairs
 from telescope.attention.padding_queries import RealQueries
 from telescope.attention.restrict import restrict_to_queries
 from telescope.recording import head_shares as module
 from telescope.recording.head_shares import NAMES, BatchTokens, Places, shares
-from telescope.survey import ENGINES, blocks, fused, launch, reference, survey_unchecked, within
-from telescope.survey import marks as marked
-from telescope.survey import triton as engine
+from telescope.surveys import ENGINES, blocks, fused, launch, reference, survey_unchecked, within
+from telescope.surveys import marks as marked
+from telescope.surveys import triton as engine
 
 
 def truth(q, k, attention, positions, ids, first, back=module.FAR):

@@ -333,7 +333,7 @@ def test_gradients_of_a_head_where_autocast_is_on_in_the_backward_pass():
 
 def test_gradients_of_some_heads_of_a_hugging_face_model():
     transformers = pytest.importorskip("transformers")
-    from huggingface import LLAMA
+    from support.huggingface import LLAMA
 
     torch.manual_seed(0)
     model = spread_out(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).double().eval())
@@ -382,7 +382,7 @@ def test_gradients_of_layers_and_heads_can_be_chosen(gpt):
 def test_a_text_in_several_calls_has_no_gradients(gpt):
     """An early value gets gradients from the later calls too, through the cache: counting both would be wrong."""
     transformers = pytest.importorskip("transformers")
-    from huggingface import LLAMA
+    from support.huggingface import LLAMA
 
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
     several = "ran a text in several calls, .* run the whole text in one call"
@@ -515,7 +515,7 @@ def test_a_model_that_wrote_its_answer(gpt):
 
 def test_hugging_face_with_grouped_heads():
     transformers = pytest.importorskip("transformers")
-    from huggingface import LLAMA
+    from support.huggingface import LLAMA
 
     torch.manual_seed(0)
     model = spread_out(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval())

@@ -12,11 +12,22 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import Shape, assert_near, composite, definitions, dtypes, layouts, normal, seeds, shapes, tensors
-from telescope.survey import ENGINES, blocks, chunked, reference
-from telescope.survey import blocks as scores
-from telescope.survey.cells import grid, segments
-from telescope.survey.dispatch import pool
+from support.strategies import (
+    Shape,
+    assert_near,
+    composite,
+    definitions,
+    dtypes,
+    layouts,
+    normal,
+    seeds,
+    shapes,
+    tensors,
+)
+from telescope.surveys import ENGINES, blocks, chunked, reference
+from telescope.surveys import blocks as scores
+from telescope.surveys.cells import grid, segments
+from telescope.surveys.dispatch import pool
 
 FAST = ["chunked", "fused"]
 on_every_engine = pytest.mark.parametrize("engine", FAST)

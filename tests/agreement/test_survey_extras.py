@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_survey import all_scores, block_sizes, blocks_of, whole
 
 import telescope as ts
-from strategies import Shape, assert_near, definitions, dtypes, layouts, masks, normal, seeds, shapes, tensors
-from telescope.survey import ENGINES, mask_share
+from support.strategies import Shape, assert_near, definitions, dtypes, layouts, masks, normal, seeds, shapes, tensors
+from telescope.surveys import ENGINES, mask_share
 
 on_all = pytest.mark.parametrize("engine", ["reference", "chunked", "fused"])
 

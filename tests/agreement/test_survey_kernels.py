@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import telescope as ts
-from kernels import need_triton
-from strategies import Shape, assert_near, normal, tensors
+from support.kernels import need_triton
+from support.strategies import Shape, assert_near, normal, tensors
 from telescope.attention import values
-from telescope.survey import exact_rows, launch, reference
-from telescope.survey import triton as engine
-from telescope.survey.cells import grid, segments
-from telescope.survey.extras import Extras
+from telescope.surveys import exact_rows, launch, reference
+from telescope.surveys import triton as engine
+from telescope.surveys.cells import grid, segments
+from telescope.surveys.extras import Extras
 
 need_triton()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them on the GPU")

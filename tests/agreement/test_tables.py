@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import Shape, assert_near, gradients, learnable, normal, tensors
+from support.strategies import Shape, assert_near, gradients, learnable, normal, tensors
 from telescope.engines import reference, sdpa, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11's profiler, of itself

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
-from small_blocks import small_blocks
-from strategies import Shape, definitions, normal, seeds, shapes, tensors
+from support.small_blocks import small_blocks
+from support.strategies import Shape, definitions, normal, seeds, shapes, tensors
 from telescope.recording.call_facts import CallFacts
 from telescope.recording.queries_keys_call import OneHead, QueriesKeysCall, one_head
 from telescope.recording.storage import GrowingTensor

@@ -6,7 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import Shape, assert_near, normal, tensors
+from support.strategies import Shape, assert_near, normal, tensors
 from telescope.engines import sdpa
 
 square = Shape(3, 4, 4, 7, 7, 8, 8)

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 import telescope as ts
-from learning import END, START, gpt, learn, losses, luong, pairs, transformer
+from support.learning import END, START, gpt, learn, losses, luong, pairs, transformer
 from telescope import training
 from telescope.training import (
     Examples,

@@ -10,7 +10,7 @@ from torch.export import Dim, export
 from torch.func import functional_call, grad, jvp, vjp, vmap
 
 import telescope as ts
-from strategies import Shape, assert_near, gradients, learnable, normal, tensors
+from support.strategies import Shape, assert_near, gradients, learnable, normal, tensors
 from telescope.engines import dispatch as choose
 from telescope.engines import torch_modes
 from telescope.layers import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention, SelfAttention

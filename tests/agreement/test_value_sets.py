@@ -8,12 +8,12 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from editing import Boosted, ByHand, Hidden, Muted, eager_by_hand
-from huggingface import LLAMA, numbered, transformers
+from support.editing import Boosted, ByHand, Hidden, Muted, eager_by_hand
+from support.huggingface import LLAMA, numbered, transformers
+from support.watched import IDS
+from telescope.interception.huggingface.attention_modules import attentions
+from telescope.interception.huggingface.interception import ModelCall, SoftmaxInputs
 from telescope.recording.names import modules_by_path
-from telescope.watch.huggingface.attention_modules import attentions
-from telescope.watch.huggingface.interception import ModelCall, SoftmaxInputs
-from watched import IDS
 
 KEEPS = ("summaries", "queries-keys", "steps")
 NAMES = tuple(f"model.layers.{layer}.self_attn" for layer in range(2))

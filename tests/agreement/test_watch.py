@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import Shape, composite, definitions, position_masks, seeds, shapes, tensors
+from support.strategies import Shape, composite, definitions, position_masks, seeds, shapes, tensors
+from support.watching import KEEPS, D, Museum, Translator, causal, filled, sequence
 from telescope.attention.restrict import key_heads_of, restrict_to_heads
 from telescope.engines import reference
 from telescope.layers import AddNorm, Attend, LuongAttention
 from telescope.recording.names import attention_name
-from watching import KEEPS, D, Museum, Translator, causal, filled, sequence
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 NUMBERS = ("lse", "received", "entropy", "top_weights")

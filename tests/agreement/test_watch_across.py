@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 
 import telescope as ts
-from huggingface import GPT2, MARIAN, VOCABULARY, numbered, transformers
+from support.huggingface import GPT2, MARIAN, VOCABULARY, numbered, transformers
+from support.watched import CROSS, FAMILIES, IDS, SOUND, WHISPER, Family
 from telescope import decoding
 from telescope.explorer.library import Library
 from telescope.explorer.run import run_of_recording
@@ -17,7 +18,6 @@ from telescope.layers import LuongAttention, MultiHeadAttention
 from telescope.recording.attention_call import AttentionCall
 from telescope.recording.recorded_call import KeepOptions
 from telescope.recording.recording import Recording
-from watched import CROSS, FAMILIES, IDS, SOUND, WHISPER, Family
 
 TARGET = torch.tensor([[0, 8, 21, 4, 5, 9, 11, 2], [0, 3, 3, 40, 11, 17, 17, 5]])  # as many as IDS
 M2M = MARIAN | {"bos_token_id": 2}

@@ -7,11 +7,11 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from huggingface import transformers
+from support.huggingface import transformers
+from support.watched import FAMILIES, IDS, PADDED_LEFT, TRANSLATORS, WRITERS
 from telescope.models import GPT, GPTConfig, Transformer, TransformerConfig
 from telescope.recording import recorded_call, summaries_call, waiting_rows
 from telescope.recording.survey_queue import SurveyQueue
-from watched import FAMILIES, IDS, PADDED_LEFT, TRANSLATORS, WRITERS
 
 TOKENS = 11
 

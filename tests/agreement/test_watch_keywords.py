@@ -13,8 +13,8 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from huggingface import BERT, LLAMA, numbered, transformers
-from watched import IDS, PADDED_RIGHT, PIXELS
+from support.huggingface import BERT, LLAMA, numbered, transformers
+from support.watched import IDS, PADDED_RIGHT, PIXELS
 
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
 VISION = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
@@ -143,7 +143,7 @@ def calls_of(text):
 
 def test_every_call_of_every_model_fits_our_function():
     """The calls are read from the source code of all models of transformers."""
-    from telescope.watch.huggingface.interception import _attention_function
+    from telescope.interception.huggingface.interception import _attention_function
 
     ours = signature(partial(_attention_function, "sdpa"))
     files = sorted(Path(transformers.__file__).parent.glob("models/*/modeling_*.py"))

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
-from huggingface import transformers
-from strategies import composite, definitions, seeds, shapes, tensors
+from support.huggingface import transformers
+from support.strategies import composite, definitions, seeds, shapes, tensors
+from support.watched import FAMILIES, IDS, PADDED_LEFT
 from telescope.attention.masks import Causal, Documents, Left
 from telescope.attention.restrict import drop_first_keys, restrict_to_queries
-from telescope.watch.huggingface import interception
-from telescope.watch.huggingface.definition import bias_of
-from telescope.watch.huggingface.lazy import LazyMask
-from telescope.watch.huggingface.masks import FunctionMask, describe_mask
-from watched import FAMILIES, IDS, PADDED_LEFT
+from telescope.interception.huggingface import interception
+from telescope.interception.huggingface.definition import bias_of
+from telescope.interception.huggingface.lazy import LazyMask
+from telescope.interception.huggingface.masks import FunctionMask, describe_mask
 
 their = transformers.masking_utils
 PAD = torch.tensor([[True] * 9, [False] * 2 + [True] * 7])

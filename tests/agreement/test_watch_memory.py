@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import telescope as ts
-from huggingface import transformers
-from telescope.watch.huggingface import interception
-from telescope.watch.huggingface.definition import OFFSETS, DefinitionReader
-from telescope.watch.huggingface.masks import MaskOffsets
-from watched import FAMILIES, IDS
-from watching import KEEPS
+from support.huggingface import transformers
+from support.watched import FAMILIES, IDS
+from support.watching import KEEPS
+from telescope.interception.huggingface import interception
+from telescope.interception.huggingface.definition import OFFSETS, DefinitionReader
+from telescope.interception.huggingface.masks import MaskOffsets
 
 LEFT_OUT = (type, ModuleType, FunctionType, nn.Module)
 

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
+from support.watching import KEEPS, filled
 from telescope.models import (
     GPT,
     Encoder,
@@ -19,7 +20,6 @@ from telescope.models import (
 )
 from telescope.recording.queries_keys_call import one_head
 from telescope.tiles import Tiles
-from watching import KEEPS, filled
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}
 SMALL = {"vocabulary": 13, "max_positions": 16, "d_model": 8, "blocks": 2, "heads": 4}

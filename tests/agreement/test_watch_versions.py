@@ -9,8 +9,8 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from huggingface import transformers
-from watched import FAMILIES, IDS, PADDED_LEFT, weights_by_name
+from support.huggingface import transformers
+from support.watched import FAMILIES, IDS, PADDED_LEFT, weights_by_name
 
 if int(transformers.__version__.split(".")[0]) >= 5:
     pytest.skip("the newest is in test_watch_huggingface", allow_module_level=True)

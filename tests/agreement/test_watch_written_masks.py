@@ -5,9 +5,9 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from huggingface import LLAMA
-from telescope.watch.huggingface import interception
-from watched import FAMILIES, Family
+from support.huggingface import LLAMA
+from support.watched import FAMILIES, Family
+from telescope.interception.huggingface import interception
 
 N = 10
 IDS = torch.randint(1, 60, (1, N), generator=torch.Generator().manual_seed(0))

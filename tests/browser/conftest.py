@@ -5,13 +5,13 @@ A complaint of the page, or a request to another machine, fails the test in whic
 
 import pytest
 
-import writers
-from exploring import recorded
+from support import writers
+from support.exploring import recorded
 
 try:
     from playwright import sync_api
 
-    from browsing import CHROMIUM, SENTENCES, Page, Served
+    from support.browsing import CHROMIUM, SENTENCES, Page, Served
 except (ImportError, pytest.skip.Exception):  # every file that imports `browsing` is skipped, with the reason
     CHROMIUM = None
 

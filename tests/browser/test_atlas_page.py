@@ -7,10 +7,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-import mapping
 import telescope as ts
-import writers
-from browsing import Page, Served
+from support import mapping, writers
+from support.browsing import Page, Served
 from telescope.explorer.library import Library
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")

@@ -2,7 +2,7 @@
 
 import json
 
-from browsing import WIDGETS
+from support.browsing import WIDGETS
 
 
 def test_twenty_maps_on_one_page(page, served):

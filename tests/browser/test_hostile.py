@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from browsing import SCREENS, WIDGETS, Page, Served
+from support.browsing import SCREENS, WIDGETS, Page, Served
+from support.writers import diced
 from telescope.explorer.library import Library
 from telescope.models import Encoder, EncoderConfig
-from writers import diced
 
 CORPUS = [
     "</script><script>window.pwned=1</script>",

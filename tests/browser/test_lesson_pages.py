@@ -8,8 +8,8 @@ from time import perf_counter
 
 import pytest
 
-import writers
-from browsing import TURN, Page
+from support import writers
+from support.browsing import TURN, Page
 from telescope.explorer.library import Library
 from telescope.recording.call_facts import KeepOptions
 from telescope.recording.recording import Recording

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from browsing import Page, Served
-from exploring import recorded
+from support.browsing import Page, Served
+from support.exploring import recorded
 from telescope.explorer.library import Library
 
 PIXELS = """() => { const c = document.querySelector('canvas[data-picture=map]');

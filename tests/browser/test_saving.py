@@ -5,7 +5,7 @@ from struct import unpack
 from xml.etree import ElementTree
 from zlib import decompress
 
-from browsing import SCREENS
+from support.browsing import SCREENS
 from telescope.explorer.notebook import StaticPage
 
 

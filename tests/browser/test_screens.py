@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from browsing import SCREENS
+from support.browsing import SCREENS
 
 SAME = {
     "walk": {"l": 1, "h": 2, "i": 3, "j": 1, "step": "softmax"},

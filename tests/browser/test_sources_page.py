@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import telescope as ts
-import writers
-from browsing import Page, Served
-from exploring import recorded
+from support import writers
+from support.browsing import Page, Served
+from support.exploring import recorded
 from telescope.explorer.library import Library
 
 AXE_TAGS = "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']}"

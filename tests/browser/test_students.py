@@ -2,7 +2,7 @@
 
 import pytest
 
-from browsing import Page, Served
+from support.browsing import Page, Served
 from telescope.explorer.library import Library
 
 

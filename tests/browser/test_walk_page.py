@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import telescope as ts
-from browsing import SENTENCES
-from exploring import recorded
+from support.browsing import SENTENCES
+from support.exploring import recorded
 
 WALK_ALL = """async (wanted) => {
   const number = (text) => Number(text.replace(/−/g, "-").replace("∞", "Infinity"));

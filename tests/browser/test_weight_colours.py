@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-import writers
+from support import writers
 
 SOURCE = (Path(__file__).parents[2] / "web/parts/colour.js").read_text()
 BARS = """() => [...document.querySelectorAll("main .ledger tbody tr")].map((row) => [

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import telescope as ts
-import writers
-from browsing import SCREENS, Page, Served
-from exploring import got, recorded, serving
+from support import writers
+from support.browsing import SCREENS, Page, Served
+from support.exploring import got, recorded, serving
 from telescope.decoding.writers import start_token
 from telescope.explorer.library import Library
 from telescope.tasks.explaining.sentence import explain_sentence

@@ -18,8 +18,8 @@ from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import mapping
 import telescope as ts
+from support import mapping
 
 IDS = torch.arange(24).remainder(23).view(2, 12)
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import telescope as ts
-from learning import learned, pairs, transformer
+from support.learning import learned, pairs, transformer
 from telescope import training
 from telescope.training import checkpoint, step
 

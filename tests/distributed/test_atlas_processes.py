@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import mapping
 import telescope as ts
+from support import mapping
 
 SCRIPT = Path(mapping.__file__)
 SOURCE = os.pathsep.join([str(Path(ts.__file__).parents[1]), str(SCRIPT.parent)])
@@ -71,7 +71,8 @@ def test_processes_and_kills_leave_no_trace(tmp_path):
 def test_a_fingerprint_does_not_depend_on_the_process():
     """Sets and dicts of strings have another order in each process."""
     script = (
-        "import json, mapping, telescope as ts; from telescope.atlas.fingerprint import fingerprint; "
+        "import json, telescope as ts; from support import mapping\n"
+        "from telescope.atlases.fingerprint import fingerprint; "
         "letters = mapping.Letters(); letters.known = set(mapping.LETTERS); model = mapping.tiny_gpt(); "
         "by = lambda attention: attention if str(attention) in {'a', 'b', 'c', 'd'} else attention\n"
         "with ts.edit(model, ts.redefine(None, by)): print(json.dumps(fingerprint(model, letters)))"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import mapping
 import telescope as ts
-from huggingface import LLAMA, transformers
-from telescope.atlas.fingerprint import weights_checksum
+from support import mapping
+from support.huggingface import LLAMA, transformers
+from telescope.atlases.fingerprint import weights_checksum
 
 SCRIPT = Path(divided.__file__)
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")

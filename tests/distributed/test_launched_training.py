@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from torch.testing import assert_close
 
-import corpora
 import telescope as ts
-from recipes import RECIPES, small
+from support import corpora
+from support.recipes import RECIPES, small
 from telescope.tasks.learning.registry import read
 from telescope.tasks.learning.train import train
 from telescope.training import Logged, read_log

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import mapping
 import telescope as ts
-from mapping import Fragile, Letters, tiny_gpt
-from telescope.atlas import folder, shared_work
+from support import mapping
+from support.mapping import Fragile, Letters, tiny_gpt
+from telescope.atlases import folder, shared_work
 from telescope.files.safetensors import manifest_checksum
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")

@@ -8,10 +8,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-import mapping
 import telescope as ts
-from mapping import Letters, tiny_gpt
-from telescope.atlas import folder, shared_work
+from support import mapping
+from support.mapping import Letters, tiny_gpt
+from telescope.atlases import folder, shared_work
 from telescope.files.safetensors import manifest_checksum, tensor_checksum
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")

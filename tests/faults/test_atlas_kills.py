@@ -9,11 +9,11 @@ import pytest
 from fuzz.kills.children import contents
 from safetensors.torch import save_file
 
-import mapping
 import telescope as ts
-from mapping import Fragile
-from telescope.atlas.shared_work import Heartbeat, Progress, ShardSet
-from telescope.atlas.sums import AtlasSums
+from support import mapping
+from support.mapping import Fragile
+from telescope.atlases.shared_work import Heartbeat, Progress, ShardSet
+from telescope.atlases.sums import AtlasSums
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")
 REST = {"skipped": {"count": 0, "texts": []}, "evidence": [], "read_texts": 0, "left_out": []}

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import mapping
 import telescope as ts
-from bypassing import FORWARDS, bypassed, llama, telescope
-from huggingface import GPT2, numbered, transformers
-from mapping import Letters, tiny_gpt
+from support import mapping
+from support.bypassing import FORWARDS, bypassed, llama, telescope
+from support.huggingface import GPT2, numbered, transformers
+from support.mapping import Letters, tiny_gpt
+from support.watched import FAMILIES, IDS
 from telescope.decoding import generate
 from telescope.files.errors import LoadError
-from watched import FAMILIES, IDS
 
 NAME = "model.layers.1.self_attn"
 UNEDITED = escape(f'"{NAME}" ran, and ts.edit cannot change it: the forward bypassing.llama made no call through')

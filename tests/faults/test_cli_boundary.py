@@ -16,7 +16,7 @@ from fuzz.supervisor import supervise
 from safetensors import SafetensorError
 
 import telescope as ts
-import writers
+from support import writers
 from telescope.cli import app, boundary
 from telescope.files.atomic import atomic_folder
 from telescope.files.writable import check_can_write
@@ -257,8 +257,8 @@ def test_a_command_says_warnings_and_the_log_in_one_line(capsys):
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.warn("a layer\nis left out", stacklevel=1)
-        logging.getLogger("telescope.survey").info("compiling a kernel")
-        logging.getLogger("telescope.survey").debug("a detail")
+        logging.getLogger("telescope.surveys").info("compiling a kernel")
+        logging.getLogger("telescope.surveys").debug("a detail")
 
     assert boundary.run(warn) == 0
     assert capsys.readouterr().err == "telescope: a layer is left out\ntelescope: compiling a kernel\n"
@@ -268,7 +268,7 @@ def test_the_library_logs_under_one_name_and_prints_nothing(capsys):
     logger = logging.getLogger("telescope")
     assert any(isinstance(handler, logging.NullHandler) for handler in logger.handlers)
     done = subprocess.run(
-        [sys.executable, "-c", "import telescope, logging; logging.getLogger('telescope.survey').warning('x')"],
+        [sys.executable, "-c", "import telescope, logging; logging.getLogger('telescope.surveys').warning('x')"],
         capture_output=True,
         text=True,
         check=False,

@@ -7,8 +7,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import telescope as ts
+from support.watched import FAMILIES
 from telescope.models import GPT, GPTConfig
-from watched import FAMILIES
 
 TEXT = "a man saw a man with a telescope ."
 WORDS = ["[UNK]", "a", "man", "saw", "with", "telescope", "."]

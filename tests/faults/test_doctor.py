@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import telescope as ts
-from strategies import Shape, tensors
+from support.strategies import Shape, tensors
 from telescope.engines import chunked, flex, reference
 from telescope.tasks import doctor
 from telescope.tasks.doctor import EngineCheck, row_sums, run_check

@@ -139,7 +139,7 @@ SHARED = "encoder.albert_layer_groups.0.albert_layers.0.attention"
 @pytest.fixture
 def albert():
     """A model that runs one attention three times."""
-    from huggingface import BERT, numbered, transformers
+    from support.huggingface import BERT, numbered, transformers
 
     return numbered(transformers.AlbertModel(transformers.AlbertConfig(**{**BERT, "num_hidden_layers": 3})))
 
@@ -239,8 +239,8 @@ def test_saved_edits_of_another_kind(tmp_path, model):
 
 
 def test_an_old_transformers_is_refused(monkeypatch):
-    from telescope.edit import huggingface
-    from watched import FAMILIES
+    from support.watched import FAMILIES
+    from telescope.editing import huggingface
 
     monkeypatch.setattr(huggingface, "OLDEST", 99)
     with (

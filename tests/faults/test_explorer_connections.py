@@ -9,7 +9,7 @@ from time import monotonic, sleep
 import pytest
 import uvicorn
 
-from exploring import recorded, serving
+from support.exploring import recorded, serving
 from telescope.explorer import server as connections
 from telescope.explorer.app import app
 from telescope.explorer.computing import WAITING

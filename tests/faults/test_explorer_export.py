@@ -11,8 +11,8 @@ from time import process_time
 import pytest
 import torch
 
-import writers
-from exploring import SENTENCES, api, got, read, recorded, serving
+from support import writers
+from support.exploring import SENTENCES, api, got, read, recorded, serving
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
 

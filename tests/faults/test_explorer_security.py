@@ -6,8 +6,8 @@ from html import unescape
 
 import pytest
 
-import writers
-from exploring import HOSTILE, SENTENCES, api, got, read, recorded, serving
+from support import writers
+from support.exploring import HOSTILE, SENTENCES, api, got, read, recorded, serving
 from telescope.explorer.api import Api
 from telescope.explorer.export import html_page, json_for_html, page_files
 from telescope.explorer.library import Library

@@ -13,8 +13,8 @@ from time import monotonic, sleep
 
 import pytest
 
-import writers
-from exploring import recorded
+from support import writers
+from support.exploring import recorded
 
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 pytest.importorskip("uvicorn", reason="the serve extra is not installed")

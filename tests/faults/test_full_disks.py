@@ -8,10 +8,10 @@ import torch
 from fuzz.kills import saves
 from fuzz.kills.children import contents
 
-import mapping
 import telescope as ts
-from telescope.atlas import shared_work
-from telescope.atlas.folder import is_atlas
+from support import mapping
+from telescope.atlases import shared_work
+from telescope.atlases.folder import is_atlas
 
 resource = pytest.importorskip("resource", reason="Windows has no limits of files")
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")

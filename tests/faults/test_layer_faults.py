@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import telescope as ts
-from sentences import says
+from support.sentences import says
 from telescope.layers import (
     AddNorm,
     Attend,

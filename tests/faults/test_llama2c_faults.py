@@ -5,8 +5,8 @@ import struct
 import pytest
 import torch
 
-import llama2c
 import telescope as ts
+from support import llama2c
 
 
 def says(path, *parts):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import telescope as ts
-import writers
+from support import writers
 from telescope.models import GPT, GPTConfig
 from telescope.models.saved import build
 

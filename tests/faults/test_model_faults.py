@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import telescope as ts
-from sentences import says
+from support.sentences import says
 from telescope.layers import MultiHeadAttention
 from telescope.models import (
     GPT,

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-import corpora
-from recipes import FILES, quiet, small
+from support import corpora
+from support.recipes import FILES, quiet, small
 from telescope.tasks.learning.evaluate import predict, score
 from telescope.tasks.learning.registry import read
 from telescope.tasks.learning.train import train

@@ -8,7 +8,7 @@ from jaxtyping import config
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.survey import ENGINES, chunked
+from telescope.surveys import ENGINES, chunked
 
 on_every_engine = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "triton"])
 

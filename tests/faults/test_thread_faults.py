@@ -9,10 +9,10 @@ from fuzz import threads
 from torch.testing import assert_close
 
 import telescope as ts
+from support.watched import FAMILIES, IDS
+from telescope.interception import module_hook
+from telescope.interception.huggingface import interception
 from telescope.models import GPT, GPTConfig
-from telescope.watch import module_hook
-from telescope.watch.huggingface import interception
-from watched import FAMILIES, IDS
 
 
 @pytest.mark.parametrize("kind", threads.KINDS)

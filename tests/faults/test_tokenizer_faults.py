@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 import telescope as ts
-import writers
-from telescope.atlas.batches import encoder_of
+from support import writers
+from telescope.atlases.batches import encoder_of
 from telescope.decoding import generate
 from telescope.files.panics import PanicError, panics_as_errors
 from telescope.models.saved.tokenizer_file import read_tokenizer

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from learning import gpt, learn, losses, luong, pairs, transformer
+from support.learning import gpt, learn, losses, luong, pairs, transformer
 from telescope import training
 from telescope.models import LoadError
 from telescope.training import Examples, Logged, Saved, Training, TrainingError, Windows

@@ -10,7 +10,7 @@ import socket
 import pytest
 import torch
 
-from learning import gpt, learn, losses, pairs, transformer
+from support.learning import gpt, learn, losses, pairs, transformer
 from telescope.files.locks import locked_folder
 from telescope.models import LoadError
 from telescope.tasks.learning.check import check

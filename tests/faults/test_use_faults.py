@@ -8,7 +8,7 @@ import pytest
 from tokenizers.models import WordLevel
 
 import telescope as ts
-import writers
+from support import writers
 from telescope.tasks.explaining.sentence_views import watch_translation
 
 

@@ -7,8 +7,8 @@ from jaxtyping import config
 from torch import nn
 
 import telescope as ts
+from support.watching import D, Museum, Translator, filled, hooks_of, sequence
 from telescope.layers import Attend, MultiHeadAttention
-from watching import D, Museum, Translator, filled, hooks_of, sequence
 
 
 @pytest.fixture(autouse=True)

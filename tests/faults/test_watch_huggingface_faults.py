@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import telescope as ts
-from huggingface import numbered, transformers
+from support.huggingface import numbered, transformers
+from support.watched import FAMILIES, IDS
+from telescope.interception.huggingface import interception as weights
 from telescope.recording import storage as stores
-from telescope.watch.huggingface import interception as weights
-from watched import FAMILIES, IDS
 
 
 @pytest.fixture(autouse=True)

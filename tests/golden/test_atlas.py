@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-import mapping
 import telescope as ts
-from mapping import LETTERS, Letters
-from telescope.atlas import Atlas
-from telescope.atlas.exact import BINS, Distribution, ExactSum, edges_table, linear_edges
-from telescope.atlas.measure import MEASURES, POSITION_BUCKETS, QUERY_STATISTICS, BatchMeasures, LayerHeads
-from telescope.atlas.sums import CLASSES, AtlasSums, group_of
+from support import mapping
+from support.mapping import LETTERS, Letters
+from telescope.atlases import Atlas
+from telescope.atlases.exact import BINS, Distribution, ExactSum, edges_table, linear_edges
+from telescope.atlases.measure import MEASURES, POSITION_BUCKETS, QUERY_STATISTICS, BatchMeasures, LayerHeads
+from telescope.atlases.sums import CLASSES, AtlasSums, group_of
 from telescope.layers import MultiHeadAttention
 from telescope.recording.heads import HABITS
 from telescope.recording.row_sample import BUCKETS, ROWS

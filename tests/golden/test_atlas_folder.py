@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 
-import mapping
 import telescope as ts
-from mapping import Letters, tiny_gpt
-from telescope.atlas import folder
-from telescope.atlas.checksums import joined, tensor_checksums
+from support import mapping
+from support.mapping import Letters, tiny_gpt
+from telescope.atlases import folder
+from telescope.atlases.checksums import joined, tensor_checksums
 from telescope.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")
@@ -89,7 +89,7 @@ def test_texts_come_from_every_kind_of_file(tmp_path):
 
 
 def test_a_long_txt_file_is_read_in_parts_of_whole_lines(tmp_path):
-    from telescope.atlas.texts import PART, Corpus
+    from telescope.atlases.texts import PART, Corpus
 
     lines = [f"line {i} of many" for i in range(3 * PART // 10)]
     file = tmp_path / "long.txt"

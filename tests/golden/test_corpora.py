@@ -2,8 +2,8 @@
 
 import pytest
 
-import corpora
-from data import DATA, folder
+from support import corpora
+from support.data import DATA, folder
 from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS, TextPair, rename_speakers, tatoeba_split
 from telescope.text.corpus_files import data_folder
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import telescope as ts
-from telescope.edit.edits import from_json
-from telescope.edit.spans import Span, TextFinder, span
+from telescope.editing.edits import from_json
+from telescope.editing.spans import Span, TextFinder, span
 
 SENTENCES = {
     "mute every head in every layer": ts.mute(),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import telescope as ts
-import writers
-from exploring import HOSTILE, api, got, read, recorded
+from support import writers
+from support.exploring import HOSTILE, api, got, read, recorded
 from telescope.explorer import notebook, show
 
 needs_anywidget = pytest.mark.skipif(find_spec("anywidget") is None, reason="the notebook extra is not installed")

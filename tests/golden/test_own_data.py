@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import quiet, small
+from support.recipes import quiet, small
 from telescope.tasks.learning.check import check
 from telescope.tasks.learning.evaluate import evaluate
 from telescope.tasks.learning.new_recipe import new_recipe

@@ -14,8 +14,8 @@ pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 from matplotlib.testing.compare import compare_images
 
 import telescope as ts
-from telescope.atlas.measure import MEASURES, QUERY_STATISTICS, BatchMeasures, LayerHeads
-from telescope.atlas.sums import CLASSES, AtlasSums
+from telescope.atlases.measure import MEASURES, QUERY_STATISTICS, BatchMeasures, LayerHeads
+from telescope.atlases.sums import CLASSES, AtlasSums
 from telescope.health import HeadHealth
 from telescope.recording.heads import Head, Heads
 from telescope.recording.row_sample import BACK, BUCKETS, ROWS

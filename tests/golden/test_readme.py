@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import telescope as ts
-from installing import PROJECT, distributions_of, run_with_only
+from support.installing import PROJECT, distributions_of, run_with_only
 from telescope import layers
 from telescope.attention import masks
 

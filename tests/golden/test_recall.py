@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data import folder
+from support.data import folder
 from telescope.tasks.learning.recall import encode_questions, prepare, score
 from telescope.tasks.learning.recall_data import CutSpans, Lines, corrupt, draw_spans, encode, vocabulary
 from telescope.tasks.learning.registry import read

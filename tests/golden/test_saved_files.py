@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyarrow", reason="the atlas extra is not installed")
-import saved_files
+from support import saved_files
 
 VERSIONS = sorted((Path(__file__).parent / "saved").iterdir())
 

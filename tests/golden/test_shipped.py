@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import corpora
 import telescope as ts
-import writers
+from support import corpora, writers
 from telescope.files import safetensors as tensors
 from telescope.models import shipped
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import data
 import telescope as ts
+from support import data
 
 # of llama2.c's test_all.py: ./run stories260K.bin -z tok512.bin -t 0.0 -n 200
 PUBLISHED = (

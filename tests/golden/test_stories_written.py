@@ -2,8 +2,8 @@
 
 from test_stories import PUBLISHED
 
-import data
 import telescope as ts
+from support import data
 
 
 def test_200_tokens_are_the_published_text():

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.survey import ENGINES
+from telescope.surveys import ENGINES
 
 FIGURES = json.loads(Path(__file__).with_name("figures.json").read_text(encoding="utf-8"))
 journey = torch.tensor(FIGURES["inputs"])[None, None]

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-import corpora
-from data import DATA, folder
+from support import corpora
+from support.data import DATA, folder
 from telescope.models import Special
 from telescope.recording.saved.token_texts import TokenTexts, learn_texts
 from telescope.tasks.learning.sequence_pairs import PairTokenizer

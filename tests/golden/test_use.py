@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import telescope as ts
-import writers
+from support import writers
 
 GERMAN = list(writers.PAIRS.values())
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-import writers
+from support import writers
 from telescope.explorer.output import log_probability
 from telescope.explorer.what_if import _word_change
 from telescope.tasks.explaining.sentence_views import written_words
-from telescope.trace.whole_words import Words
+from telescope.traces.whole_words import Words
 
 
 def metaspace():

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import mapping
 import telescope as ts
-from huggingface import LLAMA, numbered, transformers
-from telescope.atlas.checksums import tensor_checksums
-from telescope.atlas.fingerprint import weights_checksum
+from support import mapping
+from support.huggingface import LLAMA, numbered, transformers
+from telescope.atlases.checksums import tensor_checksums
+from telescope.atlases.fingerprint import weights_checksum
 
 pytestmark = [
     pytest.mark.gpu,

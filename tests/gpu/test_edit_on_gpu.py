@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import telescope as ts
-from huggingface import LLAMA, numbered, transformers
+from support.huggingface import LLAMA, numbered, transformers
 
 pytestmark = [
     pytest.mark.gpu,

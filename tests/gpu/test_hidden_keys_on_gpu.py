@@ -5,9 +5,9 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
+from support.watching import filled
 from telescope.attention.rectangle import Rectangle, table_of
 from telescope.models import GPT, GPTConfig
-from watching import filled
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,10 +6,10 @@ from test_survey_on_gpu import CASES, inputs
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.survey import reference
-from telescope.survey import triton as engine
-from telescope.survey.cells import segments
-from telescope.survey.extras import Extras
+from telescope.surveys import reference
+from telescope.surveys import triton as engine
+from telescope.surveys.cells import segments
+from telescope.surveys.extras import Extras
 
 pytestmark = [
     pytest.mark.gpu,

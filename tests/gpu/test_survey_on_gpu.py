@@ -9,9 +9,9 @@ import torch
 
 import telescope as ts
 from telescope.recording.head_shares import BatchTokens, Places, shares
-from telescope.survey import ENGINES, chunked, launch, reference, within
-from telescope.survey import triton as engine
-from telescope.survey.cells import grid
+from telescope.surveys import ENGINES, chunked, launch, reference, within
+from telescope.surveys import triton as engine
+from telescope.surveys.cells import grid
 
 pytestmark = [
     pytest.mark.gpu,
@@ -185,8 +185,8 @@ def test_compiled_and_fake():
 
 SURVEY_AND_MAP = """
 import telescope as ts, torch
-from telescope.survey import triton as engine
-from telescope.survey.cells import grid
+from telescope.surveys import triton as engine
+from telescope.surveys.cells import grid
 q = torch.zeros(1, 1, 300, 64, device="cuda", dtype=torch.bfloat16)
 tasks = [
     lambda: engine.summarize(q, q, ts.Attention(), None, 8, None),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learning import gpt, learn, losses, luong, pairs, transformer
+from support.learning import gpt, learn, losses, luong, pairs, transformer
 from telescope.training import Examples, Logged, TrainingError
 
 pytestmark = [

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from huggingface import LLAMA, numbered, transformers
+from support.huggingface import LLAMA, numbered, transformers
 from telescope.recording import survey_queue as together
 
 pytestmark = [

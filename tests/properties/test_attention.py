@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import (
+from support.strategies import (
     assert_near,
     biases,
     composite,

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
-from bypassing import FORWARDS, WAYS, bypassed, telescope, without_head
-from strategies import settings
+from support.bypassing import FORWARDS, WAYS, bypassed, telescope, without_head
+from support.strategies import settings
+from support.watched import FAMILIES, IDS
+from support.watching import filled
+from telescope.interception.find_attentions import find_attentions
 from telescope.models import GPT, GPTConfig
-from telescope.watch.find_attentions import find_attentions
-from watched import FAMILIES, IDS
-from watching import filled
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import composite, seeds, settings, shapes, tensors
+from support.strategies import composite, seeds, settings, shapes, tensors
+from support.watching import filled, hooks_of
 from telescope.attention.rectangle import Raised, Rectangle, table_of
 from telescope.engines import sdpa
 from telescope.engines.dispatch import ENGINES
 from telescope.models import GPT, GPTConfig
-from watching import filled, hooks_of
 
 IDS = torch.tensor([[1, 5, 2, 8, 3, 9], [4, 4, 7, 0, 12, 6]])
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import llama2c
 import telescope as ts
+from support import llama2c
 from telescope.files.atomic import atomic_file, atomic_folder, recover
 from telescope.files.errors import WriteError
 from telescope.models import (

@@ -17,12 +17,12 @@ HOUSE = [
     ["words"],
     ["attention"],
     ["engines", "files"],
-    ["layers", "trace", "survey"],
+    ["layers", "traces", "surveys"],
     ["models", "tiles"],
     ["recording", "decoding", "text"],
-    ["watch"],
-    ["edit"],
-    ["atlas", "health"],
+    ["interception"],
+    ["editing"],
+    ["atlases", "health"],
     ["callbacks"],
     ["training"],
     ["tasks", "plot", "lessons"],
@@ -84,8 +84,8 @@ def test_rooms_import_what_is_below_them():
 
 
 def test_the_error_names_both_rooms():
-    found = upward(Path("survey/chunked.py"), "from ..watch import watch")
-    assert describe(found) == "survey/chunked.py is in survey, which may not import watch"
+    found = upward(Path("surveys/chunked.py"), "from ..interception import watch")
+    assert describe(found) == "surveys/chunked.py is in surveys, which may not import interception"
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import telescope as ts
-from kernels import need_triton
-from telescope.survey import compiling, launch_cache
-from telescope.survey import triton as engine
-from telescope.survey.cells import grid
-from telescope.survey.extras import Extras
+from support.kernels import need_triton
+from telescope.surveys import compiling, launch_cache
+from telescope.surveys import triton as engine
+from telescope.surveys.cells import grid
+from telescope.surveys.extras import Extras
 
 need_triton()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="it replaces triton's driver")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import telescope as ts
-from learning import END, START, WORDS, learn, learned, pairs, transformer
+from support.learning import END, START, WORDS, learn, learned, pairs, transformer
 from telescope import layers, training
 from telescope.models import GPT, Encoder, EncoderConfig, GPTConfig, LoadError, LuongConfig, LuongTranslator
 from telescope.training import Examples

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import telescope as ts
-from strategies import Shape, composite, masks, shapes
+from support.strategies import Shape, composite, masks, shapes
 
 
 @composite

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import telescope as ts
-from strategies import Shape, assert_near, composite, definitions, normal, seeds, shapes, tensors
+from support.strategies import Shape, assert_near, composite, definitions, normal, seeds, shapes, tensors
 from telescope.attention.biases import Alibi
 from telescope.attention.pairs import Spans
 from telescope.attention.restrict import (

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import telescope as ts
-from huggingface import LLAMA, bert, gpt, marian, numbered
+from support.huggingface import LLAMA, bert, gpt, marian, numbered
 from telescope.decoding import generate
 from telescope.recording import head_shares
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
-from strategies import assert_near, composite, normal, seeds
+from support.strategies import assert_near, composite, normal, seeds
 
 
 @composite

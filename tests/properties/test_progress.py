@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from learning import learn, pairs, transformer
+from support.learning import learn, pairs, transformer
 from telescope.training import Examples, Finished, HeadsWatched, Logged, Saved, Started, Stopped, Validated
 from telescope.training.events import tensorboard
 from telescope.training.progress import ProgressBar, format_duration, format_event, print_event

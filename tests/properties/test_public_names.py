@@ -34,8 +34,9 @@ def test_the_explorer_is_there_after_import_telescope_alone():
 def test_a_function_is_found_whatever_was_imported_before():
     """Importing a room binds its name in the package, and some functions have the name of their room."""
     printed = fresh(
-        "import telescope.atlas.sums  # first: the whole package is imported while this room is\n"
-        "import telescope.survey.chunked, telescope.trace, telescope.watch.observer, telescope.engines.dispatch\n"
+        "import telescope.atlases.sums  # first: the whole package is imported while this room is\n"
+        "import telescope.surveys.chunked, telescope.traces\n"
+        "import telescope.interception.observer, telescope.engines.dispatch\n"
         "import telescope as ts\n"
         "from telescope import survey\n"
         "print(callable(ts.survey), callable(survey), callable(ts.trace), callable(ts.watch), callable(ts.atlas))\n"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import corpora
 import telescope as ts
-from recipes import FILES, quiet, small
+from support import corpora
+from support.recipes import FILES, quiet, small
 from telescope.tasks.learning.evaluate import Evaluation, evaluate, predict, score, spread
 from telescope.tasks.learning.registry import TASKS, read
 from telescope.tasks.learning.train import override, train

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import telescope as ts
+from support.watched import FAMILIES, IDS
+from support.watching import KEEPS, Translator, sequence
 from telescope.recording.queries_keys_call import one_head
-from watched import FAMILIES, IDS
-from watching import KEEPS, Translator, sequence
 
 HEADS, LAYERS, TARGET = 4, 2, 6
 

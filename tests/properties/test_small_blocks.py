@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import small_blocks
 import telescope as ts
-from telescope.survey import blocks, chunked
+from support import small_blocks
+from telescope.surveys import blocks, chunked
 
 SIZE = re.compile(r"^(?:\w+, )*(ROWS|GROUP|KEYS|SCORES|BLOCK|FEW)\b[^=\n(]*= ", re.MULTILINE)
 ROOT = Path(ts.__file__).parent
@@ -27,7 +27,7 @@ def test_every_size_of_a_block_is_known():
 
 
 def test_every_file_of_ladder_exists():
-    assert all((Path(small_blocks.__file__).parent / place).is_file() for place in small_blocks.LADDER)
+    assert all((Path(__file__).parents[1] / place).is_file() for place in small_blocks.LADDER)
 
 
 @pytest.mark.parametrize("mask", [ts.everyone, ts.causal], ids=repr)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import telescope as ts
-from small_blocks import small_blocks
-from strategies import Shape, composite, definitions, normal, position_masks, seeds, shapes, tensors
-from telescope.survey import chunked
+from support.small_blocks import small_blocks
+from support.strategies import Shape, composite, definitions, normal, position_masks, seeds, shapes, tensors
+from telescope.surveys import chunked
 
 EXACT = {"atol": 1e-11, "rtol": 1e-11}
 SUMMARY = ("lse", "received", "entropy", "top_weights")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import telescope as ts
-from strategies import normal
+from support.strategies import normal
 
 n = 4096
 

@@ -12,11 +12,11 @@ from torch.testing import assert_close
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import telescope as ts
-from huggingface import BERT, numbered, transformers
-from telescope.watch import module_hook
-from telescope.watch.huggingface import interception, watched_model
-from watched import FAMILIES, IDS, PADDED_LEFT
-from watching import hooks_of
+from support.huggingface import BERT, numbered, transformers
+from support.watched import FAMILIES, IDS, PADDED_LEFT
+from support.watching import hooks_of
+from telescope.interception import module_hook
+from telescope.interception.huggingface import interception, watched_model
 
 
 def state(model):

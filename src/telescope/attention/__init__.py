@@ -1,4 +1,5 @@
-"""What attention is: a definition made of a score, masks, biases, positions and a normaliser. No engine, no model.
+"""What attention is: a definition made of a score, masks, biases, positions and a normaliser. No
+engine, no model.
 
 This room imports torch and no other room. Read definition.py first, then mask.py and masks.py.
 """

@@ -1,4 +1,6 @@
-"""Biases: numbers added to the scores that depend on the positions of query and key, such as ALiBi."""
+"""Biases: numbers added to the scores that depend on the positions of query and key, such as
+ALiBi.
+"""
 
 import math
 from collections.abc import Callable
@@ -17,8 +19,8 @@ from .values import Value, format_shape
 class Bias(Value):
     """Add a number to the score of each pair of a query and a key.
 
-    A subclass defines `__call__`, and `check` if it fits only some sizes. For a bias of the two positions alone, a
-    plain function will do: Attention(bias=lambda query, key: ...).
+    A subclass defines `__call__`, and `check` if it fits only some sizes. For a bias of the two
+    positions alone, a plain function will do: Attention(bias=lambda query, key: ...).
 
     Example:
         >>> import telescope as ts
@@ -30,8 +32,12 @@ class Bias(Value):
     """
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
-        """Return what is added to the scores of the pairs `at`; axes without influence may have size 1."""
-        raise TypeError(f"{type(self).__name__} does not define what is added; add a method __call__(self, at)")
+        """Return what is added to the scores of the pairs `at`; axes without influence may have
+        size 1.
+        """
+        raise TypeError(
+            f"{type(self).__name__} does not define what is added; add a method __call__(self, at)"
+        )
 
     def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
         """Return the bias of the pairs `at` in `dtype`, that of the scores."""
@@ -41,7 +47,9 @@ class Bias(Value):
         """Raise a ValueError where this bias does not fit an attention of these sizes."""
 
     def agrees(self, other: "Bias", of: tuple[int, int]) -> bool:
-        """Return whether `other` adds the same to every pair of a matrix of size `of` = (queries, keys)."""
+        """Return whether `other` adds the same to every pair of a matrix of size `of` = (queries,
+        keys).
+        """
         return self == other
 
 
@@ -53,15 +61,24 @@ class OfPositions(Bias):
 
     def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
         added = torch.as_tensor(self.function(at.query, at.key))
-        block = [key if query == 1 else query for query, key in zip(at.query.shape, at.key.shape, strict=True)]
+        block = [
+            key if query == 1 else query
+            for query, key in zip(at.query.shape, at.key.shape, strict=True)
+        ]
         if added.ndim > len(block) or any(
-            have not in (1, need) for have, need in zip(added.shape[::-1], block[::-1], strict=False)
+            have not in (1, need)
+            for have, need in zip(added.shape[::-1], block[::-1], strict=False)
         ):
             raise ValueError(
-                f"bias(query, key) returned shape {tuple(added.shape)}; for query {tuple(at.query.shape)} and key "
+                f"bias(query, key) returned shape {tuple(added.shape)}; for query "
+                f"{tuple(at.query.shape)} and key "
                 f"{tuple(at.key.shape)} it must return {tuple(block)}, or 1 in place of any of them"
             )
-        return added if added.ndim == len(block) else added.reshape((1,) * (len(block) - added.ndim) + added.shape)
+        return (
+            added
+            if added.ndim == len(block)
+            else added.reshape((1,) * (len(block) - added.ndim) + added.shape)
+        )
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", "bias").replace("<lambda>", "bias")
@@ -69,7 +86,9 @@ class OfPositions(Bias):
 
 @dataclass(frozen=True, eq=False)
 class Alibi(Bias):
-    """Subtract slope · distance from the score, with one slope for each head (Press et al. 2022)."""
+    """Subtract slope · distance from the score, with one slope for each head (Press et al.
+    2022).
+    """
 
     slopes: Float[Tensor, " heads"]
 
@@ -77,12 +96,16 @@ class Alibi(Bias):
         return self.added(at, self.slopes.dtype)
 
     def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
-        """Return the bias in `dtype`. The slopes are rounded before the product, so that kernels need no float64."""
+        """Return the bias in `dtype`. The slopes are rounded before the product, so that kernels
+        need no float64.
+        """
         return -at.pick(self.slopes, "head").to(dtype) * (at.query - at.key).abs()
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if len(self.slopes) != heads:
-            raise ValueError(f"alibi(heads={len(self.slopes)}) meets {heads} heads; write alibi({heads})")
+            raise ValueError(
+                f"alibi(heads={len(self.slopes)}) meets {heads} heads; write alibi({heads})"
+            )
 
     def __repr__(self) -> str:
         return f"alibi({len(self.slopes)})"
@@ -93,8 +116,8 @@ class Relative(Bias):
     """Add a learned number for each head and distance key - query (cf. Shaw et al. 2018).
 
     Args:
-        table: (heads, 2 · reach + 1) float: column reach + d holds the number for key - query = d. Beyond -reach or
-            reach the outermost column holds. With one row, all heads share it.
+        table: (heads, 2 · reach + 1) float: column reach + d holds the number for key - query = d.
+            Beyond -reach or reach the outermost column holds. With one row, all heads share it.
 
     Raises:
         TypeError, ValueError: `table` is no float tensor, or has another shape.
@@ -111,11 +134,14 @@ class Relative(Bias):
     def __post_init__(self) -> None:
         if not isinstance(self.table, Tensor) or not self.table.is_floating_point():
             kind = self.table.dtype if isinstance(self.table, Tensor) else type(self.table).__name__
-            raise TypeError(f"relative(table) takes a float tensor (heads, 2 · reach + 1), not {kind}")
+            raise TypeError(
+                f"relative(table) takes a float tensor (heads, 2 · reach + 1), not {kind}"
+            )
         require_dense("relative(table)", self.table)
         if self.table.ndim != 2 or self.table.shape[-1] % 2 == 0:
             raise ValueError(
-                f"relative(table) takes (heads, 2 · reach + 1), the distances from -reach to reach, "
+                "relative(table) takes (heads, 2 · reach + 1), the distances from -reach to "
+                "reach, "
                 f"not {tuple(self.table.shape)}"
             )
 
@@ -126,10 +152,14 @@ class Relative(Bias):
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if self.table.shape[0] not in (1, heads):
-            raise ValueError(f"relative(table) has {self.table.shape[0]} heads; this attention has {heads}")
+            raise ValueError(
+                f"relative(table) has {self.table.shape[0]} heads; this attention has {heads}"
+            )
 
     def agrees(self, other: Bias, of: tuple[int, int]) -> bool:
-        """Return whether `other` adds the same; tables of different reach may agree on the distances that occur."""
+        """Return whether `other` adds the same; tables of different reach may agree on the
+        distances that occur.
+        """
         if not isinstance(other, Relative) or self == other:
             return self == other
         return torch.equal(self._columns(1 - of[1], of[0]), other._columns(1 - of[1], of[0]))
@@ -153,7 +183,12 @@ class FromAdditive(Bias):
         return at.pick(self.tensor, "batch", "head", "row", "key")
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        check_shape("a bias from_additive", self.tensor, "(batch, head, query, key)", (batch, heads, queries, keys))
+        check_shape(
+            "a bias from_additive",
+            self.tensor,
+            "(batch, head, query, key)",
+            (batch, heads, queries, keys),
+        )
 
     def __repr__(self) -> str:
         return f"from_additive({format_shape(self.tensor)})"
@@ -180,7 +215,9 @@ class SumOfBiases(Bias):
         """Return whether `other` adds the same, part by part."""
         if not isinstance(other, SumOfBiases) or len(self.biases) != len(other.biases):
             return False
-        return all(mine.agrees(yours, of) for mine, yours in zip(self.biases, other.biases, strict=True))
+        return all(
+            mine.agrees(yours, of) for mine, yours in zip(self.biases, other.biases, strict=True)
+        )
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.biases))
@@ -192,8 +229,8 @@ relative = Relative
 def alibi(heads: int) -> Bias:
     """Return the ALiBi bias, -slope · |query - key|, with the paper's slopes (Press et al. 2022).
 
-    The slopes are 2^(-8/heads), 2^(-16/heads), …; where `heads` is no power of two, the slopes of the next lower power
-    come first, then every other slope of the next higher one.
+    The slopes are 2^(-8/heads), 2^(-16/heads), …; where `heads` is no power of two, the slopes of
+    the next lower power come first, then every other slope of the next higher one.
 
     Args:
         heads: How many heads the attention has, at least 1.
@@ -216,18 +253,19 @@ def alibi(heads: int) -> Bias:
 
 
 def from_additive(tensor: Tensor, *, heads: int | None = None) -> Bias:
-    """Return a bias from a float tensor that is **added** to the scores: 0 = may attend, -inf = forbidden.
+    """Return a bias from a float tensor that is **added** to the scores: 0 = may attend, -inf =
+    forbidden.
 
     This is the additive `attn_mask` of other libraries.
 
     Args:
-        tensor: (query, key), (batch, head, query, key), or (batch · heads, query, key) together with `heads`; an axis
-            of size 1 holds for all. The bias keeps the tensor.
+        tensor: (query, key), (batch, head, query, key), or (batch · heads, query, key) together
+            with `heads`; an axis of size 1 holds for all. The bias keeps the tensor.
         heads: How many heads are folded into the first of three axes.
 
     Raises:
-        TypeError: `tensor` is no float tensor.
-        ValueError: It has the wrong number of axes, or `heads` is missing or does not divide the first axis.
+        TypeError: `tensor` is no float tensor. ValueError: It has the wrong number of axes, or
+        `heads` is missing or does not divide the first axis.
 
     Example:
         >>> import telescope as ts, torch
@@ -237,13 +275,15 @@ def from_additive(tensor: Tensor, *, heads: int | None = None) -> Bias:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(
-            f"from_additive takes a float tensor that is added to the scores, not {kind}; a bool tensor is a mask: "
+            f"from_additive takes a float tensor that is added to the scores, not {kind}; a bool "
+            "tensor is a mask: "
             "mask=ts.from_tensor (True = may attend) or mask=ts.from_forbidden (True = forbidden)"
         )
     require_dense("from_additive", tensor)
     if tensor.ndim not in (2, 3, 4):
         raise ValueError(
-            f"from_additive takes (query, key) or (batch, head, query, key), not shape {tuple(tensor.shape)}"
+            "from_additive takes (query, key) or (batch, head, query, key), not shape "
+            f"{tuple(tensor.shape)}"
         )
     tensor = unfold_heads(tensor, heads)
     return FromAdditive(tensor if tensor.ndim == 4 else tensor[None, None])

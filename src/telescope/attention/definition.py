@@ -1,4 +1,6 @@
-"""The definition of an attention: one frozen value, whose methods are the steps in the order of computation."""
+"""The definition of an attention: one frozen value, whose methods are the steps in the order of
+computation.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -24,19 +26,20 @@ Normalizer = Callable[..., Tensor]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attention(Value):
-    """Define an attention: score → scale → softcap → bias → mask → normalise (with the sink) → weigh the values.
+    """Define an attention: score → scale → softcap → bias → mask → normalise (with the sink) →
+    weigh the values.
 
-    A definition is a value: frozen, compared by content, without parameters of its own. It names no sizes; a part that
-    fits only some sizes is checked when the definition meets queries and keys.
+    A definition is a value: frozen, compared by content, without parameters of its own. It names no
+    sizes; a part that fits only some sizes is checked when the definition meets queries and keys.
 
     Args:
-        score: How well a query matches a key: `dot`, `general(W)`, `additive(W_q, W_k, v)` or a Score of your own.
-        scale: The factor of every score; None is 1/√d_k.
-        bias: What is added to a score because of the two positions: a Bias, or a function bias(query, key) of two
+        score: How well a query matches a key: `dot`, `general(W)`, `additive(W_q, W_k, v)` or a
+        Score of your own. scale: The factor of every score; None is 1/√d_k. bias: What is added to
+        a score because of the two positions: a Bias, or a function bias(query, key) of two
             integer tensors that broadcast against each other.
-        softcap: c·tanh(score / c) keeps every score within ±c; None is no cap.
-        sink: One more score in the sum of softmax that belongs to no key: a number, or a tensor (heads,).
-        mask: Which keys each query may attend to, such as `causal & window(64)`; `everyone` hides nothing.
+        softcap: c·tanh(score / c) keeps every score within ±c; None is no cap. sink: One more score
+        in the sum of softmax that belongs to no key: a number, or a tensor (heads,). mask: Which
+        keys each query may attend to, such as `causal & window(64)`; `everyone` hides nothing.
         normalize: Scores (..., key) to weights of the same shape: `softmax` or `by_sum`.
 
     Raises:
@@ -51,7 +54,8 @@ class Attention(Value):
         True
     """
 
-    # Factories: torch.compile of torch 2.11 cannot build a dataclass whose default values are objects.
+    # Factories: torch.compile of torch 2.11 cannot build a dataclass whose default values are
+    # objects.
     score: Score = field(default_factory=lambda: dot)
     scale: float | None = None
     bias: Bias | Callable[[Tensor, Tensor], Tensor] | None = None
@@ -62,10 +66,13 @@ class Attention(Value):
 
     def __post_init__(self) -> None:
         if isinstance(self.score, Mask):
-            raise TypeError(f"score={self.score!r} is a mask, not a score; write ts.Attention(mask=...)")
+            raise TypeError(
+                f"score={self.score!r} is a mask, not a score; write ts.Attention(mask=...)"
+            )
         if not isinstance(self.score, Score):
             raise TypeError(
-                f"score={self.score!r} is not a score; there are ts.dot, ts.general(W) and ts.additive(W_q, W_k, v)"
+                f"score={self.score!r} is not a score; there are ts.dot, ts.general(W) and "
+                "ts.additive(W_q, W_k, v)"
             )
         self._check_numbers()
         if self.bias is not None and not isinstance(self.bias, Bias):
@@ -78,9 +85,14 @@ class Attention(Value):
         if not isinstance(self.mask, Mask):
             raise TypeError(_wrong_mask(self.mask))
         if not callable(self.normalize):
-            raise TypeError(f"normalize={self.normalize!r} is not a normaliser; there are ts.softmax and ts.by_sum")
+            raise TypeError(
+                f"normalize={self.normalize!r} is not a normaliser; there are ts.softmax and "
+                "ts.by_sum"
+            )
         if self.sink is not None and self.normalize is not softmax:
-            raise ValueError("a sink belongs to softmax: it is one more score in the sum of exponentials")
+            raise ValueError(
+                "a sink belongs to softmax: it is one more score in the sum of exponentials"
+            )
 
     def _check_numbers(self) -> None:
         """Store scale, softcap and sink as plain numbers; raise where one is out of its range."""
@@ -95,20 +107,29 @@ class Attention(Value):
         if self.sink is None:
             return
         if not isinstance(self.sink, Tensor):
-            object.__setattr__(self, "sink", require_real("sink (or a tensor with one for each head)", self.sink))
+            object.__setattr__(
+                self, "sink", require_real("sink (or a tensor with one for each head)", self.sink)
+            )
             if isnan(self.sink) or self.sink == inf:
-                raise ValueError(f"sink={self.sink} would take all the weight; it is a finite score, None is no sink")
+                raise ValueError(
+                    f"sink={self.sink} would take all the weight; it is a finite score, None is no "
+                    "sink"
+                )
         elif not self.sink.is_floating_point():
-            raise TypeError(f"sink is a tensor of {self.sink.dtype}; it takes floating point, e.g. sink.float()")
+            raise TypeError(
+                f"sink is a tensor of {self.sink.dtype}; it takes floating point, e.g. sink.float()"
+            )
 
-    # ------------------------------------------------------------------------------------------ the steps, in order
+    # -------------------------------------------------------------------------- the steps, in order
 
     def scaled(self, scores: Tensor, keys: Tensor) -> Tensor:
         """Return the scores times the scale for keys of this width."""
         return scores * self.scale_for(keys.shape[-1])
 
     def scale_for(self, d_k: int) -> float:
-        """Return the given scale, or 1/√d_k. Without features every score is zero, and the scale is 1."""
+        """Return the given scale, or 1/√d_k. Without features every score is zero, and the scale is
+        1.
+        """
         return self.scale if self.scale is not None else 1.0 / sqrt(d_k or 1)
 
     def capped(self, scaled: Tensor) -> Tensor:
@@ -121,11 +142,15 @@ class Attention(Value):
             return capped
         assert isinstance(self.bias, Bias)
         added = self.bias.added(at, capped.dtype)
-        return (capped + added).masked_fill(added == -torch.inf, -torch.inf)  # NaN + -inf is NaN: hide it too
+        return (capped + added).masked_fill(
+            added == -torch.inf, -torch.inf
+        )  # NaN + -inf is NaN: hide it too
 
     def masked(self, biased: Tensor, at: Pairs) -> Tensor:
         """Return the biased scores of the pairs `at`, with -inf where a query may not see a key."""
-        return biased if self.mask == everyone else biased.masked_fill(~self.mask.sees(at), -torch.inf)
+        return (
+            biased if self.mask == everyone else biased.masked_fill(~self.mask.sees(at), -torch.inf)
+        )
 
     def weights(self, masked: Tensor) -> Tensor:
         """Return the weights: the masked scores normalised over the keys, the last axis."""
@@ -140,18 +165,24 @@ class Attention(Value):
         keys: Float[Tensor, "batch key_heads key d_k"],
         at: Pairs,
     ) -> Float[Tensor, "batch heads query key"]:
-        """Return the scores of a block after every step up to the mask. `at` says which queries and keys these are."""
+        """Return the scores of a block after every step up to the mask. `at` says which queries and
+        keys these are.
+        """
         capped = self.capped(self.scaled(self.score(queries, keys), keys))
         return self.masked(self.biased(capped, at), at)
 
-    # ------------------------------------------------------------------------------------------ variants and checks
+    # -------------------------------------------------------------------------- variants and checks
 
     def with_extra_mask(self, mask: Mask | None) -> "Attention":
-        """Return this attention with `mask` as one more condition: a query sees what both masks allow."""
+        """Return this attention with `mask` as one more condition: a query sees what both masks
+        allow.
+        """
         return self if mask is None else replace(self, mask=self.mask & mask)
 
     def to(self, device: torch.device | str) -> "Attention":
-        """Return this definition with its tensors on `device`; without this, `attend` copies them in every call."""
+        """Return this definition with its tensors on `device`; without this, `attend` copies them
+        in every call.
+        """
         copy: Attention = to_device(self, torch.device(device))
         return copy
 
@@ -162,32 +193,53 @@ class Attention(Value):
 
     @cached_property
     def is_torchs_own(self) -> bool:
-        """Whether torch's fused kernel computes this as it is: dot product, softmax, and at most a causal mask."""
+        """Whether torch's fused kernel computes this as it is: dot product, softmax, and at most a
+        causal mask.
+        """
         if self.bias is not None or self.softcap is not None or self.sink is not None:
             return False
-        if self.scale is not None and self.scale <= 0.0:  # the kernel would scale the mask's -inf too
+        if (
+            self.scale is not None and self.scale <= 0.0
+        ):  # the kernel would scale the mask's -inf too
             return False
-        return self.score == dot and self.normalize is softmax and isinstance(self.mask, Everyone | Causal)
+        return (
+            self.score == dot
+            and self.normalize is softmax
+            and isinstance(self.mask, Everyone | Causal)
+        )
 
     @property
     def identity(self) -> Any:
-        """A hashable key that reads no numbers, as `identity_key` gives it; fast for a definition without tensors.
+        """A hashable key that reads no numbers, as `identity_key` gives it; fast for a definition
+        without tensors.
 
         It is unique only while the definition lives: keep the definition with the key.
         """
         return id(self) if self.has_no_tensors else identity_key(self)
 
     def clone(self) -> "Attention":
-        """Return a copy that owns its tensors: decoding writes to masks in place, and training to weights."""
-        copy: Attention = self if self.has_no_tensors else map_tensors(self, lambda tensor: tensor.detach().clone())
+        """Return a copy that owns its tensors: decoding writes to masks in place, and training to
+        weights.
+        """
+        copy: Attention = (
+            self
+            if self.has_no_tensors
+            else map_tensors(self, lambda tensor: tensor.detach().clone())
+        )
         return copy
 
     def for_last_query(self) -> "Attention":
-        """Return this attention for the last query alone, to which e.g. a causal mask shows every key; made once."""
-        return self._make_for_last_query() if torch.compiler.is_compiling() else self._for_last_query
+        """Return this attention for the last query alone, to which e.g. a causal mask shows every
+        key; made once.
+        """
+        return (
+            self._make_for_last_query() if torch.compiler.is_compiling() else self._for_last_query
+        )
 
     @cached_property
-    def _for_last_query(self) -> "Attention":  # before Python 3.12 it takes a lock, which torch.compile cannot trace
+    def _for_last_query(
+        self,
+    ) -> "Attention":  # before Python 3.12 it takes a lock, which torch.compile cannot trace
         return self._make_for_last_query()
 
     def _make_for_last_query(self) -> "Attention":
@@ -202,7 +254,8 @@ class Attention(Value):
             self.bias.check(batch=batch, heads=heads, queries=queries, keys=keys)
         if isinstance(self.sink, Tensor) and self.sink.shape not in ((), (1,), (heads,)):
             raise ValueError(
-                f"sink has shape {tuple(self.sink.shape)}; it is one number, or one for each of the {heads} heads"
+                f"sink has shape {tuple(self.sink.shape)}; it is one number, or one for each of "
+                f"the {heads} heads"
             )
 
     def formula(self, d_k: int | str = "d_k") -> str:
@@ -223,15 +276,22 @@ class Attention(Value):
 
     def __repr__(self) -> str:
         default = Attention()
-        names = [part.name for part in fields(self) if _differ(getattr(self, part.name), getattr(default, part.name))]
+        names = [
+            part.name
+            for part in fields(self)
+            if _differ(getattr(self, part.name), getattr(default, part.name))
+        ]
         return f"Attention({', '.join(f'{name}={_format(getattr(self, name))}' for name in names)})"
 
 
 def _wrong_mask(given: Any) -> str:
-    """Return the error for an argument `mask` that is no Mask, with the expression that was probably intended."""
+    """Return the error for an argument `mask` that is no Mask, with the expression that was
+    probably intended.
+    """
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         return (
-            f"mask is a bool tensor of shape {tuple(given.shape)}; write mask=ts.from_tensor(seen) for "
+            f"mask is a bool tensor of shape {tuple(given.shape)}; write mask=ts.from_tensor(seen) "
+            "for "
             "True = may attend, or mask=ts.from_forbidden(hidden) for True = forbidden"
         )
     if isinstance(given, Tensor):
@@ -241,7 +301,10 @@ def _wrong_mask(given: Any) -> str:
         )
     kind = type(given).__name__
     if kind == "ndarray":
-        return "mask is a numpy array; write mask=ts.from_tensor(torch.from_numpy(seen)), with True = may attend"
+        return (
+            "mask is a numpy array; write mask=ts.from_tensor(torch.from_numpy(seen)), with "
+            "True = may attend"
+        )
     return (
         f"mask is a Mask such as ts.causal, or ts.everyone for none, not {kind}; "
         "a bool tensor with True = may attend becomes a Mask by ts.from_tensor(seen)"

@@ -1,8 +1,8 @@
 """The base class of masks, and how masks combine. True = may attend, everywhere in Telescope.
 
-A mask is a rule about pairs of a query and a key: any block of it can be computed, and the n x n matrix is never
-stored. Masks combine with &, | and ~. Positions are aligned at the end: the last query is at the position of the last
-key.
+A mask is a rule about pairs of a query and a key: any block of it can be computed, and the n x n
+matrix is never stored. Masks combine with &, | and ~. Positions are aligned at the end: the last
+query is at the position of the last key.
 """
 
 from dataclasses import dataclass, replace
@@ -21,8 +21,9 @@ from .values import Value
 class Mask(Value):
     """Decide which keys each query may attend to.
 
-    A subclass defines `sees`, and `check` if it fits only some sizes. `spans` and `for_last_query` are optional: with
-    them engines skip hidden keys. Masks combine: `a & b` (both allow), `a | b` (one allows), `~a` (a hides).
+    A subclass defines `sees`, and `check` if it fits only some sizes. `spans` and `for_last_query`
+    are optional: with them engines skip hidden keys. Masks combine: `a & b` (both allow), `a | b`
+    (one allows), `~a` (a hides).
 
     Example:
         >>> import telescope as ts
@@ -37,11 +38,18 @@ class Mask(Value):
     """
 
     is_arbitrary: ClassVar[bool] = False
-    """Whether the mask comes from a tensor or a function of the user, which may hide padding among other things."""
+    """Whether the mask comes from a tensor or a function of the user, which may hide padding among
+    other things.
+    """
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        """Return whether each query of `at` may attend to each key; axes without influence may have size 1."""
-        raise TypeError(f"{type(self).__name__} does not define which keys a query sees; add a method sees(self, at)")
+        """Return whether each query of `at` may attend to each key; axes without influence may have
+        size 1.
+        """
+        raise TypeError(
+            f"{type(self).__name__} does not define which keys a query sees; add a method "
+            "sees(self, at)"
+        )
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         """Raise a ValueError where this mask does not fit an attention of these sizes."""
@@ -52,11 +60,15 @@ class Mask(Value):
         return False
 
     def for_last_query(self) -> "Mask":
-        """Return the mask for the last query alone, which may be simpler: `causal` hides nothing from that query."""
+        """Return the mask for the last query alone, which may be simpler: `causal` hides nothing
+        from that query.
+        """
         return self
 
     def spans(self, at: Pairs, keys: int) -> Spans:
-        """Return a range of keys around what each query of `at` sees, so that engines skip the rest; by default all."""
+        """Return a range of keys around what each query of `at` sees, so that engines skip the
+        rest; by default all.
+        """
         return Spans.unknown(at, keys)
 
     def block(
@@ -72,15 +84,14 @@ class Mask(Value):
         """Return the mask of these rows and columns, without forming the rest of the matrix.
 
         Args:
-            rows: Which queries; a number n stands for range(n).
-            columns: Which keys; a number n stands for range(n).
-            of: (queries, keys), the size of the full matrix; None if the block ends at its last row and column.
-            batch: How many sequences.
-            heads: How many heads.
+            rows: Which queries; a number n stands for range(n). columns: Which keys; a number n
+            stands for range(n). of: (queries, keys), the size of the full matrix; None if the block
+            ends at its last row and column. batch: How many sequences. heads: How many heads.
             device: Where the block is made.
 
         Returns:
-            A bool tensor (batch, head, row, column), True = may attend. Batch and head may have size 1 where all agree.
+            A bool tensor (batch, head, row, column), True = may attend. Batch and head may have
+            size 1 where all agree.
 
         Raises:
             ValueError: The mask does not fit a matrix of this size.
@@ -103,9 +114,12 @@ class Mask(Value):
         return self.mask if isinstance(self, Opposite) else Opposite(self)
 
     def __bool__(self) -> NoReturn:
-        """Raise a TypeError: `a and b`, `a or b` and `not a` would silently return one of the two masks, or False."""
+        """Raise a TypeError: `a and b`, `a or b` and `not a` would silently return one of the two
+        masks, or False.
+        """
         raise TypeError(
-            f"a mask, {type(self).__name__}, has no truth value, so that `and`, `or` and `not` do not combine masks; "
+            f"a mask, {type(self).__name__}, has no truth value, so that `and`, `or` and `not` do "
+            "not combine masks; "
             "a & b, a | b and ~a do, and `mask is None` asks whether there is one"
         )
 
@@ -145,7 +159,9 @@ class Both(Combination):
         return reduce(and_, (mask.spans(at, keys) for mask in self.masks))
 
     def __repr__(self) -> str:
-        return " & ".join(f"({mask})" if isinstance(mask, Either) else repr(mask) for mask in self.masks)
+        return " & ".join(
+            f"({mask})" if isinstance(mask, Either) else repr(mask) for mask in self.masks
+        )
 
 
 class Either(Combination):
@@ -191,7 +207,9 @@ class Opposite(Mask):
 
 
 def _join(kind: type[Combination], left: Mask, right: Mask) -> Mask:
-    """Combine two masks into a flat one: (a & b) & c has three parts, so that engines find `causal` among them."""
+    """Combine two masks into a flat one: (a & b) & c has three parts, so that engines find `causal`
+    among them.
+    """
     if not isinstance(right, Mask):
         raise TypeError(
             f"a mask combines with masks, not with {type(right).__name__}; "
@@ -200,7 +218,9 @@ def _join(kind: type[Combination], left: Mask, right: Mask) -> Mask:
     if everyone in (left, right):
         rest = right if left == everyone else left
         return rest if kind is Both else everyone
-    parts = [part for mask in (left, right) for part in (mask.masks if type(mask) is kind else (mask,))]
+    parts = [
+        part for mask in (left, right) for part in (mask.masks if type(mask) is kind else (mask,))
+    ]
     return kind(tuple(parts))
 
 

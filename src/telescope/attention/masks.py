@@ -1,6 +1,8 @@
-"""The masks: by position (causal, window, prefix), by sequence (padding, documents), or from a tensor.
+"""The masks: by position (causal, window, prefix), by sequence (padding, documents), or from a
+tensor.
 
-`causal`, `window`, `prefix`, `padding`, `documents`, `from_tensor` and `from_forbidden` are the public names.
+`causal`, `window`, `prefix`, `padding`, `documents`, `from_tensor` and `from_forbidden` are the
+public names.
 """
 
 from collections.abc import Sequence
@@ -57,7 +59,8 @@ class Window(Mask):
         object.__setattr__(self, "size", require_positions("window(size)", self.size))
         if self.size < 1:
             raise ValueError(
-                f"window(size={self.size}) hides every key; the smallest window is 1, in which a token sees itself"
+                f"window(size={self.size}) hides every key; the smallest window is 1, in which a "
+                "token sees itself"
             )
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
@@ -74,7 +77,8 @@ class Window(Mask):
 class Prefix(Mask):
     """Let every query see the first `size` keys, and no other.
 
-    `causal | prefix(n)` is a prefix language model: the first n tokens see each other, later ones are causal.
+    `causal | prefix(n)` is a prefix language model: the first n tokens see each other, later ones
+    are causal.
 
     Args:
         size: In keys, 0 or more.
@@ -125,11 +129,14 @@ class Lengths(Mask):
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if self.lengths.shape[0] != batch:
             raise ValueError(
-                f"padding has {self.lengths.shape[0]} lengths for a batch of {batch}; it takes one length per sequence"
+                f"padding has {self.lengths.shape[0]} lengths for a batch of {batch}; it takes one "
+                "length per sequence"
             )
         if batch and is_cheap_to_read(self.lengths) and int(self.lengths.max()) > keys:
             longest = int(self.lengths.max())
-            raise ValueError(f"padding has a length of {longest} tokens, but there are only {keys} keys")
+            raise ValueError(
+                f"padding has a length of {longest} tokens, but there are only {keys} keys"
+            )
 
     @property
     def same_for_all_queries(self) -> bool:
@@ -155,7 +162,8 @@ class Left(Mask):
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if self.left.shape[0] != batch:
             raise ValueError(
-                f"padding(left=...) has {self.left.shape[0]} numbers for a batch of {batch}; it takes one per sequence"
+                f"padding(left=...) has {self.left.shape[0]} numbers for a batch of {batch}; it "
+                "takes one per sequence"
             )
 
     @property
@@ -213,12 +221,20 @@ class Documents(Mask):
     def spans(self, at: Pairs, keys: int) -> Spans:
         if not keys:
             return Spans.unknown(at, keys)
-        ids, text = torch.unique(self.keys.to(at.query.device), return_inverse=True)  # text: index into ids, per key
+        ids, text = torch.unique(
+            self.keys.to(at.query.device), return_inverse=True
+        )  # text: index into ids, per key
         position = torch.arange(keys, device=text.device).expand_as(text)
         texts = (text.shape[0], len(ids))
-        first = torch.full(texts, keys, device=text.device).scatter_reduce(1, text, position, "amin")
-        past = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_reduce(1, text, position + 1, "amax")
-        count = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_add(1, text, torch.ones_like(text))
+        first = torch.full(texts, keys, device=text.device).scatter_reduce(
+            1, text, position, "amin"
+        )
+        past = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_reduce(
+            1, text, position + 1, "amax"
+        )
+        count = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_add(
+            1, text, torch.ones_like(text)
+        )
         whole = bool(((past - first == count) | (count == 0)).all())
 
         query_ids = self._query_ids(at)
@@ -260,7 +276,12 @@ class FromTensor(Mask):
         return at.pick(self.tensor, "batch", "head", "row", "key")
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        check_shape("a mask from_tensor", self.tensor, "(batch, head, query, key)", (batch, heads, queries, keys))
+        check_shape(
+            "a mask from_tensor",
+            self.tensor,
+            "(batch, head, query, key)",
+            (batch, heads, queries, keys),
+        )
 
     @property
     def same_for_all_queries(self) -> bool:
@@ -284,13 +305,13 @@ def padding(
     """Return the mask that hides padding keys. Exactly one of the arguments is given.
 
     Args:
-        lengths: (batch,) whole numbers: how many keys of each sequence are real, with the padding behind.
-        left: (batch,) whole numbers: how many padding keys each sequence has in front.
+        lengths: (batch,) whole numbers: how many keys of each sequence are real, with the padding
+        behind. left: (batch,) whole numbers: how many padding keys each sequence has in front.
         keep: (batch, key) bool, True = a real token, for padding anywhere.
 
     Raises:
-        TypeError, ValueError: None or several are given, a number is negative or no whole number, or `keep` is no bool
-            tensor with two axes.
+        TypeError, ValueError: None or several are given, a number is negative or no whole number,
+            or `keep` is no bool tensor with two axes.
 
     Example:
         >>> import telescope as ts
@@ -299,7 +320,8 @@ def padding(
     """
     if sum(option is not None for option in (lengths, left, keep)) != 1:
         raise ValueError(
-            "padding takes either the lengths of the sequences, left=, how many padding keys are in front of each, or "
+            "padding takes either the lengths of the sequences, left=, how many padding keys are "
+            "in front of each, or "
             "keep=, a (batch, key) bool tensor with True = a real token"
         )
     if keep is not None:
@@ -313,7 +335,8 @@ def _counts(given: Sequence[int] | Tensor | None) -> Tensor:
     counts = counts if counts.numel() else counts.long()  # torch makes floats of an empty list
     if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
         raise ValueError(
-            f"padding takes one whole number per sequence, not a {counts.dtype} tensor of shape {tuple(counts.shape)}; "
+            f"padding takes one whole number per sequence, not a {counts.dtype} tensor of shape "
+            f"{tuple(counts.shape)}; "
             "a bool mask goes to padding(keep=...)"
         )
     if is_cheap_to_read(counts) and bool((counts < 0).any()):
@@ -326,13 +349,14 @@ def documents(
     *,
     queries: Sequence[Sequence[int]] | Sequence[int] | Tensor | None = None,
 ) -> Mask:
-    """Return the mask of several texts packed into one sequence: a query sees the keys of its own text.
+    """Return the mask of several texts packed into one sequence: a query sees the keys of its own
+    text.
 
     Args:
-        ids: (batch, key) or (key,) whole numbers: to which text each key belongs. Without a batch axis they hold for
-            every sequence.
-        queries: (batch, query) or (query,) whole numbers, where the queries are another sequence than the keys; None
-            takes the ids of the keys at the queries' positions.
+        ids: (batch, key) or (key,) whole numbers: to which text each key belongs. Without a batch
+            axis they hold for every sequence.
+        queries: (batch, query) or (query,) whole numbers, where the queries are another sequence
+            than the keys; None takes the ids of the keys at the queries' positions.
 
     Raises:
         ValueError: The ids are no whole numbers, or have more than two axes.
@@ -349,8 +373,8 @@ def from_tensor(tensor: Tensor) -> Mask:
     """Return a mask from a bool tensor with **True = may attend**.
 
     Args:
-        tensor: (query, key) or (batch, head, query, key); an axis of size 1 holds for all. The mask keeps the tensor,
-            and later writes to it change the mask.
+        tensor: (query, key) or (batch, head, query, key); an axis of size 1 holds for all. The mask
+            keeps the tensor, and later writes to it change the mask.
 
     Raises:
         TypeError: `tensor` is no bool tensor.
@@ -361,22 +385,25 @@ def from_tensor(tensor: Tensor) -> Mask:
         >>> ts.from_tensor(torch.tensor([[True, False], [True, True]])) & ts.window(1)
         from_tensor(1x1x2x2) & window(1)
     """
-    return FromTensor(_add_batch_and_head(_require_bool("from_tensor", tensor, "may attend", (2, 4))))
+    return FromTensor(
+        _add_batch_and_head(_require_bool("from_tensor", tensor, "may attend", (2, 4)))
+    )
 
 
 def from_forbidden(tensor: Tensor, *, heads: int | None = None) -> Mask:
-    """Return a mask from a bool tensor with **True = forbidden**, as torch.nn.MultiheadAttention takes it.
+    """Return a mask from a bool tensor with **True = forbidden**, as torch.nn.MultiheadAttention
+    takes it.
 
     A `key_padding_mask` (batch, key) of that module is `padding(keep=~key_padding_mask)`.
 
     Args:
-        tensor: (query, key), (batch, head, query, key), or (batch · heads, query, key) together with `heads`. The mask
-            holds a copy.
+        tensor: (query, key), (batch, head, query, key), or (batch · heads, query, key) together
+            with `heads`. The mask holds a copy.
         heads: How many heads are folded into the first of three axes.
 
     Raises:
-        TypeError: `tensor` is no bool tensor.
-        ValueError: It has the wrong number of axes, or `heads` is missing or does not divide the first axis.
+        TypeError: `tensor` is no bool tensor. ValueError: It has the wrong number of axes, or
+        `heads` is missing or does not divide the first axis.
 
     Example:
         >>> import telescope as ts, torch
@@ -385,12 +412,16 @@ def from_forbidden(tensor: Tensor, *, heads: int | None = None) -> Mask:
         True
     """
     return FromTensor(
-        ~_add_batch_and_head(unfold_heads(_require_bool("from_forbidden", tensor, "forbidden", (2, 3, 4)), heads))
+        ~_add_batch_and_head(
+            unfold_heads(_require_bool("from_forbidden", tensor, "forbidden", (2, 3, 4)), heads)
+        )
     )
 
 
 def unfold_heads(tensor: Tensor, heads: int | None) -> Tensor:
-    """Return a (batch · heads, query, key) tensor, as torch.nn.MultiheadAttention folds it, with four axes."""
+    """Return a (batch · heads, query, key) tensor, as torch.nn.MultiheadAttention folds it, with
+    four axes.
+    """
     if tensor.ndim != 3:
         return tensor
     if not heads or tensor.shape[0] % heads:
@@ -416,14 +447,17 @@ def _require_bool(name: str, tensor: Tensor, meaning: str, dimensions: tuple[int
     require_dense(name, tensor)
     if tensor.ndim not in dimensions:
         raise ValueError(
-            f"{name} takes a tensor of {' or '.join(map(str, dimensions))} axes, not of shape {tuple(tensor.shape)}; "
+            f"{name} takes a tensor of {' or '.join(map(str, dimensions))} axes, not of shape "
+            f"{tuple(tensor.shape)}; "
             "give a missing axis size 1"
         )
     return tensor
 
 
 def _ids(name: str, ids: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> Tensor:
-    """Return document ids as a tensor (batch, token); raise a ValueError for anything but whole numbers."""
+    """Return document ids as a tensor (batch, token); raise a ValueError for anything but whole
+    numbers.
+    """
     numbers = require_dense(f"documents({name})", torch.as_tensor(ids))
     if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.ndim not in (1, 2):
         raise ValueError(

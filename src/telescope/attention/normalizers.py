@@ -11,13 +11,19 @@ from .values import has_data
 
 
 class ZeroSumError(ValueError):
-    """Raised by `by_sum`: the scores of a row sum to zero. `row` is (batch, head, query), or its last entries."""
+    """Raised by `by_sum`: the scores of a row sum to zero. `row` is (batch, head, query), or its
+    last entries.
+    """
 
     def __init__(self, row: list[int]) -> None:
         self.row = row
-        place = ", ".join(f"{axis} {i}" for axis, i in zip(("batch", "head", "query")[-len(row) :], row, strict=False))
+        place = ", ".join(
+            f"{axis} {i}"
+            for axis, i in zip(("batch", "head", "query")[-len(row) :], row, strict=False)
+        )
         super().__init__(
-            f"by_sum: the scores of {place or 'the row'} sum to zero, so they cannot be divided by their sum; "
+            f"by_sum: the scores of {place or 'the row'} sum to zero, so they cannot be divided by "
+            "their sum; "
             "normalize=ts.softmax has no such rows"
         )
 
@@ -33,7 +39,8 @@ def softmax(
 
     Args:
         scores: (..., key), with -inf for hidden keys. A row of nothing but -inf becomes zeros.
-        sink: (..., 1), one more score in the sum that belongs to no key: rows then sum to less than one.
+        sink: (..., 1), one more score in the sum that belongs to no key: rows then sum to less than
+        one.
 
     Returns:
         Weights of the same shape as `scores`.
@@ -51,7 +58,8 @@ def softmax(
 
 
 def by_sum(scores: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows key"]:
-    """Return score / Σ score along the last axis, which is undefined where the scores of a row sum to zero.
+    """Return score / Σ score along the last axis, which is undefined where the scores of a row sum
+    to zero.
 
     Args:
         scores: (..., key), with -inf for hidden keys. A row of nothing but -inf becomes zeros.
@@ -60,7 +68,8 @@ def by_sum(scores: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows key"]:
         Weights of the same shape as `scores`; they may be negative.
 
     Raises:
-        ZeroSumError: A row's scores sum to zero within rounding. Not checked while compiling or on meta tensors.
+        ZeroSumError: A row's scores sum to zero within rounding. Not checked while compiling or on
+        meta tensors.
 
     Example:
         >>> import telescope as ts, torch

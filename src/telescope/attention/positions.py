@@ -1,4 +1,6 @@
-"""Position encodings: sinusoidal and rotary. (ALiBi and the learned relative bias are biases; see biases.py.)"""
+"""Position encodings: sinusoidal and rotary. (ALiBi and the learned relative bias are biases; see
+biases.py.)
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -26,10 +28,10 @@ def sinusoidal(
     PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos(p / base^(2i/d))
 
     Args:
-        positions: How many positions, from 0 on, or a tensor (..., position) of positions.
-        d_model: How many features, an even number.
-        base: Sets the longest wavelength, 2π · base positions.
-        pairs: "neighbours" alternates sines and cosines; "halves" has all sines, then all cosines (tensor2tensor,
+        positions: How many positions, from 0 on, or a tensor (..., position) of positions. d_model:
+        How many features, an even number. base: Sets the longest wavelength, 2π · base positions.
+        pairs: "neighbours" alternates sines and cosines; "halves" has all sines, then all cosines
+        (tensor2tensor,
             Marian).
         dtype: Of the result; None is torch's default dtype. The angles are computed in float64.
 
@@ -37,7 +39,8 @@ def sinusoidal(
         (..., position, d_model), on the device of `positions`.
 
     Raises:
-        TypeError, ValueError: `d_model` is odd or no whole number, `base` is not positive, or `pairs` is unknown.
+        TypeError, ValueError: `d_model` is odd or no whole number, `base` is not positive, or
+        `pairs` is unknown.
 
     Example:
         >>> import telescope as ts
@@ -56,13 +59,17 @@ def sinusoidal(
     positions = torch.arange(positions) if isinstance(positions, int) else positions
     angles = _angles(positions, _frequencies(d_model, base, positions.device))
     parts = [angles.sin(), angles.cos()]
-    waves = torch.cat(parts, dim=-1) if pairs == "halves" else torch.stack(parts, dim=-1).flatten(-2)
+    waves = (
+        torch.cat(parts, dim=-1) if pairs == "halves" else torch.stack(parts, dim=-1).flatten(-2)
+    )
     return waves.to(dtype or torch.get_default_dtype())
 
 
 @dataclass(frozen=True)
 class LinearScaling(Value):
-    """Divide every frequency by `factor`: a text `factor` times as long has the same angles (Chen et al. 2023)."""
+    """Divide every frequency by `factor`: a text `factor` times as long has the same angles (Chen
+    et al. 2023).
+    """
 
     factor: float
 
@@ -75,10 +82,11 @@ class LinearScaling(Value):
 
 @dataclass(frozen=True)
 class Llama3Scaling(Value):
-    """Scale rotary frequencies as Llama 3.1 does, by how many turns a frequency makes in `original` positions.
+    """Scale rotary frequencies as Llama 3.1 does, by how many turns a frequency makes in `original`
+    positions.
 
-    Frequencies of fewer than `low` turns are divided by `factor`, those of more than `high` turns stay, and in between
-    the divisor changes smoothly.
+    Frequencies of fewer than `low` turns are divided by `factor`, those of more than `high` turns
+    stay, and in between the divisor changes smoothly.
     """
 
     factor: float = 8.0
@@ -88,7 +96,9 @@ class Llama3Scaling(Value):
 
     def __post_init__(self) -> None:
         for name in ("factor", "low", "high"):
-            object.__setattr__(self, name, require_positive(f"Llama3Scaling({name})", getattr(self, name)))
+            object.__setattr__(
+                self, name, require_positive(f"Llama3Scaling({name})", getattr(self, name))
+            )
         object.__setattr__(self, "original", require_int("Llama3Scaling(original)", self.original))
         if self.low >= self.high or self.original < 1:
             raise ValueError(
@@ -110,7 +120,9 @@ class Rotation:
     sin: Float[Tensor, "*batch position half"]
     pairs: Pairing
 
-    def __call__(self, features: Float[Tensor, "batch heads position d"]) -> Float[Tensor, "batch heads position d"]:
+    def __call__(
+        self, features: Float[Tensor, "batch heads position d"]
+    ) -> Float[Tensor, "batch heads position d"]:
         cos = self.cos.unsqueeze(-3)
         sin = self.sin.unsqueeze(-3)  # one axis for the heads, which share the angles
         turned = 2 * cos.shape[-1]
@@ -129,12 +141,14 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Rotary(Value):
-    """Rotate pairs of features by an angle that grows with position, so that q·k depends on distance (Su et al. 2021).
+    """Rotate pairs of features by an angle that grows with position, so that q·k depends on
+    distance (Su et al. 2021).
 
     Args:
-        base: The slowest frequency is near 1/base radians per position.
-        fraction: The part of the features that is rotated, above 0 and at most 1; the rest passes unchanged.
-        pairs: Which features form a pair: "halves" takes features i and i + width/2 (Llama, GPT-NeoX), "neighbours"
+        base: The slowest frequency is near 1/base radians per position. fraction: The part of the
+        features that is rotated, above 0 and at most 1; the rest passes unchanged. pairs: Which
+        features form a pair: "halves" takes features i and i + width/2 (Llama, GPT-NeoX),
+        "neighbours"
             takes 2i and 2i + 1 (the paper, llama2.c).
         scaling: Changes the frequencies for texts longer than in training.
 
@@ -157,30 +171,47 @@ class Rotary(Value):
         object.__setattr__(self, "base", require_positive("rotary(base)", self.base))
         object.__setattr__(self, "fraction", require_real("rotary(fraction)", self.fraction))
         if not 0.0 < self.fraction <= 1.0:
-            raise ValueError(f"rotary(fraction={self.fraction}) must turn a part of the features: above 0, at most 1")
+            raise ValueError(
+                f"rotary(fraction={self.fraction}) must turn a part of the features: above 0, at "
+                "most 1"
+            )
         _check_pairs("rotary", self.pairs)
 
     def __call__(
-        self, features: Float[Tensor, "batch heads position d"], positions: int | Tensor | None = None
+        self,
+        features: Float[Tensor, "batch heads position d"],
+        positions: int | Tensor | None = None,
     ) -> Float[Tensor, "batch heads position d"]:
         """Return `features` rotated to their positions.
 
-        `positions` is (position,) or (batch, position), or the number of the first position; None is 0.
+        `positions` is (position,) or (batch, position), or the number of the first position; None
+        is 0.
         """
         count, width = features.shape[-2:]
         if positions is None or isinstance(positions, int):
             positions = torch.arange(count, device=features.device) + (positions or 0)
         return self.at(positions.to(features.device), width, _angle_dtype(features))(features)
 
-    def at(self, positions: Int[Tensor, "*batch position"], width: int, dtype: torch.dtype = torch.float32) -> Rotation:
-        """Return the rotation of features of this width at these positions, to be used by several layers."""
+    def at(
+        self,
+        positions: Int[Tensor, "*batch position"],
+        width: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> Rotation:
+        """Return the rotation of features of this width at these positions, to be used by several
+        layers.
+        """
         turned = self.check(width)
         frequencies = _frequencies(turned, self.base, positions.device)
-        angles = _angles(positions, frequencies if self.scaling is None else self.scaling(frequencies))
+        angles = _angles(
+            positions, frequencies if self.scaling is None else self.scaling(frequencies)
+        )
         return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), self.pairs)
 
     def check(self, width: int) -> int:
-        """Return how many of `width` features are rotated; raise a ValueError if that number is odd."""
+        """Return how many of `width` features are rotated; raise a ValueError if that number is
+        odd.
+        """
         turned = round(width * self.fraction)
         if turned % 2:
             raise ValueError(
@@ -201,7 +232,8 @@ def _frequencies(width: int, base: float, device: torch.device) -> Float[Tensor,
 def _angles(
     positions: Int[Tensor, "*batch position"], frequencies: Float[Tensor, " half"]
 ) -> Float[Tensor, "*batch position half"]:
-    """Return position · frequency in float64: at position 100,000 a float32 angle is off by up to 0.004.
+    """Return position · frequency in float64: at position 100,000 a float32 angle is off by up to
+    0.004.
 
     Round only after taking sine and cosine, which would be off by as much.
     """
@@ -210,7 +242,9 @@ def _angles(
 
 def _check_pairs(what: str, pairs: str) -> None:
     if pairs not in ("halves", "neighbours"):
-        raise ValueError(f'{what}(pairs={pairs!r}) is not a pairing; there are "halves" and "neighbours"')
+        raise ValueError(
+            f'{what}(pairs={pairs!r}) is not a pairing; there are "halves" and "neighbours"'
+        )
 
 
 def _angle_dtype(features: Tensor) -> torch.dtype:

@@ -1,7 +1,8 @@
 """Rectangles of the attention matrix, some queries x some keys, and what an edit makes of them.
 
-`mask & ~rectangle` hides the keys from the queries. `Raised(rectangle, ln 4)` as a bias lets the keys count four times
-as much. Both are values of positions, so that one definition holds while a text grows token by token.
+`mask & ~rectangle` hides the keys from the queries. `Raised(rectangle, ln 4)` as a bias lets the
+keys count four times as much. Both are values of positions, so that one definition holds while a
+text grows token by token.
 """
 
 from collections.abc import Sequence
@@ -24,16 +25,18 @@ SMALLEST = 16  # positions of a table, at least
 
 @dataclass(frozen=True, eq=False)
 class Rectangle(Mask):
-    """Let some queries see some keys in some heads, and nothing else; `~rectangle` hides these keys from these queries.
+    """Let some queries see some keys in some heads, and nothing else; `~rectangle` hides these keys
+    from these queries.
 
-    A table says for each position whether it belongs to the rectangle. A position beyond the table's end has the
-    value of the last column, so that a table of any length holds for texts of any length.
+    A table says for each position whether it belongs to the rectangle. A position beyond the
+    table's end has the value of the last column, so that a table of any length holds for texts of
+    any length.
 
     Args:
-        keys: (batch, position) bool; with one row, all sequences share it.
-        queries: The same for the queries; None is every query.
-        heads: (heads,) bool; None is every head.
-        by_row: Whether `queries` numbers the queries of the call from 0, as cross-attention needs, where a query has
+        keys: (batch, position) bool; with one row, all sequences share it. queries: The same for
+        the queries; None is every query. heads: (heads,) bool; None is every head. by_row: Whether
+        `queries` numbers the queries of the call from 0, as cross-attention needs, where a query
+        has
             no position among the keys.
 
     Example:
@@ -57,13 +60,17 @@ class Rectangle(Mask):
         return inside
 
     def spans(self, at: Pairs, keys: int) -> Spans:
-        inside = _look_up(self.keys, at.batch, torch.arange(keys, device=at.batch.device)[None, None, None])
+        inside = _look_up(
+            self.keys, at.batch, torch.arange(keys, device=at.batch.device)[None, None, None]
+        )
         if not keys or not inside.shape[-1]:
             return Spans.unknown(at, keys)
         count = inside.sum(-1, keepdim=True)
         first = inside.int().argmax(-1, keepdim=True)
         past = torch.where(count == 0, first, keys - inside.flip(-1).int().argmax(-1, keepdim=True))
-        rows = torch.ones_like(at.query, dtype=torch.bool) if self.queries is None else self._rows(at)
+        rows = (
+            torch.ones_like(at.query, dtype=torch.bool) if self.queries is None else self._rows(at)
+        )
         if self.heads is not None:
             rows = rows & pick(self.heads, at.head)
         return Spans(first.where(rows, 0), past.where(rows, 0), bool((past - first == count).all()))
@@ -72,7 +79,8 @@ class Rectangle(Mask):
         for name, table in (("keys", self.keys), ("queries", self.queries)):
             if table is not None and (table.shape[0] not in (1, batch) or not table.shape[1]):
                 raise ValueError(
-                    f"a rectangle's {name} have shape {tuple(table.shape)}; it takes (batch, position), with one row "
+                    f"a rectangle's {name} have shape {tuple(table.shape)}; it takes (batch, "
+                    "position), with one row "
                     f"or {batch}, and at least one position"
                 )
         if self.heads is not None and len(self.heads) != heads:
@@ -89,23 +97,35 @@ class Rectangle(Mask):
 
     def __repr__(self) -> str:
         parts = [f"keys {_format(self.keys)}"]
-        parts += [] if self.queries is None else [f"{'rows' if self.by_row else 'queries'} {_format(self.queries)}"]
+        parts += (
+            []
+            if self.queries is None
+            else [f"{'rows' if self.by_row else 'queries'} {_format(self.queries)}"]
+        )
         if self.heads is not None:
             parts.append(f"heads {', '.join(map(str, self.heads.nonzero().flatten().tolist()))}")
         return f"rectangle({', '.join(parts)})"
 
 
 def _look_up(table: Bool[Tensor, "sequences position"], batch: Tensor, position: Tensor) -> Tensor:
-    """Return table[batch, position], where a position beyond the end has the value of the last column."""
+    """Return table[batch, position], where a position beyond the end has the value of the last
+    column.
+    """
     return pick(table, batch, position.clamp(0, table.shape[1] - 1))
 
 
-def table_of(ranges: Sequence[Sequence[tuple[int, int | None]]]) -> Bool[Tensor, "sequences position"]:
-    """Return the table of these ranges, one list for each sequence; a range without an end goes on for ever.
+def table_of(
+    ranges: Sequence[Sequence[tuple[int, int | None]]],
+) -> Bool[Tensor, "sequences position"]:
+    """Return the table of these ranges, one list for each sequence; a range without an end goes on
+    for ever.
 
-    The length is a power of two: kernels are compiled for the shape of a table, and not for its content.
+    The length is a power of two: kernels are compiled for the shape of a table, and not for its
+    content.
     """
-    ends = [end for row in ranges for start, stop in row for end in (start, stop) if end is not None]
+    ends = [
+        end for row in ranges for start, stop in row for end in (start, stop) if end is not None
+    ]
     size = max(SMALLEST, 1 << max(ends, default=0).bit_length())
     table = torch.zeros(len(ranges), size, dtype=torch.bool)
     for row, own in zip(table, ranges, strict=True):
@@ -123,7 +143,9 @@ def runs_of(row: Bool[Tensor, " position"]) -> list[range]:
 
 
 def _format(table: Tensor) -> str:
-    """Return the positions of a table for printing: "10 to 39, from 200 on", or its shape for several sequences."""
+    """Return the positions of a table for printing: "10 to 39, from 200 on", or its shape for
+    several sequences.
+    """
     if len(table) > 1:
         return format_shape(table)
     end = table.shape[1]
@@ -139,7 +161,9 @@ def _format_run(run: range, end: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Raised(Bias):
-    """Add one number to the scores inside of a rectangle: with ln α its keys count α times as much."""
+    """Add one number to the scores inside of a rectangle: with ln α its keys count α times as
+    much.
+    """
 
     rectangle: Rectangle
     by: float
@@ -163,14 +187,20 @@ def hide(attention: Attention, rectangle: Rectangle) -> Attention:
 
 
 def raise_scores(attention: Attention, rectangle: Rectangle, by: float) -> Attention:
-    """Return the definition with `by` added to the scores of the rectangle, beside the bias that it has."""
+    """Return the definition with `by` added to the scores of the rectangle, beside the bias that it
+    has.
+    """
     raised = Raised(rectangle, by)
     bias = attention.bias
-    return replace(attention, bias=raised if bias is None else SumOfBiases((_as_bias(bias), raised)))
+    return replace(
+        attention, bias=raised if bias is None else SumOfBiases((_as_bias(bias), raised))
+    )
 
 
 def without_other_heads(attention: Attention, heads: Sequence[int]) -> Attention:
-    """Return the definition without the rectangles, hidden or raised, that concern none of these heads."""
+    """Return the definition without the rectangles, hidden or raised, that concern none of these
+    heads.
+    """
 
     def concerns(rectangle: Rectangle) -> bool:
         return rectangle.heads is None or bool(rectangle.heads[list(heads)].any())
@@ -179,7 +209,8 @@ def without_other_heads(attention: Attention, heads: Sequence[int]) -> Attention
     kept = [
         part
         for part in parts
-        if not (isinstance(part, Opposite) and isinstance(part.mask, Rectangle)) or concerns(part.mask)
+        if not (isinstance(part, Opposite) and isinstance(part.mask, Rectangle))
+        or concerns(part.mask)
     ]
     added = attention.bias.biases if isinstance(attention.bias, SumOfBiases) else (attention.bias,)
     left = [

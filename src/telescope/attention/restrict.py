@@ -1,8 +1,9 @@
 """Restrict an attention to some heads, queries, sequences or keys.
 
-The restricted definition is an ordinary Attention of the smaller size. Its masks and biases compute the pairs of the
-full attention that it was taken from: the indices are translated, and no tensor is formed. Read `restrict_to_heads` and
-its restriction `SomeHeads` first; the others follow the same pattern.
+The restricted definition is an ordinary Attention of the smaller size. Its masks and biases compute
+the pairs of the full attention that it was taken from: the indices are translated, and no tensor is
+formed. Read `restrict_to_heads` and its restriction `SomeHeads` first; the others follow the same
+pattern.
 """
 
 from abc import ABC, abstractmethod
@@ -30,14 +31,18 @@ class Restriction(Value, ABC):
     """
 
     unaffected: ClassVar[tuple[type[Value], ...]] = ()
-    """Masks and biases that give the same for both indices. They stay as they are: engines then still find `causal`."""
+    """Masks and biases that give the same for both indices. They stay as they are: engines then
+    still find `causal`.
+    """
 
     @abstractmethod
     def to_full(self, at: Pairs) -> Pairs:
         """Return the pairs `at` with their indices in the full attention."""
 
     def full_size(self, **size: int) -> dict[str, int]:
-        """Return the sizes of the full attention for these of the restricted one. Dropped keys are the first ones."""
+        """Return the sizes of the full attention for these of the restricted one. Dropped keys are
+        the first ones.
+        """
         return size
 
     def apply(self, attention: Attention) -> Attention:
@@ -55,7 +60,9 @@ class Restriction(Value, ABC):
             return mask
         if isinstance(mask, Combination):
             return type(mask)(tuple(self.mask(part) for part in mask.masks))
-        return Opposite(self.mask(mask.mask)) if isinstance(mask, Opposite) else Renumbered(mask, self)
+        return (
+            Opposite(self.mask(mask.mask)) if isinstance(mask, Opposite) else Renumbered(mask, self)
+        )
 
     def bias(self, bias: Bias) -> Bias:
         """Return the restricted bias; a sum is restricted part by part."""
@@ -112,7 +119,9 @@ class RenumberedBias(Bias):
 
 
 def restrict_to_heads(attention: Attention, which: Int[Tensor, " selected"], of: int) -> Attention:
-    """Return what the heads `which` of an attention with `of` heads compute, as an attention of len(which) heads."""
+    """Return what the heads `which` of an attention with `of` heads compute, as an attention of
+    len(which) heads.
+    """
     sink = attention.sink
     return replace(
         SomeHeads(which, of).apply(attention),
@@ -121,8 +130,11 @@ def restrict_to_heads(attention: Attention, which: Int[Tensor, " selected"], of:
     )
 
 
-def key_heads_of(which: Int[Tensor, " selected"], heads: int, key_heads: int) -> Int[Tensor, " selected_key_heads"]:
-    """Return the key heads of the query heads `which`: each once if groups stay equally large, else one per query head.
+def key_heads_of(
+    which: Int[Tensor, " selected"], heads: int, key_heads: int
+) -> Int[Tensor, " selected_key_heads"]:
+    """Return the key heads of the query heads `which`: each once if groups stay equally large, else
+    one per query head.
 
     Args:
         which: Query heads.
@@ -158,7 +170,9 @@ class SomeHeads(Restriction):
 
 
 def _restrict_score(score: Score, which: Tensor) -> Score:
-    """Return the score of the heads `which`; raise a ValueError for an unknown score that holds tensors."""
+    """Return the score of the heads `which`; raise a ValueError for an unknown score that holds
+    tensors.
+    """
     if type(score) is General:
         return General(_select_heads(score.W, which, 2))
     if type(score) is Additive:
@@ -167,21 +181,28 @@ def _restrict_score(score: Score, which: Tensor) -> Score:
         return Additive(W_q, W_k, _select_heads(score.v, which, 1))
     if next(tensors(score), None) is not None:
         raise ValueError(
-            f"score={score!r} holds tensors that may differ by head; it cannot be restricted to some heads"
+            f"score={score!r} holds tensors that may differ by head; it cannot be restricted to "
+            "some heads"
         )
     return score
 
 
 def _select_heads(tensor: Tensor, which: Tensor, shared_ndim: int = 0) -> Tensor:
-    """Return tensor[which]; a tensor of `shared_ndim` axes has no axis of heads and is returned as it is."""
+    """Return tensor[which]; a tensor of `shared_ndim` axes has no axis of heads and is returned as
+    it is.
+    """
     return tensor if tensor.ndim == shared_ndim else tensor[which.to(tensor.device)]
 
 
 Size = tuple[int, int]  # queries, keys
 
 
-def restrict_to_queries(attention: Attention, which: Int[Tensor, " selected"], of: Size) -> Attention:
-    """Return what the queries `which` of a matrix of size `of` compute, as an attention of len(which) queries."""
+def restrict_to_queries(
+    attention: Attention, which: Int[Tensor, " selected"], of: Size
+) -> Attention:
+    """Return what the queries `which` of a matrix of size `of` compute, as an attention of
+    len(which) queries.
+    """
     if len(which) == of[0] and which.tolist() == list(range(of[0])):
         return attention
     return SomeQueries(which, of).apply(attention)
@@ -205,9 +226,17 @@ class SomeQueries(Restriction):
         return mask if mask.same_for_all_queries else super().mask(mask)
 
 
-def restrict_to_sequences(attention: Attention, which: Int[Tensor, " selected"], of: int) -> Attention:
-    """Return what the sequences `which` of a batch of `of` compute, as an attention of a batch of len(which)."""
-    return attention if which.tolist() == list(range(of)) else SomeSequences(which, of).apply(attention)
+def restrict_to_sequences(
+    attention: Attention, which: Int[Tensor, " selected"], of: int
+) -> Attention:
+    """Return what the sequences `which` of a batch of `of` compute, as an attention of a batch of
+    len(which).
+    """
+    return (
+        attention
+        if which.tolist() == list(range(of))
+        else SomeSequences(which, of).apply(attention)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,16 +292,20 @@ class LaterKeys(Restriction):
 
 
 def restrict_to_written_keys(attention: Attention, keys: int, length: Int[Tensor, ""]) -> Attention:
-    """Return the attention over a cache of `keys` keys of which only the first `length` are written.
+    """Return the attention over a cache of `keys` keys of which only the first `length` are
+    written.
 
-    `length` is a scalar tensor: it may be on a GPU and change in place, and nothing waits for its value.
+    `length` is a scalar tensor: it may be on a GPU and change in place, and nothing waits for its
+    value.
     """
     return BeforeRoom(keys, keys - length).apply(attention)
 
 
 @dataclass(frozen=True, eq=False)
 class BeforeRoom(Restriction):
-    """A cache of `keys` keys whose last `behind` are not written yet: the last query is at the last written key."""
+    """A cache of `keys` keys whose last `behind` are not written yet: the last query is at the last
+    written key.
+    """
 
     keys: int
     behind: Int[Tensor, ""]
@@ -293,14 +326,17 @@ class BeforeRoom(Restriction):
 class WrittenMask(Renumbered):
     """`mask` over a cache, with the keys hidden that are not written yet.
 
-    It is made for one step of a model. Engines keep what they compute from it in `cache`, for all layers of that step.
+    It is made for one step of a model. Engines keep what they compute from it in `cache`, for all
+    layers of that step.
     """
 
     numbering: BeforeRoom
 
     @cached_property
     def cache(self) -> dict[Any, Any]:
-        """What engines have computed from this mask, by keys of their own; not read inside torch.compile."""
+        """What engines have computed from this mask, by keys of their own; not read inside
+        torch.compile.
+        """
         return {}
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:

@@ -13,8 +13,9 @@ from .values import Value, format_shape
 class Score(Value):
     """Compute score(queries, keys), how well each query matches each key.
 
-    A subclass sets `formula`, and defines `as_dot` if the score is a dot product of rewritten queries and keys, so that
-    fused kernels can run it; otherwise it sets `is_dot_product = False` and defines `terms`.
+    A subclass sets `formula`, and defines `as_dot` if the score is a dot product of rewritten
+    queries and keys, so that fused kernels can run it; otherwise it sets `is_dot_product = False`
+    and defines `terms`.
 
     Example:
         >>> import telescope as ts, torch
@@ -34,9 +35,13 @@ class Score(Value):
         return queries, keys
 
     def __call__(
-        self, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch key_heads key d_k"]
+        self,
+        queries: Float[Tensor, "batch heads query d_q"],
+        keys: Float[Tensor, "batch key_heads key d_k"],
     ) -> Float[Tensor, "batch heads query key"]:
-        """Return all scores. With fewer key heads than query heads, neighbouring query heads share a key head."""
+        """Return all scores. With fewer key heads than query heads, neighbouring query heads share
+        a key head.
+        """
         if not self.is_dot_product:
             group = queries.shape[1] // (keys.shape[1] or 1)
             return self.terms(queries, keys.repeat_interleave(group, dim=1)).sum(-1)
@@ -44,14 +49,18 @@ class Score(Value):
         return grouped_matmul(queries, keys.mT)
 
     def terms(
-        self, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch heads key d_k"]
+        self,
+        queries: Float[Tensor, "batch heads query d_q"],
+        keys: Float[Tensor, "batch heads key d_k"],
     ) -> Float[Tensor, "batch heads query key term"]:
         """Return the summands of every score, along a last axis."""
         queries, keys = self.as_dot(queries, keys)
         return queries.unsqueeze(-2) * keys.unsqueeze(-3)
 
     def numbers_per_score(self, queries: Tensor, keys: Tensor) -> int:
-        """Return how many numbers one score takes in memory while it is computed: 1 for a matrix product."""
+        """Return how many numbers one score takes in memory while it is computed: 1 for a matrix
+        product.
+        """
         if self.is_dot_product or 0 in (*queries.shape, *keys.shape):
             return 1
         one_key = keys[:1, :1, :1].expand(-1, queries.shape[1], -1, -1)
@@ -61,7 +70,8 @@ class Score(Value):
         """Raise a ValueError where this score does not fit queries and keys of these widths."""
         if d_q != d_k:
             raise ValueError(
-                f"queries have {d_q} features and keys have {d_k}; a dot product needs the same number in both"
+                f"queries have {d_q} features and keys have {d_k}; a dot product needs the same "
+                "number in both"
             )
 
 
@@ -127,7 +137,9 @@ class Additive(Score):
     is_dot_product = False
 
     def terms(
-        self, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch heads key d_k"]
+        self,
+        queries: Float[Tensor, "batch heads query d_q"],
+        keys: Float[Tensor, "batch heads key d_k"],
     ) -> Float[Tensor, "batch heads query key term"]:
         projected_queries = queries @ self.W_q.to(queries.dtype)
         projected_keys = keys @ self.W_k.to(keys.dtype)
@@ -138,7 +150,8 @@ class Additive(Score):
         d_a = self.v.shape[-1]
         if tuple(self.v.shape) not in ((d_a,), (heads, d_a)):
             raise ValueError(
-                f"additive(v=...) has shape {tuple(self.v.shape)}; it is (d_a,), or (heads, d_a) = ({heads}, {d_a})"
+                f"additive(v=...) has shape {tuple(self.v.shape)}; it is (d_a,), or (heads, d_a) = "
+                f"({heads}, {d_a})"
             )
         _check_matrix("additive(W_q=...)", self.W_q, heads, d_q, d_a, "(d_q, d_a)")
         _check_matrix("additive(W_k=...)", self.W_k, heads, d_k, d_a, "(d_k, d_a)")
@@ -148,17 +161,24 @@ class Additive(Score):
 
 
 def grouped_matmul(
-    left: Float[Tensor, "batch heads row inner"], right: Float[Tensor, "batch key_heads inner column"]
+    left: Float[Tensor, "batch heads row inner"],
+    right: Float[Tensor, "batch key_heads inner column"],
 ) -> Float[Tensor, "batch heads row column"]:
-    """Return left @ right, where each head of `right` serves a group of neighbouring heads of `left`."""
+    """Return left @ right, where each head of `right` serves a group of neighbouring heads of
+    `left`.
+    """
     batch, heads, rows, inner = left.shape
     key_heads, columns = (right.shape[1], right.shape[-1])
     if heads == key_heads:
         return left @ right
-    if not all(isinstance(size, int) for size in (batch, rows, inner, columns)):  # symbolic sizes of torch.export
+    if not all(
+        isinstance(size, int) for size in (batch, rows, inner, columns)
+    ):  # symbolic sizes of torch.export
         groups = left.view(batch, key_heads, heads // key_heads, rows, inner)
         return (groups @ right.unsqueeze(2)).flatten(1, 2)
-    stacked = left.reshape(batch, key_heads, heads // key_heads * rows, inner)  # rows of a group under each other
+    stacked = left.reshape(
+        batch, key_heads, heads // key_heads * rows, inner
+    )  # rows of a group under each other
     return (stacked @ right).reshape(batch, heads, rows, columns)
 
 

@@ -1,4 +1,6 @@
-"""`Value`, the base of masks, biases, scores and definitions: frozen dataclasses compared by content."""
+"""`Value`, the base of masks, biases, scores and definitions: frozen dataclasses compared by
+content.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +22,8 @@ class Value:
         if type(self) is not type(other):
             return False
         return self is other or all(
-            _equal(left, right) for left, right in zip(field_values(self), field_values(other), strict=True)
+            _equal(left, right)
+            for left, right in zip(field_values(self), field_values(other), strict=True)
         )
 
     def __hash__(self) -> int:
@@ -43,23 +46,32 @@ def _field_names(kind: Any) -> tuple[Any, ...]:
 def _equal(left: Any, right: Any) -> bool:
     """Return whether two fields are equal; tensors also need the same dtype and device."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return left.dtype == right.dtype and left.device == right.device and torch.equal(left, right)
+        return (
+            left.dtype == right.dtype and left.device == right.device and torch.equal(left, right)
+        )
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return False
     return bool(left == right)
 
 
 def _hash_part(content: Any) -> Any:
-    """Return what a field adds to the hash: of a tensor shape and dtype, since its numbers would wait for the GPU."""
+    """Return what a field adds to the hash: of a tensor shape and dtype, since its numbers would
+    wait for the GPU.
+    """
     return (content.shape, content.dtype) if isinstance(content, Tensor) else content
 
 
 def has_data(tensor: Tensor) -> bool:
-    """Return whether the numbers of `tensor` can be read: not while compiling, on meta, in FakeTensorMode or vmap.
+    """Return whether the numbers of `tensor` can be read: not while compiling, on meta, in
+    FakeTensorMode or vmap.
 
     Nor in torch.jit.trace, whose graph would keep the decision for every other input.
     """
-    if torch.compiler.is_compiling() or tensor.is_meta or torch._C._get_dispatch_mode(_FAKE) is not None:
+    if (
+        torch.compiler.is_compiling()
+        or tensor.is_meta
+        or torch._C._get_dispatch_mode(_FAKE) is not None
+    ):
         return False
     if torch._C._get_tracing_state() is not None:
         return False
@@ -69,7 +81,9 @@ def has_data(tensor: Tensor) -> bool:
         if torch._C._functorch.is_batchedtensor(tensor):
             return False
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    fake = sys.modules.get("torch._subclasses.fake_tensor")  # not imported, so there is no fake tensor
+    fake = sys.modules.get(
+        "torch._subclasses.fake_tensor"
+    )  # not imported, so there is no fake tensor
     return fake is None or not isinstance(tensor, fake.FakeTensor)
 
 
@@ -93,13 +107,17 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def named_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the leaves in the order of `leaves`, each with its path of field names: ("bias", "table")."""
+    """Yield the leaves in the order of `leaves`, each with its path of field names: ("bias",
+    "table").
+    """
     if not isinstance(value, Value | tuple):
         yield path, value
         return
     kind: Any = type(value)
     names = map(str, range(len(value))) if isinstance(value, tuple) else _field_names(kind)
-    for name, content in zip(names, value if isinstance(value, tuple) else field_values(value), strict=True):
+    for name, content in zip(
+        names, value if isinstance(value, tuple) else field_values(value), strict=True
+    ):
         yield from named_leaves(content, (*path, name))
 
 
@@ -109,15 +127,21 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def identity_key(value: Any) -> Any:
-    """Return a hashable key for a value that reads no numbers: each tensor counts by its id and version counter.
+    """Return a hashable key for a value that reads no numbers: each tensor counts by its id and
+    version counter.
 
-    Writing to a tensor changes the key. An id is unique only while its tensor lives: keep the value with the key.
+    Writing to a tensor changes the key. An id is unique only while its tensor lives: keep the value
+    with the key.
     """
     if isinstance(value, Tensor):
         return object() if value.is_inference() else (id(value), value._version)
     if isinstance(value, tuple):
         return tuple(map(identity_key, value))
-    return (type(value), *map(identity_key, field_values(value))) if isinstance(value, Value) else value
+    return (
+        (type(value), *map(identity_key, field_values(value)))
+        if isinstance(value, Value)
+        else value
+    )
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -130,7 +154,9 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of `value` with `change` applied to each tensor; the same object if it holds none."""
+    """Return a copy of `value` with `change` applied to each tensor; the same object if it holds
+    none.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple):

@@ -1,7 +1,8 @@
-"""The command line: what each command takes and prints. A mistake gets one sentence that says what would be right.
+"""The command line: what each command takes and prints. A mistake gets one sentence that says what
+would be right.
 
-May import every other room; a command imports what it needs when it runs, so that --help is quick. Read this file
-first: `app` lists the commands, `main` runs one.
+May import every other room; a command imports what it needs when it runs, so that --help is quick.
+Read this file first: `app` lists the commands, `main` runs one.
 """
 
 import sys
@@ -20,7 +21,20 @@ from .writing import generate, recall, summarize, translate
 VERSION = f"telescope {__version__}"
 
 app = typer.Typer(rich_markup_mode=None)
-for command in (explain, translate, summarize, generate, recall, train, evaluate, watch, atlas, compare, serve, doctor):
+for command in (
+    explain,
+    translate,
+    summarize,
+    generate,
+    recall,
+    train,
+    evaluate,
+    watch,
+    atlas,
+    compare,
+    serve,
+    doctor,
+):
     app.command(epilog=EXAMPLES[command.__name__])(command)
 new = typer.Typer(rich_markup_mode=None)
 new.command(epilog=EXAMPLES["new recipe"])(recipe)
@@ -48,12 +62,16 @@ def telescope(
 
 
 def main() -> None:
-    """Run the command of `sys.argv`, and exit with a code of boundary.py. An error prints one sentence."""
+    """Run the command of `sys.argv`, and exit with a code of boundary.py. An error prints one
+    sentence.
+    """
     raise SystemExit(run(_run_command))
 
 
 def _run_command() -> int | None:
-    if sys.argv[1:] == ["--version"]:  # answered here: typer imports pydantic to read a flag, which takes 0.2 s
+    if sys.argv[1:] == [
+        "--version"
+    ]:  # answered here: typer imports pydantic to read a flag, which takes 0.2 s
         print(VERSION)
         return None
     code: int | None = app(standalone_mode=False)

@@ -14,37 +14,63 @@ from .common import AsJson, Device, Plain, print_all, print_json
 def atlas(
     model: Annotated[
         Path,
-        typer.Option(help="A shipped model, or a folder with a tokenizer.json: saved by telescope or by Hugging Face."),
+        typer.Option(
+            help="A shipped model, or a folder with a tokenizer.json: saved by telescope or by "
+            "Hugging Face."
+        ),
     ],
     texts: Annotated[
-        list[Path], typer.Option("--texts", help="A .txt, .jsonl or .parquet file, or a folder of them. Repeatable.")
+        list[Path],
+        typer.Option(
+            "--texts", help="A .txt, .jsonl or .parquet file, or a folder of them. Repeatable."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write the atlas to, for ts.open. All processes must see it.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Replace the atlas that --out holds.")] = False,
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder to write the atlas to, for ts.open. All processes must see it."),
+    ],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the atlas that --out holds.")
+    ] = False,
     length: Annotated[
-        int | None, typer.Option(help="Longest sequence in tokens; longer texts are cut. Default: the model's own.")
+        int | None,
+        typer.Option(
+            help="Longest sequence in tokens; longer texts are cut. Default: the model's own."
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Number of sequences that the model reads at once.", min=1)] = 8,
-    packed: Annotated[bool, typer.Option("--packed", help="Join texts to sequences of equal length.")] = False,
-    column: Annotated[str, typer.Option(help="Field of a .jsonl line, or column of a .parquet file.")] = "text",
+    batch: Annotated[
+        int, typer.Option(help="Number of sequences that the model reads at once.", min=1)
+    ] = 8,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Join texts to sequences of equal length.")
+    ] = False,
+    column: Annotated[
+        str, typer.Option(help="Field of a .jsonl line, or column of a .parquet file.")
+    ] = "text",
     layers: Annotated[
-        str | None, typer.Option(help='Attentions to measure: a name, a pattern such as "decoder.*", or a number.')
+        str | None,
+        typer.Option(
+            help='Attentions to measure: a name, a pattern such as "decoder.*", or a number.'
+        ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Precision of the model: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="Precision of the model: float32, bfloat16 or float16.")
+    ] = "float32",
     device: Device = "cpu",
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
-    """Measure every head of a model over a corpus. The same command goes on where a stopped run was.
+    """Measure every head of a model over a corpus. The same command goes on where a stopped run
+    was.
 
-    Under torchrun or accelerate launch, all processes share the texts: torchrun --nproc-per-node 8 -m telescope.cli
-    atlas ...
+    Under torchrun or accelerate launch, all processes share the texts: torchrun --nproc-per-node 8
+    -m telescope.cli atlas ...
     """
     import os
 
     import torch
 
-    from ..atlas import atlas as make_atlas
+    from ..atlases import atlas as make_atlas
     from ..files.writable import check_can_write
     from ..models.device import check_device
     from ..tasks.look import open_model
@@ -59,11 +85,19 @@ def atlas(
     loaded, tokenizer = open_model(model)
     loaded = loaded.to(device=computes_on, dtype=dtypes[dtype]).eval()
     chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers
-    options: dict[str, Any] = {"length": length, "batch": batch, "packed": packed, "column": column, "layers": chosen}
+    options: dict[str, Any] = {
+        "length": length,
+        "batch": batch,
+        "packed": packed,
+        "column": column,
+        "layers": chosen,
+    }
     first = os.environ.get("RANK", "0") == "0"
     report = _reporter() if first else None
     try:
-        found = make_atlas(loaded, texts, tokenizer=tokenizer, out=out, replace=replace, report=report, **options)
+        found = make_atlas(
+            loaded, texts, tokenizer=tokenizer, out=out, replace=replace, report=report, **options
+        )
     finally:
         if report is not None and sys.stderr.isatty():
             print(file=sys.stderr)
@@ -80,14 +114,18 @@ def atlas(
 
 def compare(
     before: Annotated[Path, typer.Argument(help="Folder of an atlas.")],
-    after: Annotated[Path, typer.Argument(help="Folder of another atlas, of a model of the same shape.")],
-    heads: Annotated[int, typer.Option(help="How many heads to show, those that changed the most.", min=1)] = 20,
+    after: Annotated[
+        Path, typer.Argument(help="Folder of another atlas, of a model of the same shape.")
+    ],
+    heads: Annotated[
+        int, typer.Option(help="How many heads to show, those that changed the most.", min=1)
+    ] = 20,
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
     """Rank what changed between two atlases: of two checkpoints, or of two models of one shape."""
-    from ..atlas import Atlas
-    from ..atlas import compare as compare_atlases
+    from ..atlases import Atlas
+    from ..atlases import compare as compare_atlases
 
     found = compare_atlases(Atlas.open(before), Atlas.open(after))
     if as_json:
@@ -97,7 +135,9 @@ def compare(
 
 
 def _reporter() -> Callable[[Any], None]:
-    """Return a report to standard error: one line that is rewritten on a terminal, a line a minute elsewhere."""
+    """Return a report to standard error: one line that is rewritten on a terminal, a line a minute
+    elsewhere.
+    """
     from time import monotonic
 
     from ..training.progress import format_duration
@@ -112,12 +152,21 @@ def _reporter() -> Callable[[Any], None]:
             return
         last = now
         left = (
-            "" if progress.seconds_left != progress.seconds_left else f"{format_duration(progress.seconds_left)} left"
+            ""
+            if progress.seconds_left != progress.seconds_left
+            else f"{format_duration(progress.seconds_left)} left"
         )
         bar = "█" * round(24 * progress.done) + "░" * (24 - round(24 * progress.done))
         skipped = f"  {progress.skipped:,} skipped" if progress.skipped else ""
-        line = f"{progress.texts:,} texts  {progress.tokens:,} tokens  {progress.tokens_per_second:,.0f} tokens/s"
-        print(f"{line}  {bar} {progress.done:.0%}  {left}{skipped}", end="\r" if on_terminal else "\n", file=sys.stderr)
+        line = (
+            f"{progress.texts:,} texts  {progress.tokens:,} tokens  "
+            f"{progress.tokens_per_second:,.0f} tokens/s"
+        )
+        print(
+            f"{line}  {bar} {progress.done:.0%}  {left}{skipped}",
+            end="\r" if on_terminal else "\n",
+            file=sys.stderr,
+        )
         sys.stderr.flush()
 
     return report

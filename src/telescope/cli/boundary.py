@@ -1,7 +1,9 @@
-"""The boundary of the command line: whatever ends a command becomes an exit code and at most one sentence.
+"""The boundary of the command line: whatever ends a command becomes an exit code and at most one
+sentence.
 
 0    the command did what it says
-1    the command could not do it: a disk, memory, a closed or full output; of `doctor`: an engine is wrong
+1    the command could not do it: a disk, memory, a closed or full output; of `doctor`: an engine is
+     wrong
 2    the command line, or a file that it names, is wrong
 130  Ctrl-C
 141  the reader of standard output stopped reading, as `head` does
@@ -36,7 +38,9 @@ ENOUGH = "a shorter text, a smaller batch or a smaller model needs less"
 
 
 def run(command: Callable[[], int | None]) -> int:
-    """Run a command and return the exit code; print one sentence to standard error if the command fails."""
+    """Run a command and return the exit code; print one sentence to standard error if the command
+    fails.
+    """
     problem: BaseException | None = None
     code = DONE
     try:
@@ -89,7 +93,10 @@ def describe(problem: BaseException) -> str:
         return f"{where} has not enough memory for this; {ENOUGH}"
     if isinstance(problem, RecursionError):
         return "something in the input is nested too deep to be read"
-    return f"{FAULT}: {type(problem).__name__}: {problem}; TELESCOPE_DEBUG=1 shows where, please report it"
+    return (
+        f"{FAULT}: {type(problem).__name__}: {problem}; TELESCOPE_DEBUG=1 shows where, please "
+        "report it"
+    )
 
 
 def _describe_system(problem: OSError) -> str:
@@ -103,19 +110,22 @@ def _describe_system(problem: OSError) -> str:
 
 
 def _is_out_of_memory(problem: BaseException) -> bool:
-    """Return whether memory ran out: Python's, a GPU's, or the CPU's as torch reports it, by a RuntimeError."""
+    """Return whether memory ran out: Python's, a GPU's, or the CPU's as torch reports it, by a
+    RuntimeError.
+    """
     kinds: tuple[Any, ...] = (MemoryError,)
     if "torch" in sys.modules:  # else nothing of torch was raised; importing it takes seconds
         kinds = (*kinds, sys.modules["torch"].OutOfMemoryError)
     return isinstance(problem, kinds) or "can't allocate memory" in str(problem)
 
 
-# ------------------------------------------------------------------------------------------------------------- streams
+# ------------------------------------------------------------------------------------------ streams
 
 
 def _prepare_streams() -> None:
     """Check where output goes and where the command runs, before any work is done."""
-    # A closed descriptor is taken by the next file that is opened, which prints would then be written into.
+    # A closed descriptor is taken by the next file that is opened, which prints would then be
+    # written into.
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -135,7 +145,9 @@ def _prepare_streams() -> None:
 
 
 def _give_up_output() -> None:
-    """Drop what standard output does not take, so that Python does not try again, and complain, when it exits."""
+    """Drop what standard output does not take, so that Python does not try again, and complain,
+    when it exits.
+    """
     try:
         sys.stdout.flush()
     except (OSError, ValueError):  # ValueError: it was closed
@@ -145,7 +157,9 @@ def _give_up_output() -> None:
 
 def _say(sentence: str) -> None:
     """Print a sentence to standard error, on one line."""
-    with suppress(OSError):  # standard error may be full or closed too: then only the exit code is left
+    with suppress(
+        OSError
+    ):  # standard error may be full or closed too: then only the exit code is left
         print(f"telescope: {one_line(' '.join(sentence.split()))}", file=sys.stderr, flush=True)
 
 

@@ -12,36 +12,59 @@ from rich.console import Console, RenderableType
 Texts = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Texts in quotes, or names of files; without any, or with -, standard input.", show_default=False
+        help="Texts in quotes, or names of files; without any, or with -, standard input.",
+        show_default=False,
     ),
 ]
-ModelName = Annotated[str, typer.Option("--model", help="A shipped model, or a folder with a saved model.")]
-Beams = Annotated[int, typer.Option("--beams", help="Number of beams of the beam search; 1 is greedy.")]
-NBest = Annotated[int, typer.Option("--n-best", help="Number of texts to print for each input, best first.")]
-Show = Annotated[
-    bool, typer.Option("--show", help="Also print, as a table, which words each written word attended to.")
+ModelName = Annotated[
+    str, typer.Option("--model", help="A shipped model, or a folder with a saved model.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; numbers have the digits of float32.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Print no colours. The default where output is not a terminal.")]
+Beams = Annotated[
+    int, typer.Option("--beams", help="Number of beams of the beam search; 1 is greedy.")
+]
+NBest = Annotated[
+    int, typer.Option("--n-best", help="Number of texts to print for each input, best first.")
+]
+Show = Annotated[
+    bool,
+    typer.Option(
+        "--show", help="Also print, as a table, which words each written word attended to."
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON; numbers have the digits of float32.")
+]
+Plain = Annotated[
+    bool,
+    typer.Option("--plain", help="Print no colours. The default where output is not a terminal."),
+]
 Port = Annotated[int, typer.Option(help="Port of the page; 0 picks a free port.", min=0, max=65535)]
-Device = Annotated[str, typer.Option("--device", help="Device that computes: cpu, cuda, cuda:1, ...")]
+Device = Annotated[
+    str, typer.Option("--device", help="Device that computes: cpu, cuda, cuda:1, ...")
+]
 
 MuteOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--mute", help="Switch heads off, as in decoder.1.cross:2 or encoder.*:0,3. Repeatable.", show_default=False
+        "--mute",
+        help="Switch heads off, as in decoder.1.cross:2 or encoder.*:0,3. Repeatable.",
+        show_default=False,
     ),
 ]
 HideOption = Annotated[
     list[str] | None,
-    typer.Option("--hide", help="Hide a text that is read from every attention. Repeatable.", show_default=False),
+    typer.Option(
+        "--hide",
+        help="Hide a text that is read from every attention. Repeatable.",
+        show_default=False,
+    ),
 ]
 
 
 def read_edits(mute: list[str] | None, hide: list[str] | None) -> list[Any]:
     """Return the edits that --mute and --hide describe; raise a ValueError for anything else."""
-    from ..edit import hide as make_hide
-    from ..edit import mute as make_mute
+    from ..editing import hide as make_hide
+    from ..editing import mute as make_mute
 
     edits: list[Any] = []
     for given in mute or ():
@@ -49,25 +72,31 @@ def read_edits(mute: list[str] | None, hide: list[str] | None) -> list[Any]:
         try:
             numbers = [int(number) for number in heads.split(",")] if heads else None
         except ValueError:
-            raise ValueError(f'--mute "{given}" is no head; such as --mute decoder.1.cross:2') from None
+            raise ValueError(
+                f'--mute "{given}" is no head; such as --mute decoder.1.cross:2'
+            ) from None
         edits.append(make_mute(layers or None, numbers))
     return edits + [make_hide(text) for text in hide or ()]
 
 
 def editing(model: Any, edits: list[Any]) -> AbstractContextManager[object]:
     """Return the context in which the model runs edited; without edits, as it is."""
-    from ..edit import edit
+    from ..editing import edit
 
     return edit(model, *edits) if edits else nullcontext()
 
 
 def beside(label: str, drawn: Iterable[RenderableType]) -> list[RenderableType]:
-    """Return what is drawn with a label before each line of text, so that two results can stand below each other."""
+    """Return what is drawn with a label before each line of text, so that two results can stand
+    below each other.
+    """
     return [f"{label:<10}{line}" if isinstance(line, str) else line for line in drawn]
 
 
 def load_model(name: str, device: str = "cpu") -> Any:
-    """Load a model in float32, whatever its file holds, so that what it writes does not depend on the machine."""
+    """Load a model in float32, whatever its file holds, so that what it writes does not depend on
+    the machine.
+    """
     import torch
 
     from ..models import load
@@ -77,8 +106,10 @@ def load_model(name: str, device: str = "cpu") -> Any:
 
 
 def print_all(renderables: Iterable[RenderableType], plain: bool) -> None:
-    """Print strings unwrapped, one per line, so that a pipe can read them; tables at most 120 columns wide."""
-    from ..trace.render import render_text
+    """Print strings unwrapped, one per line, so that a pipe can read them; tables at most 120
+    columns wide.
+    """
+    from ..traces.render import render_text
 
     for renderable in renderables:
         if isinstance(renderable, str):
@@ -93,9 +124,10 @@ def print_all(renderables: Iterable[RenderableType], plain: bool) -> None:
 def print_json(contents: object, indent: int | None = None, digits: int | None = None) -> None:
     """Print JSON, and flush: a pipe gets each object as soon as it is computed.
 
-    Numbers are rounded to so many significant digits: by default to those of float32, in which models compute.
+    Numbers are rounded to so many significant digits: by default to those of float32, in which
+    models compute.
     """
-    from ..trace.numbers import DIGITS, round_numbers
+    from ..traces.numbers import DIGITS, round_numbers
 
     contents = round_numbers(contents, digits or DIGITS)
     print(json.dumps(contents, ensure_ascii=False, allow_nan=False, indent=indent), flush=True)

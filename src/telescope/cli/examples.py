@@ -44,8 +44,12 @@ EXAMPLES = {
         "atlas --model shakespeare --texts play.txt --out atlas",
         "atlas --model DIR --texts corpus/ --out atlas --device cuda --dtype bfloat16",
     ),
-    "compare": _examples("compare atlas-of-step-1000 atlas-of-step-2000", "compare before after --json"),
-    "serve": _examples("serve --open", "serve run.telescope --open", "serve --model runs/mine --port 8000"),
+    "compare": _examples(
+        "compare atlas-of-step-1000 atlas-of-step-2000", "compare before after --json"
+    ),
+    "serve": _examples(
+        "serve --open", "serve run.telescope --open", "serve --model runs/mine --port 8000"
+    ),
     "doctor": _examples("doctor", "doctor --all --json"),
     "new recipe": _examples(
         "new recipe translate mine.toml --train pairs.tsv",

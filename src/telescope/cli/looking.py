@@ -29,9 +29,11 @@ from .common import (
 from .writing import TRANSLATOR
 
 PAGE_LACKS = {
-    "summaries": "with --keep summaries the page will show heads, alignments and maps from the largest weights of each "
+    "summaries": "with --keep summaries the page will show heads, alignments and maps from the "
+    "largest weights of each "
     "query; --keep queries-keys adds every weight and the walk, --keep steps the geometry too",
-    "queries-keys": "with --keep queries-keys the page will lack context and geometry; --keep steps keeps them",
+    "queries-keys": "with --keep queries-keys the page will lack context and geometry; --keep "
+    "steps keeps them",
 }
 TABLES = {  # examples that are tables, not attentions, and where the page shows them
     "variance": "/s/example-thinking-machines/variance",
@@ -41,32 +43,50 @@ TABLES = {  # examples that are tables, not attentions, and where the page shows
 
 def explain(
     sentence: Annotated[
-        list[str] | None, typer.Argument(help="A sentence, which the model translates; without one, an example.")
+        list[str] | None,
+        typer.Argument(help="A sentence, which the model translates; without one, an example."),
     ] = None,
     example: Annotated[
         str | None,
         typer.Option(
-            help="A worked example: journey, thinking-machines, lights, bank, telescope, luong, synthesizer, variance, "
+            help="A worked example: journey, thinking-machines, lights, bank, telescope, luong, "
+            "synthesizer, variance, "
             "positions."
         ),
     ] = None,
     model: ModelName = TRANSLATOR,
-    query: Annotated[str | None, typer.Option(help="The word whose row of weights is shown in detail.")] = None,
+    query: Annotated[
+        str | None, typer.Option(help="The word whose row of weights is shown in detail.")
+    ] = None,
     between: Annotated[
         str | None,
-        typer.Option(help="Two words, as in man,astronomer: list which heads attend from the query to either."),
+        typer.Option(
+            help="Two words, as in man,astronomer: list which heads attend from the query to "
+            "either."
+        ),
     ] = None,
     layer: Annotated[
-        int | None, typer.Option(help="Layer of the head that is shown in full, from 0; -1 is the last.")
+        int | None,
+        typer.Option(help="Layer of the head that is shown in full, from 0; -1 is the last."),
     ] = None,
     head: Annotated[
         int | None,
-        typer.Option(help="Head that is shown in full, from 0; -1 is the last. The default has the largest weight."),
+        typer.Option(
+            help="Head that is shown in full, from 0; -1 is the last. The default has the largest "
+            "weight."
+        ),
     ] = None,
-    every_head: Annotated[bool, typer.Option("--every-head", help="Show the weights of every head in full.")] = False,
-    steps: Annotated[bool, typer.Option("--steps", help="Show every step of one head, and every product.")] = False,
+    every_head: Annotated[
+        bool, typer.Option("--every-head", help="Show the weights of every head in full.")
+    ] = False,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Show every step of one head, and every product.")
+    ] = False,
     by_sum: Annotated[
-        bool, typer.Option("--by-sum", help="In examples, divide scores by their sum instead of using softmax.")
+        bool,
+        typer.Option(
+            "--by-sum", help="In examples, divide scores by their sum instead of using softmax."
+        ),
     ] = False,
     open_page: Annotated[
         bool, typer.Option("--open", help="Open the sentence or the example in a browser instead.")
@@ -77,20 +97,28 @@ def explain(
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
-    """Show every step of attention in numbers. A translator runs the sentence; without one, an example is shown.
+    """Show every step of attention in numbers. A translator runs the sentence; without one, an
+    example is shown.
 
-    With --mute or --hide, the steps are those of the edited model, below its translation and the one as it is.
+    With --mute or --hide, the steps are those of the edited model, below its translation and the
+    one as it is.
     """
     edits = read_edits(mute, hide)
     if edits and (open_page or not sentence):
         raise ValueError(
-            '--mute and --hide edit a sentence of your own: telescope explain "Good morning" --mute encoder.0'
+            '--mute and --hide edit a sentence of your own: telescope explain "Good morning" '
+            "--mute encoder.0"
         )
     if sentence and (example or by_sum):
-        raise ValueError("a sentence of your own goes through a trained model; --example and --by-sum are without one")
+        raise ValueError(
+            "a sentence of your own goes through a trained model; --example and --by-sum are "
+            "without one"
+        )
     if open_page:
         if sentence:
-            _open_in_browser(model, " ".join(sentence), layer=layer, head=head, query=query, port=port)
+            _open_in_browser(
+                model, " ".join(sentence), layer=layer, head=head, query=query, port=port
+            )
         else:
             _open_example(example or "journey", by_sum=by_sum, query=query, port=port)
         return
@@ -115,7 +143,12 @@ def explain(
         if edits:
             unedited = explain_sentence(loaded, text, name=model).translation
             changes = [str(edit) for edit in edits]
-            lines = [*beside("as it is", [unedited]), *beside("edited", [explained.translation]), *changes, ""]
+            lines = [
+                *beside("as it is", [unedited]),
+                *beside("edited", [explained.translation]),
+                *changes,
+                "",
+            ]
             if as_json:
                 print_json(explained.to_dict() | {"as_it_is": unedited, "edits": changes}, indent=1)
             else:
@@ -128,7 +161,7 @@ def explain(
         name = _check_example(example or "journey")
         if name in TABLES:
             from ..tasks.explaining import positions, variance
-            from ..trace.numbers import DIGITS_OF_FLOAT64
+            from ..traces.numbers import DIGITS_OF_FLOAT64
 
             table = {"variance": variance, "positions": positions}[name]
             drawn = table.draw_table()
@@ -147,24 +180,39 @@ def explain(
 def watch(
     model: Annotated[
         Path,
-        typer.Option(help="A shipped model, or a folder with a tokenizer.json: saved by telescope or by Hugging Face."),
+        typer.Option(
+            help="A shipped model, or a folder with a tokenizer.json: saved by telescope or by "
+            "Hugging Face."
+        ),
     ],
     text: Annotated[Path, typer.Option(help="File with the text that the model reads.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to save the recording in, for ts.open and telescope serve.")
+        Path | None,
+        typer.Option(help="Folder to save the recording in, for ts.open and telescope serve."),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace the recording that --out holds.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the recording that --out holds.")
+    ] = False,
     layers: Annotated[
-        str | None, typer.Option(help='Attentions to record: a name, a pattern such as "decoder.*", or a layer number.')
+        str | None,
+        typer.Option(
+            help='Attentions to record: a name, a pattern such as "decoder.*", or a layer number.'
+        ),
     ] = None,
     keep: Annotated[
-        str, typer.Option(help="What to record of each attention: summaries, queries-keys or steps.")
+        str,
+        typer.Option(help="What to record of each attention: summaries, queries-keys or steps."),
     ] = "summaries",
     store: Annotated[
-        str, typer.Option(help="Where to hold the recording while the model runs: device, ram or disk.")
+        str,
+        typer.Option(help="Where to hold the recording while the model runs: device, ram or disk."),
     ] = "device",
-    tokens: Annotated[int | None, typer.Option(help="Read at most this many tokens of the text.", min=1)] = None,
-    write: Annotated[int, typer.Option(help="Number of new tokens to write after the text.", min=0)] = 0,
+    tokens: Annotated[
+        int | None, typer.Option(help="Read at most this many tokens of the text.", min=1)
+    ] = None,
+    write: Annotated[
+        int, typer.Option(help="Number of new tokens to write after the text.", min=0)
+    ] = 0,
     device: Device = "cpu",
     as_json: AsJson = False,
     plain: Plain = False,
@@ -184,7 +232,9 @@ def watch(
         if keep in PAGE_LACKS:
             print(f"telescope: {PAGE_LACKS[keep]}", file=sys.stderr)
     chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task("reading", total=None)
         watched = watch_text(
             model,
@@ -195,7 +245,9 @@ def watch(
             tokens=tokens,
             write=write,
             device=device,
-            progress=lambda name, done, total: bar.update(task, description=name, completed=done, total=total),
+            progress=lambda name, done, total: bar.update(
+                task, description=name, completed=done, total=total
+            ),
         )
     recording = watched.recording
     if out is not None:
@@ -204,7 +256,9 @@ def watch(
         print(to_json(watched))
         return
     saved = "" if out is None else f", saved as {out}"
-    print(f"{recording.model} read {watched.tokens:,} tokens: {format_bytes(recording.nbytes)}{saved}")
+    print(
+        f"{recording.model} read {watched.tokens:,} tokens: {format_bytes(recording.nbytes)}{saved}"
+    )
     if watched.written:
         print(f"it wrote: {watched.written}")
     print_all([recording.heads()], plain)
@@ -213,29 +267,47 @@ def watch(
 def serve(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Recordings, atlases, or folders that hold recordings.", show_default=False),
+        typer.Argument(
+            help="Recordings, atlases, or folders that hold recordings.", show_default=False
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", help="Model for sentences typed into the page, shipped or a folder. Repeatable."),
+        typer.Option(
+            "--model",
+            help="Model for sentences typed into the page, shipped or a folder. Repeatable.",
+        ),
     ] = None,
     port: Port = 0,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any other than the default opens the page to the network.")
+        str,
+        typer.Option(
+            help="Address to listen on; any other than the default opens the page to the network."
+        ),
     ] = "127.0.0.1",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     log: Annotated[
-        bool, typer.Option("--log", help="Print a line for each request: time, id, method, path, status, duration.")
+        bool,
+        typer.Option(
+            "--log", help="Print a line for each request: time, id, method, path, status, duration."
+        ),
     ] = False,
 ) -> None:
-    """Serve the explorer, a web page, to this machine. It shows recordings and typed sentences; Ctrl-C stops it."""
-    from ..atlas.folder import is_atlas
+    """Serve the explorer, a web page, to this machine. It shows recordings and typed sentences;
+    Ctrl-C stops it.
+    """
+    from ..atlases.folder import is_atlas
     from ..models import LoadError
 
     explorer = _import_explorer()
     library = explorer.Library(None if model is None else {name: name for name in model})
     atlases = [library.open_atlas(place) for place in filter(is_atlas, runs or ())]
-    folders = [folder for place in runs or () if not is_atlas(place) for folder in explorer.recordings(place)]
+    folders = [
+        folder
+        for place in runs or ()
+        if not is_atlas(place)
+        for folder in explorer.recordings(place)
+    ]
     opened = []
     problems = []
     for folder in folders:
@@ -256,12 +328,17 @@ def serve(
 
 def doctor(
     every: Annotated[
-        bool, typer.Option("--all", help="Also check engines that first compile for about half a minute.")
+        bool,
+        typer.Option(
+            "--all", help="Also check engines that first compile for about half a minute."
+        ),
     ] = False,
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
-    """Check every attention engine on this machine: errors, speed, what is missing. Exit code 1 if one is wrong."""
+    """Check every attention engine on this machine: errors, speed, what is missing. Exit code 1 if
+    one is wrong.
+    """
     from ..tasks.doctor import check_engines, draw
 
     report = check_engines(every=every)
@@ -318,17 +395,23 @@ def _open_in_browser(
 
 
 def _import_explorer() -> Any:
-    """Import the explorer's server. The import is late, since the web server is an optional dependency."""
+    """Import the explorer's server. The import is late, since the web server is an optional
+    dependency.
+    """
     from importlib import import_module
 
     try:
         return import_module("..explorer.server", __package__)
     except ImportError as problem:
-        raise ValueError(f"the page needs a web server: pip install 'telescope-attention[serve]' ({problem})") from None
+        raise ValueError(
+            f"the page needs a web server: pip install 'telescope-attention[serve]' ({problem})"
+        ) from None
 
 
 def _read_text(file: Path) -> str:
-    """Return the text of a file or a pipe; raise a ValueError for a device, which may never end, as /dev/zero does."""
+    """Return the text of a file or a pipe; raise a ValueError for a device, which may never end, as
+    /dev/zero does.
+    """
     from ..files.paths import describe_error
 
     try:

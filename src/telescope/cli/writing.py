@@ -1,4 +1,6 @@
-"""telescope translate | summarize | generate | recall, and how they read texts: arguments, files, standard input."""
+"""telescope translate | summarize | generate | recall, and how they read texts: arguments, files,
+standard input.
+"""
 
 import re
 import sys
@@ -64,17 +66,23 @@ def translate(
         for used in [[], edits] if edits else [[]]:
             with editing(loaded, used):
                 written = rewrite(loaded, batch, split_by_sentence, beams=beams, n_best=n_best)
-            results.append([(line, parts, used) for line, parts in zip(batch, written, strict=True)])
+            results.append(
+                [(line, parts, used) for line, parts in zip(batch, written, strict=True)]
+            )
         for of_a_line in zip(*results, strict=True):
             contents = dict[str, Any]()
             drawn = list[Any]()
             for line, parts, used in of_a_line:
                 with editing(loaded, used if show else []):
                     if as_json:
-                        contents |= _beside_json(output.to_dict(loaded, line, parts, show=show), used)
+                        contents |= _beside_json(
+                            output.to_dict(loaded, line, parts, show=show), used
+                        )
                     else:
                         own = output.draw(loaded, parts, show=show)
-                        drawn += beside("edited" if used else "as it is", own) if edits else list(own)
+                        drawn += (
+                            beside("edited" if used else "as it is", own) if edits else list(own)
+                        )
             print_json(contents) if as_json else print_all(drawn, plain)
 
 
@@ -88,7 +96,9 @@ def summarize(
     plain: Plain = False,
     device: Device = "cpu",
 ) -> None:
-    """Summarize documents. A document too long for the model is summarized in parts, one line for each part."""
+    """Summarize documents. A document too long for the model is summarized in parts, one line for
+    each part.
+    """
     from ..tasks.explaining import show as output
     from ..tasks.writing.rewrite import rewrite, split_by_length
 
@@ -107,15 +117,22 @@ def generate(
     model: ModelName = WRITER,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 256,
     temperature: Annotated[
-        float, typer.Option(help="Temperature of the softmax; 0 takes the likeliest token every time.")
+        float,
+        typer.Option(help="Temperature of the softmax; 0 takes the likeliest token every time."),
     ] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens only.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from this many of the likeliest tokens only.")
+    ] = None,
     top_p: Annotated[
-        float, typer.Option(help="Sample from the likeliest tokens that together have this probability.")
+        float,
+        typer.Option(help="Sample from the likeliest tokens that together have this probability."),
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling; the same seed writes the same text.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the sampling; the same seed writes the same text.")
+    ] = 0,
     beams: Annotated[
-        int | None, typer.Option("--beams", help="Use beam search with this many beams instead of sampling.")
+        int | None,
+        typer.Option("--beams", help="Use beam search with this many beams instead of sampling."),
     ] = None,
     n_best: NBest = 1,
     show: Show = False,
@@ -151,7 +168,10 @@ def generate(
                     limits = {"max_new_tokens": max_new_tokens, "beams": beams, "n_best": n_best}
                     found = write_on.search_text(loaded, text, **limits)
                 else:
-                    found = [write_on.sample_text(loaded, text, seed=seed + i, **sampling) for i in range(n_best)]
+                    found = [
+                        write_on.sample_text(loaded, text, seed=seed + i, **sampling)
+                        for i in range(n_best)
+                    ]
                 parts = [RewrittenPart(text, found)]
                 if as_json:
                     contents |= _beside_json(output.to_dict(loaded, text, parts, show=show), used)
@@ -162,11 +182,17 @@ def generate(
 
 
 def recall(
-    model: Annotated[str, typer.Option(help="A folder that telescope train wrote, with one of recipes/recall-*.toml.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A folder that telescope train wrote, with one of recipes/recall-*.toml."
+        ),
+    ],
     name: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names in quotes, or files with a name in each line; without any, or with -, standard input."
+            help="Names in quotes, or files with a name in each line; without any, or with -, "
+            "standard input."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -189,7 +215,7 @@ def _beside_json(contents: dict[str, Any], edits: Sequence[Any]) -> dict[str, An
     return {"edited": contents, "edits": [str(edit) for edit in edits]} if edits else contents
 
 
-# ----------------------------------------------------------------------------------- the texts that a command reads
+# ------------------------------------------------------------------- the texts that a command reads
 
 
 def _read_documents(arguments: Sequence[str]) -> Iterator[str]:
@@ -200,7 +226,9 @@ def _read_documents(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _read_lines(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield every line of every argument, without its line break, as soon as the line can be read."""
+    """Yield every line of every argument, without its line break, as soon as the line can be
+    read.
+    """
     for argument in _arguments_or_stdin(arguments):
         with _open_argument(argument) as stream:
             yield from (line.rstrip("\r\n") for line in stream)
@@ -214,7 +242,9 @@ def _is_typed(arguments: Sequence[str]) -> bool:
 
 
 def _stdin_is_terminal() -> bool:
-    """Return whether standard input is a terminal. Python has None for standard input that is closed."""
+    """Return whether standard input is a terminal. Python has None for standard input that is
+    closed.
+    """
     return sys.stdin is not None and sys.stdin.isatty()
 
 
@@ -227,10 +257,16 @@ def _arguments_or_stdin(arguments: Sequence[str]) -> Sequence[str | None]:
 
 @contextmanager
 def _open_argument(argument: str | None) -> Iterator[IO[str]]:
-    """Open an argument as a stream: a text, or the name of a file; `-` and None are standard input."""
+    """Open an argument as a stream: a text, or the name of a file; `-` and None are standard
+    input.
+    """
     stdin = argument is None or argument == "-"
     try:
-        with nullcontext(_open_stdin(argument)) if stdin else _open_file_or_text(str(argument)) as stream:
+        with (
+            nullcontext(_open_stdin(argument))
+            if stdin
+            else _open_file_or_text(str(argument)) as stream
+        ):
             yield stream
     except UnicodeDecodeError:
         name = "standard input" if stdin else argument
@@ -242,7 +278,9 @@ def _open_stdin(argument: str | None) -> IO[str]:
     if sys.stdin is None:
         raise ValueError("standard input is closed; give a text in quotes, or a file")
     if _stdin_is_terminal() and argument is None:
-        raise ValueError('there is nothing to read; give a text in quotes, a file, or "-" for a pipe')
+        raise ValueError(
+            'there is nothing to read; give a text in quotes, a file, or "-" for a pipe'
+        )
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig")
     return sys.stdin
@@ -254,7 +292,10 @@ def _open_file_or_text(text: str) -> IO[str]:
             return Path(text).open(encoding="utf-8-sig")
     except PermissionError:
         raise ValueError(f"{text} cannot be read: no permission") from None
-    except (OSError, ValueError):  # too long for a file's name, or with characters that no name has: a text
+    except (
+        OSError,
+        ValueError,
+    ):  # too long for a file's name, or with characters that no name has: a text
         return StringIO(text)
     if LIKE_A_FILE.fullmatch(text):
         raise ValueError(f'there is no file "{text}"; if that is a text, send it through a pipe')

@@ -1,6 +1,8 @@
-"""From a model to text: `generate` decodes greedily or by sampling, `stream` yields each token, `beam` searches.
+"""From a model to text: `generate` decodes greedily or by sampling, `stream` yields each token,
+`beam` searches.
 
-May import: attention, layers and models. Read first: generate.py; every model is reached through writers.py.
+May import: attention, layers and models. Read first: generate.py; every model is reached through
+writers.py.
 """
 
 from .beam import beam

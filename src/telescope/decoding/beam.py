@@ -1,6 +1,8 @@
-"""Beam search for all prompts at once: keep the likeliest few continuations of each prompt, step by step.
+"""Beam search for all prompts at once: keep the likeliest few continuations of each prompt, step by
+step.
 
-Which texts count as finished, and when a search ends, is as in transformers, so that equal weights give equal texts.
+Which texts count as finished, and when a search ends, is as in transformers, so that equal weights
+give equal texts.
 """
 
 from collections.abc import Sequence
@@ -28,18 +30,23 @@ def beam(
     early_stopping: bool = False,
     end: Sequence[int] | None = None,
 ) -> list[list[Written]]:
-    """Search for the likeliest texts after each prompt, and return the `n_best` of each, the best first.
+    """Search for the likeliest texts after each prompt, and return the `n_best` of each, the best
+    first.
 
     model           a GPT, Transformer, LuongTranslator or any model with a registered writer
     prompts         a text or a list of ids, several of them, or an int64 tensor (batch, n)
     beams           texts kept at each step
     max_new_tokens  longest text, in tokens
-    length_penalty  a text of n new tokens scores Σ log p / n^length_penalty: above 0 long texts are preferred
+    length_penalty  a text of n new tokens scores Σ log p / n^length_penalty: above 0 long texts are
+                    preferred
     n_best          texts returned for each prompt, at most `beams`
-    early_stopping  stop as soon as `beams` texts have ended; otherwise when no unfinished text could become better
-    end             ids that end a text, model.special.end unless given; the id of padding is never chosen
+    early_stopping  stop as soon as `beams` texts have ended; otherwise when no unfinished text
+                    could become better
+    end             ids that end a text, model.special.end unless given; the id of padding is never
+                    chosen
 
-    Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not fit the model.
+    Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not
+    fit the model.
 
     Example:
         >>> from telescope.decoding import beam
@@ -54,10 +61,15 @@ def beam(
     if not checked.prompts:
         return []
     if not max_new_tokens:
-        return [[Written([], None if model.tokenizer is None else "", "length", 0.0)] for _ in checked.prompts]
+        return [
+            [Written([], None if model.tokenizer is None else "", "length", 0.0)]
+            for _ in checked.prompts
+        ]
     with torch.no_grad():
         writer = start_writer(model, checked.prompts, max_new_tokens - 1, beams)
-        options = SearchOptions(beams, max_new_tokens, length_penalty, early_stopping, checked.end, checked.forbidden)
+        options = SearchOptions(
+            beams, max_new_tokens, length_penalty, early_stopping, checked.end, checked.forbidden
+        )
         found = search(writer, len(checked.prompts), options)
 
     def to_written(before: list[int], ids: list[int], score: float) -> Written:
@@ -74,7 +86,9 @@ def beam(
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options of `beam`, with `steps` for max_new_tokens and the ids that are never chosen in `forbidden`."""
+    """Options of `beam`, with `steps` for max_new_tokens and the ids that are never chosen in
+    `forbidden`.
+    """
 
     beams: int
     steps: int
@@ -85,13 +99,17 @@ class SearchOptions:
 
     @property
     def candidates(self) -> int:
-        """Return how many continuations to consider, so that `beams` go on even if all others end."""
+        """Return how many continuations to consider, so that `beams` go on even if all others
+        end.
+        """
         return max(2, 1 + len(self.end)) * self.beams
 
 
 @dataclass(frozen=True, eq=False)
 class FinishedTexts:
-    """The best texts that have ended, for each prompt, in descending order. A score of -inf marks an empty place."""
+    """The best texts that have ended, for each prompt, in descending order. A score of -inf marks
+    an empty place.
+    """
 
     scores: Float[Tensor, "batch beams"]
     ids: Int[Tensor, "batch beams steps"]
@@ -100,7 +118,9 @@ class FinishedTexts:
     @classmethod
     def empty(cls, batch: int, options: SearchOptions, like: Tensor) -> "FinishedTexts":
         """Return no texts, on the device and in the dtype of `like`."""
-        ids = torch.zeros(batch, options.beams, options.steps, dtype=torch.int64, device=like.device)
+        ids = torch.zeros(
+            batch, options.beams, options.steps, dtype=torch.int64, device=like.device
+        )
         return cls(like.new_full((batch, options.beams), -torch.inf), ids, ids[..., 0])
 
     def merge(
@@ -110,7 +130,11 @@ class FinishedTexts:
         beams = self.scores.shape[1]
         best, chosen = torch.cat([self.scores, scores], dim=1).topk(beams)
         lengths = torch.cat([self.lengths, torch.full_like(ids[..., 0], length)], dim=1)
-        return FinishedTexts(best, _select_beams(torch.cat([self.ids, ids], dim=1), chosen), lengths.gather(1, chosen))
+        return FinishedTexts(
+            best,
+            _select_beams(torch.cat([self.ids, ids], dim=1), chosen),
+            lengths.gather(1, chosen),
+        )
 
     def select(self, items: Int[Tensor, " subset"]) -> "FinishedTexts":
         """Return the texts of some prompts."""
@@ -125,14 +149,20 @@ class FinishedTexts:
         """Return the ids and the score of each text, for each prompt."""
         return [
             [(ids[:n], score) for score, ids, n in zip(*item, strict=True) if score > -torch.inf]
-            for item in zip(self.scores.tolist(), self.ids.tolist(), self.lengths.tolist(), strict=True)
+            for item in zip(
+                self.scores.tolist(), self.ids.tolist(), self.lengths.tolist(), strict=True
+            )
         ]
 
 
-def search(writer: Writer, batch: int, options: SearchOptions) -> list[list[tuple[list[int], float]]]:
+def search(
+    writer: Writer, batch: int, options: SearchOptions
+) -> list[list[tuple[list[int], float]]]:
     """Return the finished texts of each prompt with their scores, the best first."""
     logits = writer.logits
-    running = logits.new_zeros(batch, 1, dtype=torch.float32)  # Σ log p of the unfinished texts, the best first
+    running = logits.new_zeros(
+        batch, 1, dtype=torch.float32
+    )  # Σ log p of the unfinished texts, the best first
     ids = torch.zeros(batch, 1, options.steps, dtype=torch.int64, device=logits.device)
     found = FinishedTexts.empty(batch, options, running)
     ends = torch.tensor(options.end, dtype=torch.int64, device=logits.device)
@@ -143,16 +173,23 @@ def search(writer: Writer, batch: int, options: SearchOptions) -> list[list[tupl
         scores, parents, tokens = best_continuations(logits, running, options)
         candidates = _select_beams(ids, parents)
         candidates[:, :, step] = tokens
-        ended = torch.isin(tokens, ends) if step + 1 < options.steps else torch.ones_like(tokens, dtype=torch.bool)
+        ended = (
+            torch.isin(tokens, ends)
+            if step + 1 < options.steps
+            else torch.ones_like(tokens, dtype=torch.bool)
+        )
 
-        # a text that ends counts only if it is among the best `beams`; the other candidates replace those that end
+        # a text that ends counts only if it is among the best `beams`; the other candidates replace
+        # those that end
         penalty = (step + 1) ** options.length_penalty
         ended_scores = (scores / penalty).masked_fill(~ended, -torch.inf)[:, : options.beams]
         found = found.merge(ended_scores, candidates[:, : options.beams], step + 1)
 
         running, chosen = scores.masked_fill(ended, -torch.inf).topk(options.beams)
         may_improve = ~found.full | (running[:, 0] / penalty > found.scores[:, -1])
-        open_items = may_improve & ~(found.full & options.early_stopping) & (step + 1 < options.steps)
+        open_items = (
+            may_improve & ~(found.full & options.early_stopping) & (step + 1 < options.steps)
+        )
         left = open_items.nonzero().flatten()
         if len(left) < len(items):
             closed = (~open_items).nonzero().flatten()
@@ -162,10 +199,14 @@ def search(writer: Writer, batch: int, options: SearchOptions) -> list[list[tupl
         if not items:
             return results
 
-        rows = torch.arange(len(parents), device=parents.device)[:, None] * ids.shape[1] + parents.gather(1, chosen)
+        rows = torch.arange(len(parents), device=parents.device)[:, None] * ids.shape[
+            1
+        ] + parents.gather(1, chosen)
         kept_items = left if len(left) < len(parents) else None
         if kept_items is not None:
-            rows, running, chosen, candidates, tokens = (t[left] for t in (rows, running, chosen, candidates, tokens))
+            rows, running, chosen, candidates, tokens = (
+                t[left] for t in (rows, running, chosen, candidates, tokens)
+            )
             found = found.select(left)
         ids = _select_beams(candidates, chosen)
         writer.reorder(rows.flatten(), kept_items)
@@ -174,9 +215,12 @@ def search(writer: Writer, batch: int, options: SearchOptions) -> list[list[tupl
 
 
 def best_continuations(
-    logits: Float[Tensor, "rows vocabulary"], running: Float[Tensor, "batch width"], options: SearchOptions
+    logits: Float[Tensor, "rows vocabulary"],
+    running: Float[Tensor, "batch width"],
+    options: SearchOptions,
 ) -> tuple[Float[Tensor, "batch n"], Int[Tensor, "batch n"], Int[Tensor, "batch n"]]:
-    """Return the best one-token continuations of each prompt's texts: Σ log p, index of the text continued, token.
+    """Return the best one-token continuations of each prompt's texts: Σ log p, index of the text
+    continued, token.
 
     Overwrites the logits.
     """
@@ -190,7 +234,9 @@ def best_continuations(
     for token, logit in forbidden:  # never chosen, but part of the softmax's sum
         logits[:, token] = logit
     maximum = logits.amax(-1, keepdim=True)
-    log_sum = maximum + logits.sub_(maximum).exp_().sum(-1, keepdim=True).log()  # in place: logits are not used again
+    log_sum = (
+        maximum + logits.sub_(maximum).exp_().sum(-1, keepdim=True).log()
+    )  # in place: logits are not used again
     scores = (best - log_sum).view(batch, width, n) + running[..., None]
     scores, where = scores.flatten(1).topk(n)
     return scores, where // n, tokens.view(batch, -1).gather(1, where)

@@ -38,14 +38,17 @@ def generate(
     top_k               sample from the k likeliest tokens only
     top_p               sample from the fewest tokens whose probabilities sum to p
     min_p               sample from tokens at least p times as likely as the likeliest
-    repetition_penalty  positive logits of tokens seen before are divided by it, negative ones multiplied
+    repetition_penalty  positive logits of tokens seen before are divided by it, negative ones
+                        multiplied
     seed                prompt i is sampled with seed + i
     stop                texts at which to stop; they are not part of the returned text
-    end                 ids that end a text, model.special.end unless given; the id of padding is never chosen
+    end                 ids that end a text, model.special.end unless given; the id of padding is
+                        never chosen
 
     Prompts may differ in length. Each gets the text that it would get alone with its own seed.
 
-    Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not fit the model.
+    Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not
+    fit the model.
 
     Example:
         >>> from telescope.decoding import generate
@@ -57,7 +60,9 @@ def generate(
     """
     lines: list[TextLine] = []
     filters = _make_filters(temperature, top_k, top_p, min_p)
-    for _ in _start_steps(model, prompts, lines, max_new_tokens, filters, repetition_penalty, seed, stop, end):
+    for _ in _start_steps(
+        model, prompts, lines, max_new_tokens, filters, repetition_penalty, seed, stop, end
+    ):
         pass
     return [line.written() for line in lines]
 
@@ -78,7 +83,8 @@ def stream(
 ) -> Iterator[Token]:
     """Yield the tokens that `generate` would return for one prompt, each as soon as it is chosen.
 
-    The options and errors are those of `generate`. Errors are raised by the call, not by the first token.
+    The options and errors are those of `generate`. Errors are raised by the call, not by the first
+    token.
 
     Example:
         >>> from telescope.decoding import stream
@@ -89,12 +95,16 @@ def stream(
     """
     filters = _make_filters(temperature, top_k, top_p, min_p)
     request.check_one_prompt(prompt)
-    steps = _start_steps(model, prompt, [], max_new_tokens, filters, repetition_penalty, seed, stop, end)
+    steps = _start_steps(
+        model, prompt, [], max_new_tokens, filters, repetition_penalty, seed, stop, end
+    )
     return (tokens[0] for tokens in steps)
 
 
 def _make_filters(t: float, k: int | None, p: float, least_p: float) -> list[Filter] | None:
-    """Check the sampling options and return their filters, in the order of application; None is greedy."""
+    """Check the sampling options and return their filters, in the order of application; None is
+    greedy.
+    """
     request.check_sampling(temperature=t, top_k=k, top_p=p, min_p=least_p)
     if t == 0.0:
         return None
@@ -115,13 +125,18 @@ def _start_steps(
     stop: str | Sequence[str],
     end: Sequence[int] | None,
 ) -> Iterator[list[Token]]:
-    """Check the request, add a line for each prompt to `lines`, and return an iterator over decoding steps.
+    """Check the request, add a line for each prompt to `lines`, and return an iterator over
+    decoding steps.
 
-    Each step appends a token to every unfinished line and yields these tokens. The model first runs at the first step.
+    Each step appends a token to every unfinished line and yields these tokens. The model first runs
+    at the first step.
     """
     checked = request.check_request(model, prompts, max_new_tokens, end, stop)
     request.check_repetition_penalty(repetition_penalty)
-    lines += [TextLine(model.tokenizer, ids, checked.end, checked.stop, max_new_tokens) for ids in checked.before]
+    lines += [
+        TextLine(model.tokenizer, ids, checked.end, checked.stop, max_new_tokens)
+        for ids in checked.before
+    ]
     noise = draw_noise(len(lines), max_new_tokens, seed)
 
     def steps() -> Iterator[list[Token]]:
@@ -130,9 +145,16 @@ def _start_steps(
         with torch.no_grad():
             writer = start_writer(model, checked.prompts, max_new_tokens - 1)
             device = writer.logits.device
-            seen = mark_seen(checked.seen, checked.vocabulary, device) if repetition_penalty != 1.0 else None
+            seen = (
+                mark_seen(checked.seen, checked.vocabulary, device)
+                if repetition_penalty != 1.0
+                else None
+            )
             chooser = TokenChooser(
-                filters, forbidden=checked.forbidden, repetition_penalty=repetition_penalty, seen=seen
+                filters,
+                forbidden=checked.forbidden,
+                repetition_penalty=repetition_penalty,
+                seen=seen,
             )
         yield from _run_steps(writer, chooser, lines, noise.to(device))
 
@@ -142,12 +164,22 @@ def _start_steps(
 def _run_steps(
     writer: Writer, chooser: TokenChooser, lines: list[TextLine], noise: Float[Tensor, "rows steps"]
 ) -> Iterator[list[Token]]:
-    """Decode until all lines have ended or the noise is used up; yield the new tokens of each step."""
+    """Decode until all lines have ended or the noise is used up; yield the new tokens of each
+    step.
+    """
     rows = list(lines)  # the line of each row; finished rows are dropped once they are half of all
-    fixed = writer.fix_shapes() if is_worth_capturing(writer.model, noise.device, noise.shape[1]) else None
-    observed = has_hooks(writer.model)  # keep all rows then, so that hooks see one batch from beginning to end
+    fixed = (
+        writer.fix_shapes()
+        if is_worth_capturing(writer.model, noise.device, noise.shape[1])
+        else None
+    )
+    observed = has_hooks(
+        writer.model
+    )  # keep all rows then, so that hooks see one batch from beginning to end
 
-    def run_eagerly(tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    def run_eagerly(
+        tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]
+    ) -> Int[Tensor, " rows"]:
         with OnlyReal(_unended(rows) if observed else None):
             logits = writer.step(tokens)
         return chooser(logits, noise)
@@ -156,7 +188,11 @@ def _run_steps(
     with torch.no_grad():
         tokens = chooser(writer.logits, noise[:, 0])
     for i in range(1, noise.shape[1] + 1):
-        yield [line.add(token) for line, token in zip(rows, tokens.tolist(), strict=True) if line.why is None]
+        yield [
+            line.add(token)
+            for line, token in zip(rows, tokens.tolist(), strict=True)
+            if line.why is None
+        ]
         open_rows = [row for row, line in enumerate(rows) if line.why is None]
         if not open_rows:
             return
@@ -172,7 +208,8 @@ def _run_steps(
 
 
 def _unended(rows: Sequence[TextLine]) -> Bool[Tensor, "rows token"] | None:
-    """Return which tokens of each row count, from the one before the first that was written; None if all do.
+    """Return which tokens of each row count, from the one before the first that was written; None
+    if all do.
 
     A row that has ended is fed tokens until all have ended.
     """
@@ -181,12 +218,16 @@ def _unended(rows: Sequence[TextLine]) -> Bool[Tensor, "rows token"] | None:
         return None
     fed = torch.arange(max(counts) + 1)
     # the last token of a row that has ended was written, and never read
-    last = torch.tensor([count if line.why is None else count - 1 for line, count in zip(rows, counts, strict=True)])
+    last = torch.tensor(
+        [count if line.why is None else count - 1 for line, count in zip(rows, counts, strict=True)]
+    )
     return fed <= last[:, None]
 
 
 def draw_noise(rows: int, steps: int, seed: int) -> Float[Tensor, "rows steps"]:
-    """Return uniform numbers in [0, 1), each row from its own seed, so that no row depends on another."""
+    """Return uniform numbers in [0, 1), each row from its own seed, so that no row depends on
+    another.
+    """
     noise = torch.empty(rows, steps)
     for i, row in enumerate(noise):
         row.copy_(torch.rand(steps, generator=torch.Generator().manual_seed(seed + i)))
@@ -195,16 +236,20 @@ def draw_noise(rows: int, steps: int, seed: int) -> Float[Tensor, "rows steps"]:
 
 logger = logging.getLogger(__name__)
 
-MIN_CAPTURED_STEPS = 16  # capturing takes as long as a few eager steps, so more must follow to repay it
+MIN_CAPTURED_STEPS = (
+    16  # capturing takes as long as a few eager steps, so more must follow to repay it
+)
 
 
 class CapturedFunction:
-    """A function of tensors that runs as a CUDA graph, captured at its first call; all calls have the same shapes.
+    """A function of tensors that runs as a CUDA graph, captured at its first call; all calls have
+    the same shapes.
 
-    state  tensors that the function changes besides its cache: CUDA needs a warm-up run, after which they are restored
+    state  tensors that the function changes besides its cache: CUDA needs a warm-up run, after
+    which they are restored
 
-    The returned tensor is overwritten by the next call. If capturing fails the function runs eagerly; `failure` then
-    holds the reason, which is also logged.
+    The returned tensor is overwritten by the next call. If capturing fails the function runs
+    eagerly; `failure` then holds the reason, which is also logged.
     """
 
     def __init__(self, function: Callable[..., Tensor], state: Sequence[Tensor]) -> None:
@@ -245,7 +290,9 @@ class CapturedFunction:
 
 
 def is_worth_capturing(model: nn.Module, device: torch.device, steps: int) -> bool:
-    """Return whether to capture steps: on a GPU, if there are many, and without hooks, which run in Python."""
+    """Return whether to capture steps: on a GPU, if there are many, and without hooks, which run in
+    Python.
+    """
     if device.type != "cuda" or steps < MIN_CAPTURED_STEPS:
         return False
     return not has_hooks(model)

@@ -1,6 +1,8 @@
-"""A copy of a model for decoding: in `eval` mode and, on a CPU, with matrices packed for products of a few rows.
+"""A copy of a model for decoding: in `eval` mode and, on a CPU, with matrices packed for products
+of a few rows.
 
-The model itself is not changed. The copy has its own modules, which share the parameters, hooks and definitions.
+The model itself is not changed. The copy has its own modules, which share the parameters, hooks and
+definitions.
 """
 
 import os
@@ -16,15 +18,17 @@ from ..layers.multi_head import StackedLinear
 
 M = TypeVar("M", bound=nn.Module)
 
-# Matrices of at least MIN_NUMBERS numbers are packed, for at least MIN_STEPS steps. The products of GPT-2 (124M) are
-# then 1.6 times as fast with 8 rows, 1.5 times with 40 (two Neoverse cores), slower with one. Packing takes as long as
-# 3 to 8 steps.
+# Matrices of at least MIN_NUMBERS numbers are packed, for at least MIN_STEPS steps. The products of
+# GPT-2 (124M) are then 1.6 times as fast with 8 rows, 1.5 times with 40 (two Neoverse cores),
+# slower with one. Packing takes as long as 3 to 8 steps.
 MIN_NUMBERS = 2**16
 MIN_STEPS = 16
 
 
 def inference_copy(model: M, *, rows: int, steps: int) -> M:
-    """Return a copy of the model in `eval` mode, packed if that pays for so many rows and at most so many steps."""
+    """Return a copy of the model in `eval` mode, packed if that pays for so many rows and at most
+    so many steps.
+    """
     if rows == 1 or steps < MIN_STEPS or not _can_pack(model):
         return _copy_modules(model, packed=False)
     copied = _copy_modules(model, packed=True)
@@ -39,7 +43,8 @@ def _copy_modules(module: M, *, packed: bool) -> M:
     copied = copy(module)
     children = module._modules.items()
     copied.__dict__["_modules"] = {
-        name: None if child is None else _copy_modules(child, packed=packed) for name, child in children
+        name: None if child is None else _copy_modules(child, packed=packed)
+        for name, child in children
     }
     copied.training = False
     if packed and isinstance(module, nn.Linear) and module.weight.numel() >= MIN_NUMBERS:
@@ -55,7 +60,9 @@ class PackedLinear:
     W is packed at the second call: a matrix that is used twice is used often.
     """
 
-    def __init__(self, weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None) -> None:
+    def __init__(
+        self, weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None
+    ) -> None:
         self.weight = weight
         self.bias = bias
         self.used = False
@@ -78,14 +85,18 @@ class PackedStack:
         self.stack = stack
         self.products: dict[tuple[str, ...], PackedLinear] = {}
 
-    def __call__(self, x: Float[Tensor, "*rows d_in"], *names: str) -> Float[Tensor, "*rows d_some"]:
+    def __call__(
+        self, x: Float[Tensor, "*rows d_in"], *names: str
+    ) -> Float[Tensor, "*rows d_some"]:
         if names not in self.products:
             self.products[names] = PackedLinear(*self.stack.rows(*names))
         return self.products[names](x)
 
 
 def _can_pack(model: nn.Module) -> bool:
-    """Return whether all weights are float32 on a CPU, torch can pack, and memory suffices for a second copy."""
+    """Return whether all weights are float32 on a CPU, torch can pack, and memory suffices for a
+    second copy.
+    """
     weights: list[Any] = list(model.parameters())
     if any(W.device.type != "cpu" or W.dtype != torch.float32 for W in weights):
         return False
@@ -96,7 +107,9 @@ def _can_pack(model: nn.Module) -> bool:
 
 
 def _free_memory() -> int:
-    """Return the free memory in bytes, or a very large number where the system does not report it."""
+    """Return the free memory in bytes, or a very large number where the system does not report
+    it.
+    """
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -1,4 +1,6 @@
-"""The output of decoding: the tokens of each text, the text decoded from them so far, and why the text ended."""
+"""The output of decoding: the tokens of each text, the text decoded from them so far, and why the
+text ended.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +8,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from ..trace.whole_words import INCOMPLETE
+from ..traces.whole_words import INCOMPLETE
 
 Why = Literal["end", "stop", "length"]
 
@@ -17,7 +19,8 @@ class Written:
 
     ids    the new tokens, with the one that ended the text
     text   the new text, up to a stop string; None without a tokenizer
-    why    the reason for the end: "end", an id of `end`; "stop", a stop string; "length", max_new_tokens
+    why    the reason for the end: "end", an id of `end`; "stop", a stop string; "length",
+           max_new_tokens
     score  of a beam search: Σ log p / length^length_penalty; otherwise None
 
     Example:
@@ -36,8 +39,8 @@ class Written:
 class Token:
     """A generated token, and the text that it completes.
 
-    text  None without a tokenizer. It may be empty, and come with a later token: where a token ends within a character,
-          or the text might be the beginning of a stop string
+    text  None without a tokenizer. It may be empty, and come with a later token: where a token ends
+          within a character, or the text might be the beginning of a stop string
 
     Example:
         >>> from telescope.decoding import Token
@@ -52,7 +55,8 @@ class Token:
 class TextLine:
     """One text while it is generated.
 
-    before  ids of the prompt that the text continues: a tokenizer needs them to keep the space between the two
+    before  ids of the prompt that the text continues: a tokenizer needs them to keep the space
+    between the two
     """
 
     def __init__(
@@ -71,7 +75,9 @@ class TextLine:
         self._decoder = None if tokenizer is None else IncrementalDecoder(tokenizer, before, stop)
 
     def add(self, token: int) -> Token:
-        """Append a token, set `why` if the text ends with it, and return the token with its text."""
+        """Append a token, set `why` if the text ends with it, and return the token with its
+        text.
+        """
         self.ids.append(token)
         text = "" if self._decoder is None else self._decoder.add(token)
         if token in self._end:
@@ -93,17 +99,23 @@ class TextLine:
 
 
 class IncrementalDecoder:
-    """Decode tokens to text one by one. Text once returned never changes, and all of it joined is the whole text.
+    """Decode tokens to text one by one. Text once returned never changes, and all of it joined is
+    the whole text.
 
-    Text that might be the beginning of a stop string is held back; after a stop string `stopped` is True.
+    Text that might be the beginning of a stop string is held back; after a stop string `stopped` is
+    True.
     """
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, before: Sequence[int], stop: Sequence[str] = ()
+    ) -> None:
         self.stopped = False
         self._tokenizer = tokenizer
         self._stop = stop
         self._ids = list(before)
-        self._decoded = tokenizer.decode(self._ids) if self._ids else ""  # the text of the first `_read` ids
+        self._decoded = (
+            tokenizer.decode(self._ids) if self._ids else ""
+        )  # the text of the first `_read` ids
         self._read = len(self._ids)
         self._held_back = ""
 
@@ -127,7 +139,8 @@ class IncrementalDecoder:
     def _advance(self, text: str) -> str:
         """Return the new part of the decoded text, up to where a stop string begins or may begin.
 
-        Only the tokens of the new part are kept, so that the cost of a step does not grow with the text.
+        Only the tokens of the new part are kept, so that the cost of a step does not grow with the
+        text.
         """
         self._held_back += text[len(self._decoded) :]
         self._ids = self._ids[self._read :] or self._ids
@@ -147,4 +160,6 @@ class IncrementalDecoder:
 
 def _overlap(text: str, stop: str) -> int:
     """Return how many of the text's last characters could be the first of a stop string."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+    return next(
+        (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
+    )

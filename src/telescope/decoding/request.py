@@ -1,4 +1,6 @@
-"""Checks of decoding requests, before anything is computed: an option or a prompt that does not fit is an error."""
+"""Checks of decoding requests, before anything is computed: an option or a prompt that does not fit
+is an error.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +40,9 @@ def check_request(
     end: Sequence[int] | None = None,
     stop: str | Sequence[str] = (),
 ) -> GenerationRequest:
-    """Return the request with its prompts as ids; raise a ValueError or TypeError where it does not fit the model."""
+    """Return the request with its prompts as ids; raise a ValueError or TypeError where it does not
+    fit the model.
+    """
     check_can_write(model)
     _check_count("max_new_tokens", max_new_tokens, least=0)
     continues = isinstance(model, GPT)
@@ -63,7 +67,9 @@ def check_request(
 
 
 def _check_positions(model: Model, prompts: list[list[int]], new: int) -> None:
-    """Raise a ValueError if the model has too few positions. The last token is not read, so it needs none."""
+    """Raise a ValueError if the model has too few positions. The last token is not read, so it
+    needs none.
+    """
     longest = max(map(len, prompts), default=0)
     if isinstance(model, GPT):
         limited = model.config.positions == "learned" or model.config.attention == "synthesizer"
@@ -78,7 +84,8 @@ def _check_positions(model: Model, prompts: list[list[int]], new: int) -> None:
         most = model.config.max_positions
         if longest > most or new > most:
             raise ValueError(
-                f"a source of {longest} tokens and max_new_tokens={new}: this model has positions for {most} of each"
+                f"a source of {longest} tokens and max_new_tokens={new}: this model has positions "
+                f"for {most} of each"
             )
 
 
@@ -105,7 +112,9 @@ def check_sampling(*, temperature: float, top_k: int | None, top_p: float, min_p
     if top_k is not None:
         _check_count("top_k", top_k, least=1)
     if not 0.0 < top_p <= 1.0:
-        raise ValueError(f"top_p={top_p} is a probability above 0, up to 1, which leaves out nothing")
+        raise ValueError(
+            f"top_p={top_p} is a probability above 0, up to 1, which leaves out nothing"
+        )
     if not 0.0 <= min_p <= 1.0:
         raise ValueError(f"min_p={min_p} is a share from 0, which leaves out nothing, to 1")
 
@@ -121,7 +130,10 @@ def check_search(*, beams: int, n_best: int, length_penalty: float) -> None:
     _check_count("beams", beams, least=1)
     _check_count("n_best", n_best, least=1)
     if n_best > beams:
-        raise ValueError(f"n_best={n_best} of beams={beams} are too many; a search finds at most one for each beam")
+        raise ValueError(
+            f"n_best={n_best} of beams={beams} are too many; a search finds at most one for each "
+            "beam"
+        )
     if not abs(length_penalty) < float("inf"):
         raise ValueError(f"length_penalty={length_penalty} must be a finite number; 0 is none")
 

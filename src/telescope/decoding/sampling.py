@@ -1,6 +1,8 @@
-"""Choose the next token: the likeliest, or one drawn from what the filters leave of the distribution.
+"""Choose the next token: the likeliest, or one drawn from what the filters leave of the
+distribution.
 
-A filter is a function from choices to choices. A list is applied in order: [temperature(0.8), top_k(50), top_p(0.95)].
+A filter is a function from choices to choices. A list is applied in order: [temperature(0.8),
+top_k(50), top_p(0.95)].
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-# Logits of some tokens, and the ids of these tokens, likeliest first. Ids of None stand for the whole vocabulary, in
-# order of ids.
+# Logits of some tokens, and the ids of these tokens, likeliest first. Ids of None stand for the
+# whole vocabulary, in order of ids.
 Choices = tuple[Float[Tensor, "rows _"], Int[Tensor, "rows _"] | None]
 Filter = Callable[[Choices], Choices]
 
@@ -28,7 +30,9 @@ def top_k(k: int) -> Filter:
 
 
 def top_p(p: float) -> Filter:
-    """Return a filter that keeps the fewest tokens whose probabilities sum to p (Holtzman et al. 2020)."""
+    """Return a filter that keeps the fewest tokens whose probabilities sum to p (Holtzman et al.
+    2020).
+    """
 
     def filtered(choices: Choices) -> Choices:
         logits, ids = _keep_likeliest(choices, choices[0].shape[1])
@@ -40,7 +44,9 @@ def top_p(p: float) -> Filter:
 
 
 def min_p(p: float) -> Filter:
-    """Return a filter that keeps tokens at least p times as likely as the likeliest (Nguyen et al. 2024)."""
+    """Return a filter that keeps tokens at least p times as likely as the likeliest (Nguyen et al.
+    2024).
+    """
 
     def filtered(choices: Choices) -> Choices:
         logits, ids = choices
@@ -54,10 +60,14 @@ def _keep_likeliest(choices: Choices, k: int) -> Choices:
     logits, ids = choices
     if ids is not None:  # sorted already
         return logits[:, :k], ids[:, :k]
-    return largest(logits, k) if k < logits.shape[1] else logits.sort(dim=-1, descending=True, stable=True)
+    return (
+        largest(logits, k)
+        if k < logits.shape[1]
+        else logits.sort(dim=-1, descending=True, stable=True)
+    )
 
 
-# ------------------------------------------------------------------------------------------------- the next token
+# ----------------------------------------------------------------------------------- the next token
 
 
 def greedy(logits: Float[Tensor, "rows vocabulary"]) -> Int[Tensor, " rows"]:
@@ -66,9 +76,12 @@ def greedy(logits: Float[Tensor, "rows vocabulary"]) -> Int[Tensor, " rows"]:
 
 
 def draw(
-    logits: Float[Tensor, "rows vocabulary"], filters: Sequence[Filter], noise: Float[Tensor, " rows"]
+    logits: Float[Tensor, "rows vocabulary"],
+    filters: Sequence[Filter],
+    noise: Float[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
-    """Return a token of each row, drawn by inversion: the first whose cumulative probability exceeds the noise.
+    """Return a token of each row, drawn by inversion: the first whose cumulative probability
+    exceeds the noise.
 
     noise  uniform in [0, 1)
     """
@@ -78,7 +91,9 @@ def draw(
     kept, ids = choices
     sums = kept.softmax(-1).cumsum(-1)
     place = torch.searchsorted(sums, (noise.to(sums) * sums[:, -1])[:, None], right=True)
-    last = (kept > -torch.inf).cumsum(-1).argmax(-1, keepdim=True)  # the noise may round up to the whole sum
+    last = (
+        (kept > -torch.inf).cumsum(-1).argmax(-1, keepdim=True)
+    )  # the noise may round up to the whole sum
     place = place.minimum(last)
     return (place if ids is None else ids.gather(1, place))[:, 0]
 
@@ -90,8 +105,8 @@ class TokenChooser:
 
     filters             None is greedy
     forbidden           ids that are never chosen
-    repetition_penalty  positive logits of tokens seen before are divided by it, negative ones multiplied (Keskar et
-                        al. 2019)
+    repetition_penalty  positive logits of tokens seen before are divided by it, negative ones
+                        multiplied (Keskar et al. 2019)
     seen                which tokens were seen, updated in place; None without a penalty
     """
 
@@ -108,7 +123,9 @@ class TokenChooser:
         self.penalty = repetition_penalty
         self.seen = seen
 
-    def __call__(self, logits: Float[Tensor, "rows vocabulary"], noise: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    def __call__(
+        self, logits: Float[Tensor, "rows vocabulary"], noise: Float[Tensor, " rows"]
+    ) -> Int[Tensor, " rows"]:
         """Return the chosen tokens. May overwrite the logits."""
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         if self.seen is not None:
@@ -142,14 +159,19 @@ def mark_seen(
     return seen.to(device)
 
 
-BLOCK = 64  # on a Neoverse core 40 rows of 58,101 take 1.5 ms, with torch.topk 5 ms, with argmax 11 ms
+BLOCK = (
+    64  # on a Neoverse core 40 rows of 58,101 take 1.5 ms, with torch.topk 5 ms, with argmax 11 ms
+)
 
 
-def largest(numbers: Float[Tensor, "rows n"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-    """Return the k largest numbers of each row in descending order, and their indices; all if there are fewer than k.
+def largest(
+    numbers: Float[Tensor, "rows n"], k: int
+) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+    """Return the k largest numbers of each row in descending order, and their indices; all if there
+    are fewer than k.
 
-    On a CPU faster than torch.topk: the k largest lie in the k blocks with the largest maxima, and only those are
-    sorted.
+    On a CPU faster than torch.topk: the k largest lie in the k blocks with the largest maxima, and
+    only those are sorted.
     """
     n = numbers.shape[1]
     k = min(k, n)
@@ -170,6 +192,12 @@ def largest(numbers: Float[Tensor, "rows n"], k: int) -> tuple[Float[Tensor, "ro
 def pad_candidates(
     numbers: Float[Tensor, "rows k"], where: Int[Tensor, "rows k"], n: int
 ) -> tuple[Float[Tensor, "rows n"], Int[Tensor, "rows n"]]:
-    """Return n numbers and indices in each row: if there are fewer, the rest are -inf with index 0."""
+    """Return n numbers and indices in each row: if there are fewer, the rest are -inf with
+    index 0.
+    """
     missing = n - numbers.shape[1]
-    return (pad(numbers, (0, missing), value=-torch.inf), pad(where, (0, missing))) if missing > 0 else (numbers, where)
+    return (
+        (pad(numbers, (0, missing), value=-torch.inf), pad(where, (0, missing)))
+        if missing > 0
+        else (numbers, where)
+    )

@@ -1,4 +1,5 @@
-"""Writers: the interface between decoding and models. A writer takes the next tokens and returns the next logits.
+"""Writers: the interface between decoding and models. A writer takes the next tokens and returns
+the next logits.
 
 To let `generate` and `beam` use another model, register a function that returns its writer:
 @start_writer.register on a function (model: MyModel, prompts, max_steps, beams=1).
@@ -16,7 +17,15 @@ from torch import Tensor
 from ..attention import Mask, padding
 from ..files.panics import panics_as_errors
 from ..layers import Cache
-from ..models import GPT, LuongCache, LuongMemory, LuongTranslator, Model, Transformer, TransformerCache
+from ..models import (
+    GPT,
+    LuongCache,
+    LuongMemory,
+    LuongTranslator,
+    Model,
+    Transformer,
+    TransformerCache,
+)
 from .inference_copy import inference_copy
 
 Logits = Float[Tensor, "rows vocabulary"]
@@ -27,7 +36,8 @@ Prompts = Prompt | Sequence[Prompt] | Tensor
 
 
 class Writer(ABC):
-    """A model with a cache of the texts in progress: one in each row; a beam search has several rows for each prompt.
+    """A model with a cache of the texts in progress: one in each row; a beam search has several
+    rows for each prompt.
 
     logits  after the prompts: (batch, vocabulary)
     """
@@ -40,8 +50,12 @@ class Writer(ABC):
         """Append a token to each row, and return the logits of the next token."""
         return self._next_logits(tokens[:, None])
 
-    def reorder(self, rows: Int[Tensor, " new_rows"], sources: Int[Tensor, " new_batch"] | None = None) -> None:
-        """Let row i continue the text of row rows[i]; keep only the prompts with the indices `sources`, if given."""
+    def reorder(
+        self, rows: Int[Tensor, " new_rows"], sources: Int[Tensor, " new_batch"] | None = None
+    ) -> None:
+        """Let row i continue the text of row rows[i]; keep only the prompts with the indices
+        `sources`, if given.
+        """
         self._reorder_cache(rows)
         if sources is not None:
             self._keep_sources(sources)
@@ -52,7 +66,8 @@ class Writer(ABC):
     def fix_shapes(self) -> list[Tensor] | None:
         """Keep all shapes constant from here on, for a CUDA graph.
 
-        Returns the tensors that hold the position of a step, or None if the writer's shapes cannot be constant.
+        Returns the tensors that hold the position of a step, or None if the writer's shapes cannot
+        be constant.
         """
         return None
 
@@ -72,12 +87,14 @@ class Writer(ABC):
 class CachedWriter(Writer):
     """A writer with a cache of keys and values.
 
-    Rows that continue another row often share most of their past with it. On a CPU the writer tracks which row wrote
-    each token, so that only the columns that differ are moved.
+    Rows that continue another row often share most of their past with it. On a CPU the writer
+    tracks which row wrote each token, so that only the columns that differ are moved.
     """
 
     cache: Cache
-    _origins: Int[Tensor, "rows tokens"] | None = None  # the row in which each cached token was written
+    _origins: Int[Tensor, "rows tokens"] | None = (
+        None  # the row in which each cached token was written
+    )
 
     def fix_shapes(self) -> list[Tensor]:
         length = self.cache.fixed().length
@@ -90,22 +107,32 @@ class CachedWriter(Writer):
             return
         own_rows = torch.arange(self.cache.batch)[:, None]
         before = own_rows[:, :0] if self._origins is None else self._origins
-        origins = torch.cat([before, own_rows.expand(-1, self.cache.length - before.shape[1])], dim=1)
+        origins = torch.cat(
+            [before, own_rows.expand(-1, self.cache.length - before.shape[1])], dim=1
+        )
         self._origins = origins.index_select(0, rows)
         same_shape = len(rows) == len(origins)
-        unchanged = int((self._origins == origins).all(0).long().cumprod(0).sum()) if same_shape else 0
+        unchanged = (
+            int((self._origins == origins).all(0).long().cumprod(0).sum()) if same_shape else 0
+        )
         self.cache.reorder(rows, unchanged)
 
 
 class GPTWriter(CachedWriter):
-    """The writer of a GPT. Prompts are padded on the left, so that all of them end in the same column."""
+    """The writer of a GPT. Prompts are padded on the left, so that all of them end in the same
+    column.
+    """
 
     cache: Cache
 
-    def __init__(self, model: GPT, prompts: Sequence[Sequence[int]], max_steps: int, beams: int) -> None:
+    def __init__(
+        self, model: GPT, prompts: Sequence[Sequence[int]], max_steps: int, beams: int
+    ) -> None:
         ids, pads = pad_left(prompts, model.embedding.weight.device)
         self.model = inference_copy(model, rows=len(prompts) * beams, steps=max_steps)
-        self.cache = model.cache(len(prompts), _cache_size(model, ids.shape[1] + max_steps, ids.device), pads)
+        self.cache = model.cache(
+            len(prompts), _cache_size(model, ids.shape[1] + max_steps, ids.device), pads
+        )
         self.logits = self._next_logits(ids)
 
     def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
@@ -117,24 +144,36 @@ class GPTWriter(CachedWriter):
 
 
 def _cache_size(model: GPT | Transformer, tokens: int, device: torch.device) -> int:
-    """Return the cache's size for so many tokens: on a GPU a multiple of 64 for its kernels, where positions allow."""
+    """Return the cache's size for so many tokens: on a GPU a multiple of 64 for its kernels, where
+    positions allow.
+    """
     if device.type != "cuda":
         return tokens
     whole_tiles = tokens + -tokens % 64
     positions = model.longest if isinstance(model, GPT) else model.config.max_positions
-    return min(whole_tiles, max(tokens, positions)) if model.config.positions == "learned" else whole_tiles
+    return (
+        min(whole_tiles, max(tokens, positions))
+        if model.config.positions == "learned"
+        else whole_tiles
+    )
 
 
 class TransformerWriter(CachedWriter):
-    """The writer of a Transformer. The keys and values of a source are cached once, for all its rows."""
+    """The writer of a Transformer. The keys and values of a source are cached once, for all its
+    rows.
+    """
 
     cache: TransformerCache
 
-    def __init__(self, model: Transformer, prompts: Sequence[Sequence[int]], max_steps: int, beams: int) -> None:
+    def __init__(
+        self, model: Transformer, prompts: Sequence[Sequence[int]], max_steps: int, beams: int
+    ) -> None:
         ids, self.lengths = pad_right(prompts, model.embedding.weight.device)
         mask = padding_mask(self.lengths)
         self.model = inference_copy(model, rows=len(prompts) * beams, steps=max_steps)
-        self.cache = self.model.cache(self.model.encode(ids, mask), mask, _cache_size(model, max_steps + 1, ids.device))
+        self.cache = self.model.cache(
+            self.model.encode(ids, mask), mask, _cache_size(model, max_steps + 1, ids.device)
+        )
         self.logits = self._next_logits(_start_tokens(model, ids))
 
     def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
@@ -143,18 +182,23 @@ class TransformerWriter(CachedWriter):
 
     def _keep_sources(self, sources: Int[Tensor, " new_batch"]) -> None:
         self.cache.memory = [
-            (keys.index_select(0, sources), values.index_select(0, sources)) for keys, values in self.cache.memory
+            (keys.index_select(0, sources), values.index_select(0, sources))
+            for keys, values in self.cache.memory
         ]
         self.lengths = None if self.lengths is None else self.lengths[sources]
         self.cache.memory_mask = padding_mask(self.lengths)
 
 
 class LuongWriter(Writer):
-    """The writer of a LuongTranslator. The encoder's states of a source are kept once, for all its rows."""
+    """The writer of a LuongTranslator. The encoder's states of a source are kept once, for all its
+    rows.
+    """
 
     cache: LuongCache
 
-    def __init__(self, model: LuongTranslator, prompts: Sequence[Sequence[int]], max_steps: int, beams: int) -> None:
+    def __init__(
+        self, model: LuongTranslator, prompts: Sequence[Sequence[int]], max_steps: int, beams: int
+    ) -> None:
         ids, self.lengths = pad_right(prompts, model.embedding.weight.device)
         mask = padding_mask(self.lengths)
         self.model = inference_copy(model, rows=len(prompts) * beams, steps=max_steps)
@@ -183,16 +227,22 @@ def _start_tokens(model: Model, ids: Int[Tensor, "batch n"]) -> Int[Tensor, "bat
 def start_token(model: Model) -> int:
     """Return the id with which a translation starts; raise a ValueError if the model has none."""
     if model.special.start is None:
-        raise ValueError("the model has no start token; set model.special = ts.models.Special(start=...)")
+        raise ValueError(
+            "the model has no start token; set model.special = ts.models.Special(start=...)"
+        )
     return model.special.start
 
 
-# -------------------------------------------------------------------------------------------------- choosing a writer
+# -------------------------------------------------------------------------------- choosing a writer
 
 
 @singledispatch
-def start_writer(model: Model, prompts: Sequence[Sequence[int]], max_steps: int, beams: int = 1) -> Writer:
-    """Return a writer that has read the prompts, with a cache for `max_steps` more tokens of each row."""
+def start_writer(
+    model: Model, prompts: Sequence[Sequence[int]], max_steps: int, beams: int = 1
+) -> Writer:
+    """Return a writer that has read the prompts, with a cache for `max_steps` more tokens of each
+    row.
+    """
     check_can_write(model)
     raise AssertionError
 
@@ -210,35 +260,50 @@ def _(model: GPT, prompts: Sequence[Sequence[int]], max_steps: int, beams: int =
 
 
 @start_writer.register
-def _(model: Transformer, prompts: Sequence[Sequence[int]], max_steps: int, beams: int = 1) -> Writer:
+def _(
+    model: Transformer, prompts: Sequence[Sequence[int]], max_steps: int, beams: int = 1
+) -> Writer:
     return TransformerWriter(model, prompts, max_steps, beams)
 
 
 @start_writer.register
-def _(model: LuongTranslator, prompts: Sequence[Sequence[int]], max_steps: int, beams: int = 1) -> Writer:
+def _(
+    model: LuongTranslator, prompts: Sequence[Sequence[int]], max_steps: int, beams: int = 1
+) -> Writer:
     return LuongWriter(model, prompts, max_steps, beams)
 
 
-# ------------------------------------------------------------------------------------------------------------ prompts
+# ------------------------------------------------------------------------------------------ prompts
 
 
-def read_prompts(model: Model, prompts: Prompts, vocabulary: int, name: str = "prompt") -> list[list[int]]:
-    """Return the ids of each prompt. A text needs the model's tokenizer. Errors call a prompt `name`."""
+def read_prompts(
+    model: Model, prompts: Prompts, vocabulary: int, name: str = "prompt"
+) -> list[list[int]]:
+    """Return the ids of each prompt. A text needs the model's tokenizer. Errors call a prompt
+    `name`.
+    """
     given: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
     is_one = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
     several = [given] if is_one else given
-    return [_read_prompt(model, prompt, vocabulary, f"{name} {i}") for i, prompt in enumerate(several)]
+    return [
+        _read_prompt(model, prompt, vocabulary, f"{name} {i}") for i, prompt in enumerate(several)
+    ]
 
 
 def _read_prompt(model: Model, prompt: Any, vocabulary: int, name: str) -> list[int]:
     if isinstance(prompt, str):
         if model.tokenizer is None:
-            raise ValueError(f"{name} is text, but the model has no tokenizer; give ids, or set model.tokenizer")
+            raise ValueError(
+                f"{name} is text, but the model has no tokenizer; give ids, or set model.tokenizer"
+            )
         with panics_as_errors(f"{name} makes the tokenizer fail"):
             prompt = model.tokenizer.encode(prompt).ids
     ids = prompt.tolist() if isinstance(prompt, Tensor) else prompt
     if not isinstance(ids, Sequence) or not all(type(i) is int for i in ids):
-        raise TypeError(f"{name} is {type(prompt).__name__}; a prompt is text, or whole numbers, one for each token")
+        raise TypeError(
+            f"{name} is {type(prompt).__name__}; a prompt is text, or whole numbers, one for each "
+            "token"
+        )
     if not ids:
         start = model.special.start
         advice = "" if start is None else f"; this model starts a text with [{start}]"
@@ -249,11 +314,17 @@ def _read_prompt(model: Model, prompt: Any, vocabulary: int, name: str) -> list[
     return list(ids)
 
 
-def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Int[Tensor, "batch n"], list[int] | None]:
-    """Return the prompts as one tensor, and the number of padding tokens before each; None if no prompt is padded."""
+def pad_left(
+    prompts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, "batch n"], list[int] | None]:
+    """Return the prompts as one tensor, and the number of padding tokens before each; None if no
+    prompt is padded.
+    """
     longest = max(map(len, prompts))
     pads = [longest - len(ids) for ids in prompts]
-    ids = torch.tensor([[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)], device=device)
+    ids = torch.tensor(
+        [[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)], device=device
+    )
     return ids, pads if any(pads) else None
 
 
@@ -262,7 +333,9 @@ def pad_right(
 ) -> tuple[Int[Tensor, "batch n"], Int[Tensor, " batch"] | None]:
     """Return the prompts as one tensor, and their lengths; None if no prompt is padded."""
     lengths = [len(ids) for ids in prompts]
-    ids = torch.tensor([list(ids) + [0] * (max(lengths) - len(ids)) for ids in prompts], device=device)
+    ids = torch.tensor(
+        [list(ids) + [0] * (max(lengths) - len(ids)) for ids in prompts], device=device
+    )
     return ids, torch.tensor(lengths, device=device) if len(set(lengths)) > 1 else None
 
 

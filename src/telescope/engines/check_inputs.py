@@ -1,4 +1,6 @@
-"""Check that queries, keys, values and a definition fit together; every error is one sentence that names the fix."""
+"""Check that queries, keys, values and a definition fit together; every error is one sentence that
+names the fix.
+"""
 
 from typing import Any
 
@@ -22,10 +24,13 @@ def check(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -
 
 
 def check_without_values(queries: Tensor, keys: Tensor, attention: Attention) -> None:
-    """Raise as `check` does, for `survey`, which reads no values: survey(queries, keys, attention)."""
+    """Raise as `check` does, for `survey`, which reads no values: survey(queries, keys,
+    attention).
+    """
     if isinstance(attention, Tensor) and attention.dtype != torch.bool:
         raise TypeError(
-            f"attention is a tensor of shape {_shape(attention)}; survey takes queries, keys and a ts.Attention, "
+            f"attention is a tensor of shape {_shape(attention)}; survey takes queries, keys and a "
+            "ts.Attention, "
             "and values by name: values=values"
         )
     if not isinstance(attention, Attention):
@@ -41,7 +46,9 @@ def check_dropout(dropout: float) -> float:
 
 
 def _wrong_definition(given: Any) -> str:
-    """Return the error for an argument `attention` that is no Attention, with the call that was probably intended."""
+    """Return the error for an argument `attention` that is no Attention, with the call that was
+    probably intended.
+    """
     kind = type(given).__name__
     if isinstance(given, Mask):
         mask = f"ts.{given!r}" if isinstance(given, Causal | Everyone | Prefix | Window) else "..."
@@ -59,7 +66,8 @@ def _wrong_definition(given: Any) -> str:
     if isinstance(given, Tensor) and given.is_floating_point():
         return (
             f"attention is a float tensor of shape {_shape(given)}, not a ts.Attention; "
-            "a mask that is added to the scores goes in as ts.Attention(bias=ts.from_additive(tensor))"
+            "a mask that is added to the scores goes in as "
+            "ts.Attention(bias=ts.from_additive(tensor))"
         )
     return f"attention is a ts.Attention, not {kind}; the plain one is ts.Attention()"
 
@@ -79,18 +87,28 @@ def _check_tensors(inputs: dict[str, Tensor], attention: Attention) -> None:
     if values.shape[1:3] != keys.shape[1:3]:
         swapped = (values.shape[2], values.shape[1]) == (key_heads, columns)
         fix = "; heads come before positions: values.transpose(1, 2)" if swapped else ""
-        raise ValueError(f"values {_shape(values)} must have as many heads and positions as keys {_shape(keys)}{fix}")
+        raise ValueError(
+            f"values {_shape(values)} must have as many heads and positions as keys "
+            f"{_shape(keys)}{fix}"
+        )
     if key_heads != heads and (key_heads == 0 or heads % key_heads):
         swapped = columns > 0 and rows % columns == 0
-        fix = f"; attention takes {AXES}: if heads come after positions, write .transpose(1, 2)" if swapped else ""
+        fix = (
+            f"; attention takes {AXES}: if heads come after positions, write .transpose(1, 2)"
+            if swapped
+            else ""
+        )
         raise ValueError(
-            f"{heads} query heads cannot share {key_heads} key heads evenly; their number must divide {heads}{fix}"
+            f"{heads} query heads cannot share {key_heads} key heads evenly; their number must "
+            f"divide {heads}{fix}"
         )
     attention.check(batch=batch, heads=heads, queries=rows, keys=columns, d_q=d_q, d_k=d_k)
 
 
 def _inputs_match(queries: Any, keys: Any, values: Any) -> bool:
-    """Return whether the tensors are dense and agree in rank, dtype, device and batch: one test before the detailed."""
+    """Return whether the tensors are dense and agree in rank, dtype, device and batch: one test
+    before the detailed.
+    """
     return (
         isinstance(queries, Tensor)
         and isinstance(keys, Tensor)
@@ -111,33 +129,43 @@ def _check_tensor(name: str, tensor: Any) -> None:
         kind = type(tensor)
         maker = {"ndarray": "torch.from_numpy", "list": "torch.tensor"}.get(kind.__name__)
         fix = f", e.g. {maker}({name})" if maker else ""
-        raise TypeError(f"{name} is a {kind.__name__}; attention takes tensors of shape {AXES}{fix}")
+        raise TypeError(
+            f"{name} is a {kind.__name__}; attention takes tensors of shape {AXES}{fix}"
+        )
     require_dense(name, tensor)
     if tensor.ndim != 4:
         fix = {
             2: f"; for one sequence and one head write {name}[None, None]",
-            3: f"; add the missing axis, {name}.unsqueeze(1) for one head or {name}.unsqueeze(0) for a batch of one",
+            3: f"; add the missing axis, {name}.unsqueeze(1) for one head or {name}.unsqueeze(0) "
+            "for a batch of one",
         }.get(tensor.ndim, "")
         raise ValueError(f"{name} has shape {_shape(tensor)}; attention takes {AXES}{fix}")
     if not tensor.is_floating_point():
-        raise TypeError(f"{name} is {tensor.dtype}; attention takes floating point, e.g. {name}.float()")
+        raise TypeError(
+            f"{name} is {tensor.dtype}; attention takes floating point, e.g. {name}.float()"
+        )
 
 
 def _check_match(name: str, tensor: Tensor, queries: Tensor) -> None:
     """Raise unless `tensor` has the device, the dtype and the batch size of `queries`."""
     if tensor.device != queries.device:
-        raise ValueError(f"{name} is on {tensor.device}, queries on {queries.device}; move one of them")
+        raise ValueError(
+            f"{name} is on {tensor.device}, queries on {queries.device}; move one of them"
+        )
     if tensor.dtype != queries.dtype and not _castable(tensor, queries):
         raise ValueError(f"{name} is {tensor.dtype}, queries {queries.dtype}; convert one of them")
     if tensor.shape[0] != queries.shape[0]:
         raise ValueError(
-            f"{name} {_shape(tensor)} has a batch of {tensor.shape[0]}, queries {_shape(queries)} of {queries.shape[0]}"
+            f"{name} {_shape(tensor)} has a batch of {tensor.shape[0]}, queries {_shape(queries)} "
+            f"of {queries.shape[0]}"
         )
 
 
 def _castable(*tensors: Tensor) -> bool:
     """Return whether autocast casts these tensors to one dtype; autocast leaves float64 alone."""
-    return torch_modes.autocast_enabled(tensors[0].device) and all(tensor.dtype != torch.float64 for tensor in tensors)
+    return torch_modes.autocast_enabled(tensors[0].device) and all(
+        tensor.dtype != torch.float64 for tensor in tensors
+    )
 
 
 def _shape(tensor: Tensor) -> str:

@@ -1,4 +1,6 @@
-"""Choose an engine: `attend` runs an attention on the fastest that can, `plan_attend` says which one and why."""
+"""Choose an engine: `attend` runs an attention on the fastest that can, `plan_attend` says which
+one and why.
+"""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,20 +21,22 @@ ENGINES: dict[str, ModuleType] = {
     "reference": reference,
 }  # fastest first
 
-# Up to so many scores, one block of `chunked`, keeping every step for the gradient (`reference`) beats computing the
-# steps again (`chunked`). Two Neoverse cores, 8 heads, forward and backward: 70 ms against 107 ms with 512 tokens, half
-# as many scores as this, and 1,037 ms against 982 ms with 2,048 tokens, causal.
+# Up to so many scores, one block of `chunked`, keeping every step for the gradient (`reference`)
+# beats computing the steps again (`chunked`). Two Neoverse cores, 8 heads, forward and backward: 70
+# ms against 107 ms with 512 tokens, half as many scores as this, and 1,037 ms against 982 ms with
+# 2,048 tokens, causal.
 SMALL = 2**22
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Name the engine that runs an attention or its survey, and say why in one sentence. Returned by `plan`.
+    """Name the engine that runs an attention or its survey, and say why in one sentence. Returned
+    by `plan`.
 
     Args:
-        engine: "sdpa", "flex", "chunked" or "reference"; for a survey "triton", "fused", "chunked" or "reference".
-        why: What the engine computes, and why faster engines cannot.
-        survey: The plan for the survey of the same attention; None in a survey's own plan.
+        engine: "sdpa", "flex", "chunked" or "reference"; for a survey "triton", "fused", "chunked"
+        or "reference". why: What the engine computes, and why faster engines cannot. survey: The
+        plan for the survey of the same attention; None in a survey's own plan.
 
     Example:
         >>> import telescope as ts, torch
@@ -58,22 +62,23 @@ def attend(
     dropout: float = 0.0,
     engine: str | None = None,
 ) -> Float[Tensor, "batch heads query d_v"]:
-    """Return the context of every query, normalise(mask(softcap(score · scale) + bias)) v, on the fastest engine.
+    """Return the context of every query, normalise(mask(softcap(score · scale) + bias)) v, on the
+    fastest engine.
 
     Args:
-        queries: (batch, heads, query, d_q).
-        keys: (batch, key_heads, key, d_k). With fewer key heads than heads, neighbouring query heads share a key head.
-        values: (batch, key_heads, key, d_v).
-        attention: The definition.
-        dropout: The probability with which a weight is set to zero, for training.
-        engine: The engine to use, "sdpa", "flex", "chunked" or "reference"; None takes the fastest that can run.
+        queries: (batch, heads, query, d_q). keys: (batch, key_heads, key, d_k). With fewer key
+        heads than heads, neighbouring query heads share a key head. values: (batch, key_heads, key,
+        d_v). attention: The definition. dropout: The probability with which a weight is set to
+        zero, for training. engine: The engine to use, "sdpa", "flex", "chunked" or "reference";
+        None takes the fastest that can run.
 
     Returns:
-        (batch, heads, query, d_v), in the dtype of `queries`, or of autocast where that is on. A query that may see
-        nothing gets zeros.
+        (batch, heads, query, d_v), in the dtype of `queries`, or of autocast where that is on. A
+        query that may see nothing gets zeros.
 
     Raises:
-        TypeError, ValueError: The arguments do not fit together, or `engine` cannot run this definition.
+        TypeError, ValueError: The arguments do not fit together, or `engine` cannot run this
+        definition.
 
     Example:
         >>> import telescope as ts, torch
@@ -96,7 +101,12 @@ def attend(
 
 
 def _attend(
-    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float, engine: str | None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attention: Attention,
+    dropout: float,
+    engine: str | None,
 ) -> Tensor:
     """Run the chosen engine, and an exact one where the chosen one may have mishandled a NaN."""
     if queries.shape[-2] == 1:  # a single query, as in decoding with a cache, is the last one
@@ -104,12 +114,19 @@ def _attend(
     chosen, _ = _choose(queries, keys, values, attention, dropout, engine)
     context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
     if chosen in ("sdpa", "flex") and _may_mishandle_nan(queries, keys, context, attention):
-        context = ENGINES[_choose_exact(queries, keys)].attend(queries, keys, values, attention, dropout)
+        context = ENGINES[_choose_exact(queries, keys)].attend(
+            queries, keys, values, attention, dropout
+        )
     return context
 
 
 def plan_attend(
-    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float, engine: str | None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attention: Attention,
+    dropout: float,
+    engine: str | None,
 ) -> Plan:
     """Return the engine that `attend` takes for these arguments, and why, without running it."""
     check(queries, keys, values, attention)
@@ -123,16 +140,33 @@ def plan_attend(
         groups = sdpa.without_hidden_keys(queries, keys, effective)
         calls = sum(len(group.calls) for group in groups or ())
         split = f", in {calls} calls over the keys that are not hidden" if calls else ""
-        return Plan(chosen, f"torch's fused attention computes {formula} without forming the {weights} weights{split}")
+        return Plan(
+            chosen,
+            f"torch's fused attention computes {formula} without forming the {weights} "
+            f"weights{split}",
+        )
     if chosen == "flex":
-        return Plan(chosen, f"FlexAttention compiles {formula} into one kernel that forms no {weights} weights, {why}")
+        return Plan(
+            chosen,
+            f"FlexAttention compiles {formula} into one kernel that forms no {weights} weights, "
+            f"{why}",
+        )
     if chosen == "chunked":
-        return Plan(chosen, f"it computes {formula} a block of queries at a time, not {weights} numbers at once, {why}")
+        return Plan(
+            chosen,
+            f"it computes {formula} a block of queries at a time, not {weights} numbers at once, "
+            f"{why}",
+        )
     return Plan(chosen, f"it forms every step of {formula}, {weights} numbers each, {why}")
 
 
 def _choose(
-    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float, engine: str | None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attention: Attention,
+    dropout: float,
+    engine: str | None,
 ) -> tuple[str, list[str]]:
     """Return the engine that runs the call, and for each faster engine why it does not."""
     call = (queries, keys, values, attention, dropout)
@@ -142,7 +176,10 @@ def _choose(
         obstacle = ENGINES[engine].cannot(*call)
         if obstacle:
             fix = f'leave engine out, or use "{_choose_exact(queries, keys)}"'
-            raise ValueError(f'engine="{engine}" cannot run {attention.formula(keys.shape[-1])}: {obstacle}; {fix}')
+            raise ValueError(
+                f'engine="{engine}" cannot run {attention.formula(keys.shape[-1])}: {obstacle}; '
+                f"{fix}"
+            )
         return engine, []
     obstacle = sdpa.cannot(*call)
     if obstacle is None:
@@ -159,21 +196,28 @@ def _choose(
 
 
 def _choose_exact(queries: Tensor, keys: Tensor) -> str:
-    """Return the faster of the two engines that run everything. Symbolic sizes cannot be cut into blocks."""
+    """Return the faster of the two engines that run everything. Symbolic sizes cannot be cut into
+    blocks.
+    """
     if torch_modes.sizes_are_open(queries, keys):
         return "reference"
     batch, heads, rows, _ = queries.shape
     return "reference" if batch * heads * rows * keys.shape[-2] <= SMALL else "chunked"
 
 
-def _may_mishandle_nan(queries: Tensor, keys: Tensor, context: Tensor, attention: Attention) -> bool:
-    """Return whether a fused kernel may have mishandled a NaN, so that the call must be computed again.
+def _may_mishandle_nan(
+    queries: Tensor, keys: Tensor, context: Tensor, attention: Attention
+) -> bool:
+    """Return whether a fused kernel may have mishandled a NaN, so that the call must be computed
+    again.
 
-    A NaN can pass through the mask, since a hidden key's weight is zero and 0 · NaN = NaN. Or it can vanish: a row of
-    nothing but NaN has no largest score, and some kernels take such a row for an empty one.
+    A NaN can pass through the mask, since a hidden key's weight is zero and 0 · NaN = NaN. Or it
+    can vanish: a row of nothing but NaN has no largest score, and some kernels take such a row for
+    an empty one.
 
-    On a CPU this test is cheap next to the attention, except for one query with many keys, where reading the keys is
-    most of the work; then the keys are not tested. On a GPU the test would make every call wait and is left out.
+    On a CPU this test is cheap next to the attention, except for one query with many keys, where
+    reading the keys is most of the work; then the keys are not tested. On a GPU the test would make
+    every call wait and is left out.
     """
     if context.device.type != "cpu":
         return False

@@ -1,6 +1,8 @@
-"""Arithmetic of the engines in plain PyTorch: half precision in float32, grouped heads, and NaN that stays contained.
+"""Arithmetic of the engines in plain PyTorch: half precision in float32, grouped heads, and NaN
+that stays contained.
 
-A NaN or infinity in a hidden key or value must change no output and no gradient, though 0 · NaN = NaN.
+A NaN or infinity in a hidden key or value must change no output and no gradient, though 0 · NaN =
+NaN.
 """
 
 from math import isfinite
@@ -20,7 +22,9 @@ def upcast_half(tensor: Tensor) -> Tensor:
 
 
 def may_be_nonfinite(*tensors: Tensor) -> bool:
-    """Return whether some tensor may hold a NaN or infinity; False for tensors without data, as when compiling."""
+    """Return whether some tensor may hold a NaN or infinity; False for tensors without data, as
+    when compiling.
+    """
     return all(map(has_data, tensors)) and sums_are_nonfinite(*tensors)
 
 
@@ -30,10 +34,11 @@ def sums_are_nonfinite(*tensors: Tensor) -> bool:
 
 
 def sum_to_float(tensor: Tensor) -> float:
-    """Return the sum of all numbers, which one NaN or infinity makes non-finite, several times faster than isfinite().
+    """Return the sum of all numbers, which one NaN or infinity makes non-finite, several times
+    faster than isfinite().
 
-    Half precision is summed in float32. Finite numbers may overflow in the sum, so this is a test without misses, but
-    with false alarms.
+    Half precision is summed in float32. Finite numbers may overflow in the sum, so this is a test
+    without misses, but with false alarms.
     """
     tensor = tensor.detach() if tensor.requires_grad else tensor
     return (tensor.sum(dtype=torch.float32) if tensor.element_size() < 4 else tensor.sum()).item()
@@ -49,14 +54,20 @@ def repeat_key_heads(
 
 
 def nan_safe_score(
-    score: Score, queries: Float[Tensor, "batch heads query d_q"], keys: Float[Tensor, "batch key_heads key d_k"]
+    score: Score,
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
 ) -> Float[Tensor, "batch heads query key"]:
-    """Return score(queries, keys), where a NaN or infinity stays out of the gradients of all other pairs."""
+    """Return score(queries, keys), where a NaN or infinity stays out of the gradients of all other
+    pairs.
+    """
     if not may_be_nonfinite(queries, keys):
         return score(queries, keys)
     bad_queries, bad_keys = (~tensor.isfinite().all(-1, keepdim=True) for tensor in (queries, keys))
     clean = score(queries.masked_fill(bad_queries, 0.0), keys.masked_fill(bad_keys, 0.0))
-    return torch.where(bad_queries | repeat_key_heads(bad_keys, queries).mT, score(queries, keys).detach(), clean)
+    return torch.where(
+        bad_queries | repeat_key_heads(bad_keys, queries).mT, score(queries, keys).detach(), clean
+    )
 
 
 def nan_safe_weigh(
@@ -64,7 +75,9 @@ def nan_safe_weigh(
     values: Float[Tensor, "batch key_heads key d_v"],
     masked: Float[Tensor, "batch heads query key"],
 ) -> Float[Tensor, "batch heads query d_v"]:
-    """Return weights @ values, where a hidden value adds nothing, not even a NaN (0 · NaN = NaN)."""
+    """Return weights @ values, where a hidden value adds nothing, not even a NaN (0 · NaN =
+    NaN).
+    """
     if not may_be_nonfinite(values):
         return grouped_matmul(weights, values)
     values = repeat_key_heads(values, weights)
@@ -72,5 +85,7 @@ def nan_safe_weigh(
     context = grouped_matmul(weights, values.masked_fill(bad, 0.0))
     for key in bad.any(-1).flatten(0, 1).any(0).nonzero().flatten().tolist():
         part = (weights[..., key, None] * values[..., None, key, :]).detach()
-        context = context + part.masked_fill(part.isfinite() | (masked[..., key, None] == -torch.inf), 0.0)
+        context = context + part.masked_fill(
+            part.isfinite() | (masked[..., key, None] == -torch.inf), 0.0
+        )
     return context

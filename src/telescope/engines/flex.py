@@ -1,4 +1,6 @@
-"""torch's FlexAttention: a definition with its mask, bias, softcap and sink, compiled into one kernel."""
+"""torch's FlexAttention: a definition with its mask, bias, softcap and sink, compiled into one
+kernel.
+"""
 
 import os
 import shutil
@@ -21,7 +23,9 @@ from . import torch_modes
 
 TILE = 128  # queries and keys of a block, FlexAttention's own default
 MIN_FEATURES = 16  # a narrower product does not fit a tensor core
-RECOMPILE_LIMIT = 256  # kernels of one process; torch stops compiling at 8, and then forms the n x n weights
+RECOMPILE_LIMIT = (
+    256  # kernels of one process; torch stops compiling at 8, and then forms the n x n weights
+)
 MAX_BLOCK_MASKS = 16  # in the cache
 
 _block_masks: dict[Any, tuple[Mask, BlockMask]] = {}
@@ -42,12 +46,17 @@ def _missing_requirement(device: str) -> str | None:
 MISSING_REQUIREMENTS = {device: _missing_requirement(device) for device in ("cuda", "cpu")}
 
 
-def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0) -> str | None:
+def cannot(
+    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0
+) -> str | None:
     """Return why this engine cannot run the call, or None if it can."""
     if not attention.score.is_dot_product:
         return f"the score {attention.score.formula} is no dot product"
     if attention.normalize is not softmax:
-        return f"it normalises by softmax, not by {getattr(attention.normalize, '__name__', attention.normalize)}"
+        return (
+            "it normalises by softmax, not by "
+            f"{getattr(attention.normalize, '__name__', attention.normalize)}"
+        )
     if dropout > 0.0:
         return "it has no dropout"
     if queries.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -60,15 +69,24 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         return "it needs tensors with data"
     if torch_modes.is_exporting():
         return "torch.export cannot hold a kernel that is compiled for one size"
-    elsewhere = next((tensor.device for tensor in tensors(attention) if tensor.device != queries.device), None)
+    elsewhere = next(
+        (tensor.device for tensor in tensors(attention) if tensor.device != queries.device), None
+    )
     if elsewhere is not None and torch.compiler.is_compiling():
-        return f"inside torch.compile it cannot move what is on {elsewhere}; attention.to({str(queries.device)!r}) can"
+        return (
+            f"inside torch.compile it cannot move what is on {elsewhere}; "
+            f"attention.to({str(queries.device)!r}) can"
+        )
     if MISSING_REQUIREMENTS[queries.device.type] or queries.device.type == "cuda":
         return MISSING_REQUIREMENTS[queries.device.type]
     inputs = (queries, keys, values, *tensors(attention))
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         return "on a CPU it has no gradients"
-    return None if attention.sink is None else "a sink needs the log-sum-exp, which it does not give on a CPU"
+    return (
+        None
+        if attention.sink is None
+        else "a sink needs the log-sum-exp, which it does not give on a CPU"
+    )
 
 
 def attend(
@@ -78,13 +96,19 @@ def attend(
     attention: Attention,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads query d_v"]:
-    """Return the context, (batch, heads, query, d_v); the first call of each size compiles a kernel."""
+    """Return the context, (batch, heads, query, d_v); the first call of each size compiles a
+    kernel.
+    """
     if attention.sink is None:
         context: Tensor = _run_kernel(queries, keys, values, attention)
         return context
     context, outputs = _run_kernel(queries, keys, values, attention, AuxRequest(lse=True))
-    sink = torch.as_tensor(attention.sink, dtype=outputs.lse.dtype, device=queries.device).reshape(-1, 1)
-    remaining = torch.sigmoid(outputs.lse - sink)  # e^lse / (e^lse + e^sink): the weight that the sink leaves
+    sink = torch.as_tensor(attention.sink, dtype=outputs.lse.dtype, device=queries.device).reshape(
+        -1, 1
+    )
+    remaining = torch.sigmoid(
+        outputs.lse - sink
+    )  # e^lse / (e^lse + e^sink): the weight that the sink leaves
     return (context * remaining.unsqueeze(-1)).to(context.dtype)
 
 
@@ -94,14 +118,20 @@ def lse(
     values: Float[Tensor, "batch key_heads key d_v"],
     attention: Attention,
 ) -> Float[Tensor, "batch heads query"]:
-    """Return the natural log-sum-exp of each query's scores, without the sink, as computed by the kernel."""
+    """Return the natural log-sum-exp of each query's scores, without the sink, as computed by the
+    kernel.
+    """
     _, outputs = _run_kernel(queries, keys, values, attention, AuxRequest(lse=True))
     log_sum_exp: Tensor = outputs.lse
     return log_sum_exp
 
 
 def _run_kernel(
-    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, request: AuxRequest | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attention: Attention,
+    request: AuxRequest | None = None,
 ) -> Any:
     """Return the context; with `request`, a pair of the context and the requested outputs."""
     moved: Attention = to_device(attention, queries.device)
@@ -123,7 +153,9 @@ def _run_kernel(
         _pad_features(keys),
         _pad_features(values),
         score_mod=None if moved.softcap is None and moved.bias is None else score_mod,
-        block_mask=None if attention.mask == everyone else _block_mask(attention.mask, queries, keys),
+        block_mask=None
+        if attention.mask == everyone
+        else _block_mask(attention.mask, queries, keys),
         scale=scale,
         enable_gqa=torch_modes.constant(queries.shape[1] != keys.shape[1]),
         kernel_options=_kernel_options(queries, moved),
@@ -135,8 +167,8 @@ def _run_kernel(
 def _block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
     """Return which blocks of the matrix are visible, in part or fully.
 
-    Making a block mask takes as long as the attention itself, so the last ones are cached by the identity of their
-    tensors: comparing numbers would wait for the GPU.
+    Making a block mask takes as long as the attention itself, so the last ones are cached by the
+    identity of their tensors: comparing numbers would wait for the GPU.
     """
     if torch.compiler.is_compiling():
         return _make_block_mask(mask, queries, keys)
@@ -149,23 +181,31 @@ def _block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
         with _block_masks_lock:
             while len(_block_masks) >= MAX_BLOCK_MASKS:
                 del _block_masks[next(iter(_block_masks))]
-            _block_masks[cache_key] = found  # the mask is kept too: its tensors' ids stay unique while they live
+            _block_masks[cache_key] = (
+                found  # the mask is kept too: its tensors' ids stay unique while they live
+            )
     return found[1]
 
 
 def _make_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
-    """Make the block mask one row of blocks at a time; FlexAttention's create_block_mask forms the n x n mask."""
+    """Make the block mask one row of blocks at a time; FlexAttention's create_block_mask forms the
+    n x n mask.
+    """
     batch, heads, rows, _ = queries.shape
     columns = keys.shape[-2]
     device = queries.device
     moved: Mask = to_device(mask, device)
     ahead = _first_position(queries, keys)
-    step = rows if torch.compiler.is_compiling() else TILE  # torch.compile fuses one step, and would unroll a loop
+    step = (
+        rows if torch.compiler.is_compiling() else TILE
+    )  # torch.compile fuses one step, and would unroll a loop
     any_visible = []
     all_visible = []
     for start in range(0, rows, step):
         block = range(start, min(start + step, rows))
-        at = Pairs.block(block, range(columns), of=(rows, columns), batch=batch, heads=heads, device=device)
+        at = Pairs.block(
+            block, range(columns), of=(rows, columns), batch=batch, heads=heads, device=device
+        )
         seen = moved.sees(at)
         seen = seen.expand(*seen.shape[:2], len(block), columns)
         padded = pad(seen, (0, -columns % TILE, 0, -len(block) % TILE))
@@ -179,28 +219,38 @@ def _make_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
         return moved.sees(Pairs(batch, head, row, row + ahead, key))
 
     return BlockMask.from_kv_blocks(
-        *_list_blocks(partial), *_list_blocks(full), BLOCK_SIZE=TILE, mask_mod=mask_mod, seq_lengths=(rows, columns)
+        *_list_blocks(partial),
+        *_list_blocks(full),
+        BLOCK_SIZE=TILE,
+        mask_mod=mask_mod,
+        seq_lengths=(rows, columns),
     )
 
 
 def _first_position(queries: Tensor, keys: Tensor) -> int:
-    """Return the position of the first query, as a constant that FlexAttention can compile into its kernel.
+    """Return the position of the first query, as a constant that FlexAttention can compile into its
+    kernel.
 
-    Inside torch.compile lengths may be symbols, which fail in the kernel; `index` makes torch.compile take the number.
+    Inside torch.compile lengths may be symbols, which fail in the kernel; `index` makes
+    torch.compile take the number.
     """
     return index(keys.shape[-2] - queries.shape[-2])
 
 
 def _list_blocks(blocks: Bool[Tensor, "batch head rows columns"]) -> tuple[Tensor, Tensor]:
-    """Return the number of True blocks in each row, and the columns of each row with the True ones first."""
-    return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
+    """Return the number of True blocks in each row, and the columns of each row with the True ones
+    first.
+    """
+    return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(
+        dim=-1, descending=True, stable=True
+    ).int()
 
 
 def _flex_attention(*inputs: Tensor, **options: Any) -> Any:
     """Call FlexAttention from a function of our own.
 
-    torch counts compilations by function: other code that compiles flex_attention too often would otherwise push our
-    calls over the limit too, to the n x n weights.
+    torch counts compilations by function: other code that compiles flex_attention too often would
+    otherwise push our calls over the limit too, to the n x n weights.
     """
     flex: Callable[..., Any] = flex_attention
     return flex(*inputs, **options)
@@ -208,7 +258,9 @@ def _flex_attention(*inputs: Tensor, **options: Any) -> Any:
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    """Return the compiled function. Each size compiles anew: torch 2.11 has no dynamic kernel for some definitions."""
+    """Return the compiled function. Each size compiles anew: torch 2.11 has no dynamic kernel for
+    some definitions.
+    """
     return torch.compile(_flex_attention, fullgraph=True, dynamic=False)
 
 
@@ -225,21 +277,32 @@ def _kernel_options(queries: Tensor, attention: Attention) -> dict[str, Any] | N
     if queries.device.type != "cuda":
         return None
     options: dict[str, Any] = {}
-    if queries.shape[-2] > 1:  # torch's decoding kernel has no block size for few queries in groups of heads
+    if (
+        queries.shape[-2] > 1
+    ):  # torch's decoding kernel has no block size for few queries in groups of heads
         options["BACKEND"] = "TRITON"
     if queries.dtype != torch.float32 and any(True for _ in tensors(attention.bias)):
-        options |= {"BLOCK_N": 64, "num_stages": 2}  # a bias read from memory takes as much shared memory as the scores
+        options |= {
+            "BLOCK_N": 64,
+            "num_stages": 2,
+        }  # a bias read from memory takes as much shared memory as the scores
     if queries.dtype == torch.float32 and not _tf32_allowed():
         options["FLOAT32_PRECISION"] = "'ieee'"
     return options
 
 
 def _tf32_allowed() -> bool:
-    """Return whether the user allows less than float32; torch 2.9 to 2.12 would take TF32 unasked (pytorch#161022)."""
+    """Return whether the user allows less than float32; torch 2.9 to 2.12 would take TF32 unasked
+    (pytorch#161022).
+    """
     return not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"
 
 
-def _pad_features(tensor: Float[Tensor, "batch heads position d"]) -> Float[Tensor, "batch heads position width"]:
-    """Return `tensor` with at least `MIN_FEATURES` features; zeros change neither q·k nor the context's first d_v."""
+def _pad_features(
+    tensor: Float[Tensor, "batch heads position d"],
+) -> Float[Tensor, "batch heads position width"]:
+    """Return `tensor` with at least `MIN_FEATURES` features; zeros change neither q·k nor the
+    context's first d_v.
+    """
     missing = MIN_FEATURES - tensor.shape[-1]
     return pad(tensor, (0, missing)) if missing > 0 else tensor

@@ -1,9 +1,9 @@
 """Split an attention from which rectangles are hidden into calls of a fused kernel without a mask.
 
-Queries that are denied the same keys attend to the remaining keys: these are gathered, and the kernel needs no mask.
-Under a causal mask, the tokens that most queries may see are a shorter causal sequence by themselves, for which the
-kernel has its own causal mask; the other queries are a few more calls. The result is exact: no weight is computed and
-taken away again.
+Queries that are denied the same keys attend to the remaining keys: these are gathered, and the
+kernel needs no mask. Under a causal mask, the tokens that most queries may see are a shorter causal
+sequence by themselves, for which the kernel has its own causal mask; the other queries are a few
+more calls. The result is exact: no weight is computed and taken away again.
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,11 @@ Ranges = tuple[range, ...]
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One call of a kernel: the queries `rows` attend to `keys`, causally from the last row and key on, or to all.
+    """One call of a kernel: the queries `rows` attend to `keys`, causally from the last row and key
+    on, or to all.
 
-    `kept` are those of the computed rows that are part of the result: a causal call over a sequence of tokens may
-    compute more.
+    `kept` are those of the computed rows that are part of the result: a causal call over a sequence
+    of tokens may compute more.
     """
 
     rows: Ranges
@@ -55,10 +56,11 @@ _lock = Lock()  # held while `_groups` changes
 
 
 def kernel_calls(mask: Mask, rows: int, columns: int, heads: int) -> tuple[HeadGroup, ...] | None:
-    """Return the calls that compute an attention of this size; None if the mask is of another kind, or needs many.
+    """Return the calls that compute an attention of this size; None if the mask is of another kind,
+    or needs many.
 
-    A mask of the right kind is causal or `everyone`, without some rectangles that hold for every sequence. The latest
-    results are cached, since all layers of a model have one mask.
+    A mask of the right kind is causal or `everyone`, without some rectangles that hold for every
+    sequence. The latest results are cached, since all layers of a model have one mask.
     """
     if not has_hidden_rectangles(mask) or torch.compiler.is_compiling():
         return None
@@ -69,7 +71,9 @@ def kernel_calls(mask: Mask, rows: int, columns: int, heads: int) -> tuple[HeadG
         with _lock:
             while len(_groups) >= MAX_CACHED:
                 del _groups[next(iter(_groups))]
-            _groups[key] = found  # the mask is kept too: its tensors' ids stay unique while they live
+            _groups[key] = (
+                found  # the mask is kept too: its tensors' ids stay unique while they live
+            )
     return found[1]
 
 
@@ -87,25 +91,35 @@ def _make_groups(mask: Mask, rows: int, columns: int, heads: int) -> tuple[HeadG
         return None
     rectangles = [part for part in hidden if isinstance(part, Rectangle)]
     is_causal = any(isinstance(part, Causal) for part in others)
-    if not all(isinstance(part, Causal) or part == everyone for part in others) or (is_causal and rows > columns):
+    if not all(isinstance(part, Causal) or part == everyone for part in others) or (
+        is_causal and rows > columns
+    ):
         return None
     shown = [[True] * heads if one.heads is None else one.heads.tolist() for one in rectangles]
     kinds = list(zip(*shown, strict=True))  # by head, the rectangles that concern it
     groups = []
     for kind in dict.fromkeys(kinds):
-        own = [rectangle for rectangle, concerned in zip(rectangles, kind, strict=True) if concerned]
+        own = [
+            rectangle for rectangle, concerned in zip(rectangles, kind, strict=True) if concerned
+        ]
         sets = HiddenSets.of(own, rows, columns)
         calls = _causal_calls(sets, rows, columns) if is_causal else _full_calls(sets)
         if calls is None:
             return None
-        groups.append(HeadGroup(tuple(head for head in range(heads) if kinds[head] == kind), tuple(calls)))
+        groups.append(
+            HeadGroup(tuple(head for head in range(heads) if kinds[head] == kind), tuple(calls))
+        )
     count = sum(len(group.calls) for group in groups)
     return tuple(groups) if len(groups) <= MAX_GROUPS and count <= MAX_CALLS else None
 
 
 def _is_shared(part: Mask) -> bool:
-    """Return whether a hidden mask is a rectangle that is the same for every sequence, and can be read."""
-    if not isinstance(part, Rectangle) or (part.heads is not None and not is_cheap_to_read(part.heads)):
+    """Return whether a hidden mask is a rectangle that is the same for every sequence, and can be
+    read.
+    """
+    if not isinstance(part, Rectangle) or (
+        part.heads is not None and not is_cheap_to_read(part.heads)
+    ):
         return False
     tables = [part.keys, *([] if part.queries is None else [part.queries])]
     return all(len(table) == 1 and is_cheap_to_read(table) for table in tables)
@@ -113,7 +127,9 @@ def _is_shared(part: Mask) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class HiddenSets:
-    """The sets of keys that are hidden from the queries; queries with the same number have the same set."""
+    """The sets of keys that are hidden from the queries; queries with the same number have the same
+    set.
+    """
 
     number: Int[Tensor, " query"]
     kept: dict[int, Bool[Tensor, " key"]]
@@ -134,12 +150,16 @@ class HiddenSets:
         kept = {}
         for number in sorted({*numbers.tolist()}):
             gone = [keys for bit, keys in enumerate(hidden) if number >> bit & 1]
-            kept[number] = ~torch.stack(gone).any(0) if gone else torch.ones(columns, dtype=torch.bool)
+            kept[number] = (
+                ~torch.stack(gone).any(0) if gone else torch.ones(columns, dtype=torch.bool)
+            )
         return cls(numbers, kept)
 
 
 def _extended(table: Bool[Tensor, " position"], first: int, count: int) -> Bool[Tensor, " count"]:
-    """Return table[first : first + count], where a position beyond the end has the value of the last column."""
+    """Return table[first : first + count], where a position beyond the end has the value of the
+    last column.
+    """
     positions = torch.arange(first, first + count).clamp(0, len(table) - 1)
     return table[positions]
 
@@ -154,14 +174,16 @@ def _full_calls(sets: HiddenSets) -> list[KernelCall]:
 
 
 def _causal_calls(sets: HiddenSets, rows: int, columns: int) -> list[KernelCall] | None:
-    """Return the calls under a causal mask: one over the tokens that the last query may see, and the other queries.
+    """Return the calls under a causal mask: one over the tokens that the last query may see, and
+    the other queries.
 
     Return None if there would be more than MAX_CALLS.
     """
     ahead = columns - rows
     tokens = sets.kept[int(sets.number[-1])]
     positions = torch.arange(ahead, columns)
-    # A query is right in the call over `tokens` if its own token is among them, and no key before it differs.
+    # A query is right in the call over `tokens` if its own token is among them, and no key before
+    # it differs.
     right = torch.zeros(rows, dtype=torch.bool)
     for number, kept in sets.kept.items():
         differing = (kept != tokens).nonzero()
@@ -175,12 +197,16 @@ def _causal_calls(sets: HiddenSets, rows: int, columns: int) -> list[KernelCall]
         computed[ahead + kept_rows[-1].stop :] = False
         own = computed[ahead:].clone()
         own[: kept_rows[0].start] = False
-        calls.append(KernelCall(tuple(runs_of(own)), tuple(runs_of(computed)), True, tuple(kept_rows)))
+        calls.append(
+            KernelCall(tuple(runs_of(own)), tuple(runs_of(computed)), True, tuple(kept_rows))
+        )
     for run in runs_of(~right):
         numbers = sets.number[run.start : run.stop]
         own_keys = torch.zeros(len(run), dtype=torch.bool)
         for number in sorted({*numbers.tolist()}):
-            own_keys |= (numbers == number) & sets.kept[number][ahead + run.start : ahead + run.stop]
+            own_keys |= (numbers == number) & sets.kept[number][
+                ahead + run.start : ahead + run.stop
+            ]
         borders = (torch.diff(2 * numbers + own_keys) != 0).nonzero().flatten() + 1
         edges = [0, *borders.tolist(), len(run)]
         if len(calls) + len(edges) > MAX_CALLS + 1:

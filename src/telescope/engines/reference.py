@@ -1,4 +1,6 @@
-"""The engine that defines the result: every step in plain PyTorch. Other engines are tested against it in float64."""
+"""The engine that defines the result: every step in plain PyTorch. Other engines are tested against
+it in float64.
+"""
 
 from dataclasses import dataclass
 
@@ -12,7 +14,9 @@ from .exact import nan_safe_score, nan_safe_weigh, upcast_half
 
 @dataclass(frozen=True, eq=False)
 class AttentionSteps:
-    """The inputs, every intermediate result and the context of an attention, in the order of computation."""
+    """The inputs, every intermediate result and the context of an attention, in the order of
+    computation.
+    """
 
     queries: Float[Tensor, "batch heads query d_q"]
     keys: Float[Tensor, "batch key_heads key d_k"]
@@ -26,7 +30,9 @@ class AttentionSteps:
     context: Float[Tensor, "batch heads query d_v"]
 
 
-def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0) -> str | None:
+def cannot(
+    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0
+) -> str | None:
     """Return None: this engine runs every definition."""
     return None
 
@@ -51,7 +57,8 @@ def steps(
 ) -> AttentionSteps:
     """Return every step of normalise(mask(softcap(score(q, k) · scale) + bias)) v.
 
-    Half-precision inputs are computed in float32. Dropout changes the context, not the weights that are returned.
+    Half-precision inputs are computed in float32. Dropout changes the context, not the weights that
+    are returned.
     """
     q = upcast_half(queries)
     k = upcast_half(keys)
@@ -64,4 +71,6 @@ def steps(
     masked = attention.masked(biased, at)
     weights = attention.weights(masked)
     context = nan_safe_weigh(drop(weights, dropout), v, masked)
-    return AttentionSteps(queries, keys, values, scores, scaled, capped, biased, masked, weights, context)
+    return AttentionSteps(
+        queries, keys, values, scores, scaled, capped, biased, masked, weights, context
+    )

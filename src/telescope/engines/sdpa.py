@@ -1,7 +1,7 @@
 """torch's fused attention, for every definition that it can express without an n x n mask.
 
-On a CPU, a mask that differs from query to query, or a bias, is passed for one block of queries at a time. On a GPU
-such blocks are too small to be fast, and other engines run these definitions.
+On a CPU, a mask that differs from query to query, or a bias, is passed for one block of queries at
+a time. On a GPU such blocks are too small to be fast, and other engines run these definitions.
 """
 
 from functools import partial
@@ -25,26 +25,33 @@ from .exact import repeat_key_heads
 from .hidden_keys import HeadGroup, KernelCall, has_hidden_rectangles, kernel_calls
 from .tables import ScoreTable, score_table
 
-SMALL = 2**14  # pairs of a query and a key up to which finding the key ranges costs more than it saves
+SMALL = (
+    2**14
+)  # pairs of a query and a key up to which finding the key ranges costs more than it saves
 WHOLE = 2**23  # scores up to which one table, of 32 MiB at most, beats one table per block
-ROWS = (
-    128  # queries of a block: the best of 64 to 512 (two Neoverse cores, 8 heads, 1,024 and 4,096 tokens, three masks)
-)
+# Queries of a block: the best of 64 to 512 (two Neoverse cores, 8 heads, 1,024 and 4,096 tokens,
+# three masks).
+ROWS = 128
 
-# Since torch 2.11 cuDNN's gradient of a masked attention can be NaN where all scores of a query are below -88, such as
-# with 64 keys (pytorch/pytorch#196678). The loss of a translator became NaN with cuDNN after some thousand steps; with
-# these backends it did not.
+# Since torch 2.11 cuDNN's gradient of a masked attention can be NaN where all scores of a query are
+# below -88, such as with 64 keys (pytorch/pytorch#196678). The loss of a translator became NaN with
+# cuDNN after some thousand steps; with these backends it did not.
 SOUND_GRADIENTS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0) -> str | None:
+def cannot(
+    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0
+) -> str | None:
     """Return why this engine cannot run the call, or None if it can."""
     rows = queries.shape[-2]
     columns = keys.shape[-2]
     if not attention.score.is_dot_product:
         return f"the score {attention.score.formula} is no dot product"
     if attention.normalize is not softmax:
-        return f"it normalises by softmax, not by {getattr(attention.normalize, '__name__', attention.normalize)}"
+        return (
+            "it normalises by softmax, not by "
+            f"{getattr(attention.normalize, '__name__', attention.normalize)}"
+        )
     if attention.softcap is not None:
         return "it has no softcap"
     if attention.sink is not None:
@@ -63,10 +70,12 @@ def cannot(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
 
 
 def is_one_plain_call(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> bool:
-    """Return whether `attend_plain` can run the call: a self-attention on a CPU that torch's kernel takes as it is.
+    """Return whether `attend_plain` can run the call: a self-attention on a CPU that torch's kernel
+    takes as it is.
 
-    The kernel takes some 14 µs for a sentence, and the tests that fit every definition four times as long. Tensors of
-    one shape and a definition without parts of its own pass them all: these few tests are the same ones.
+    The kernel takes some 14 µs for a sentence, and the tests that fit every definition four times
+    as long. Tensors of one shape and a definition without parts of its own pass them all: these few
+    tests are the same ones.
     """
     return (
         type(queries) is type(keys) is type(values) is Tensor
@@ -88,11 +97,15 @@ def is_one_plain_call(queries: Tensor, keys: Tensor, values: Tensor, attention: 
     )
 
 
-def attend_plain(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float) -> Tensor:
+def attend_plain(
+    queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float
+) -> Tensor:
     """Return the context of a call that `is_one_plain_call`."""
     is_causal = isinstance(attention.mask, Causal)
     scale = attention.scale_for(keys.shape[-1])
-    return scaled_dot_product_attention(queries, keys, values, None, dropout, is_causal, scale=scale)
+    return scaled_dot_product_attention(
+        queries, keys, values, None, dropout, is_causal, scale=scale
+    )
 
 
 def attend(
@@ -121,16 +134,22 @@ def attend(
     if groups is not None:
         context = _by_heads(queries, keys, values, groups, scale, dropout)
     elif (
-        _fits_one_call(queries, keys, attention) or torch_modes.sizes_are_open(queries, keys) or rows * columns <= SMALL
+        _fits_one_call(queries, keys, attention)
+        or torch_modes.sizes_are_open(queries, keys)
+        or rows * columns <= SMALL
     ):
-        context = _fused(queries, keys, values, rows, columns, (rows, columns), attention, scale, dropout)
+        context = _fused(
+            queries, keys, values, rows, columns, (rows, columns), attention, scale, dropout
+        )
     else:
         context = _by_blocks(queries, keys, values, attention, scale, dropout)
     return context if d_v == width else context[..., :d_v]
 
 
 def _fits_one_call(queries: Tensor, keys: Tensor, attention: Attention) -> bool:
-    """Return whether one kernel call does: the kernel has the mask built in, or all queries share one row of it."""
+    """Return whether one kernel call does: the kernel has the mask built in, or all queries share
+    one row of it.
+    """
     if queries.shape[-2] == 1:
         return True
     if attention.bias is not None:
@@ -140,17 +159,25 @@ def _fits_one_call(queries: Tensor, keys: Tensor, attention: Attention) -> bool:
     )
 
 
-def without_hidden_keys(queries: Tensor, keys: Tensor, attention: Attention) -> tuple[HeadGroup, ...] | None:
-    """Return the kernel calls for an attention from which rectangles are hidden; None where a mask is the better way.
+def without_hidden_keys(
+    queries: Tensor, keys: Tensor, attention: Attention
+) -> tuple[HeadGroup, ...] | None:
+    """Return the kernel calls for an attention from which rectangles are hidden; None where a mask
+    is the better way.
 
-    A single query takes one row of a mask, which costs less than to gather its keys, and so do a few pairs.
+    A single query takes one row of a mask, which costs less than to gather its keys, and so do a
+    few pairs.
     """
     rows = queries.shape[-2]
     columns = keys.shape[-2]
     small = SMALL if queries.device.type == "cpu" else 0
     if rows == 1 or attention.bias is not None or not has_hidden_rectangles(attention.mask):
         return None
-    if torch_modes.sizes_are_open(queries, keys) or not has_data(queries) or rows * columns <= small:
+    if (
+        torch_modes.sizes_are_open(queries, keys)
+        or not has_data(queries)
+        or rows * columns <= small
+    ):
         return None
     return kernel_calls(attention.mask, rows, columns, queries.shape[1])
 
@@ -218,7 +245,9 @@ def _offsets(ranges: tuple[range, ...]) -> list[int]:
     return [0, *accumulate(map(len, ranges))][:-1]
 
 
-def _kernel(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool, scale: float, dropout: float) -> Tensor:
+def _kernel(
+    queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool, scale: float, dropout: float
+) -> Tensor:
     """Call torch's kernel without a mask, or causally with the last query at the last key."""
     rows = queries.shape[-2]
     columns = keys.shape[-2]
@@ -229,14 +258,18 @@ def _kernel(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool, scal
             queries, keys, values, is_causal=causal and rows > 1, enable_gqa=grouped, **options
         )
     if queries.is_cuda:
-        from torch.nn.attention.bias import causal_lower_right  # late: it imports torch's compiler, for seconds
+        from torch.nn.attention.bias import (
+            causal_lower_right,
+        )  # late: it imports torch's compiler, for seconds
 
         if grouped and queries.element_size() > 2:  # the kernel for float32 knows no groups
             keys = repeat_key_heads(keys, queries)
             values = repeat_key_heads(values, queries)
             grouped = False
         lower_right: Any = causal_lower_right(rows, columns)
-        return scaled_dot_product_attention(queries, keys, values, attn_mask=lower_right, enable_gqa=grouped, **options)
+        return scaled_dot_product_attention(
+            queries, keys, values, attn_mask=lower_right, enable_gqa=grouped, **options
+        )
     return _by_blocks(queries, keys, values, Attention(mask=causal_mask), scale, dropout)
 
 
@@ -248,7 +281,8 @@ def _by_blocks(
     scale: float,
     dropout: float,
 ) -> Float[Tensor, "batch heads query width"]:
-    """Run each block of queries with the keys it sees, or all at once where few keys would be skipped.
+    """Run each block of queries with the keys it sees, or all at once where few keys would be
+    skipped.
 
     With many scores the table of a block is not kept for the backward pass, but made again.
     """
@@ -261,15 +295,33 @@ def _by_blocks(
     # the kernel needs at least one key: a block that sees nothing gets a hidden one
     seen = [key_ranges.range_of_block(ranges, block, columns) or range(1) for block in blocks]
     if scores <= WHOLE and sum(map(len, seen)) * 4 > len(blocks) * columns * 3:
-        return _fused(queries, keys, values, range(count), range(columns), of, attention, scale, dropout)
-    recompute = scores > WHOLE and _needs_gradient(queries, keys, values, attention) and torch_modes.can_checkpoint()
+        return _fused(
+            queries, keys, values, range(count), range(columns), of, attention, scale, dropout
+        )
+    recompute = (
+        scores > WHOLE
+        and _needs_gradient(queries, keys, values, attention)
+        and torch_modes.can_checkpoint()
+    )
     contexts = []
-    for block_queries, rows, columns_seen in zip(torch.split(queries, ROWS, dim=2), blocks, seen, strict=True):
+    for block_queries, rows, columns_seen in zip(
+        torch.split(queries, ROWS, dim=2), blocks, seen, strict=True
+    ):
         part = slice(columns_seen.start, columns_seen.stop)
         inputs = block_queries, keys[:, :, part], values[:, :, part]
-        run = partial(_fused, rows=rows, columns=columns_seen, of=of, attention=attention, scale=scale, dropout=dropout)
+        run = partial(
+            _fused,
+            rows=rows,
+            columns=columns_seen,
+            of=of,
+            attention=attention,
+            scale=scale,
+            dropout=dropout,
+        )
         if recompute:
-            contexts.append(checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=dropout > 0.0))
+            contexts.append(
+                checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=dropout > 0.0)
+            )
         else:
             contexts.append(run(*inputs))
     return torch.cat(contexts, dim=2)
@@ -286,16 +338,25 @@ def _fused(
     scale: float,
     dropout: float,
 ) -> Float[Tensor, "batch heads query width"]:
-    """Call torch's kernel for the given rows and columns of a matrix of size `of` = (queries, keys).
+    """Call torch's kernel for the given rows and columns of a matrix of size `of` = (queries,
+    keys).
 
-    `rows` and `columns` are ranges, or numbers that stand for all. `queries`, `keys` and `values` are cut to them.
+    `rows` and `columns` are ranges, or numbers that stand for all. `queries`, `keys` and `values`
+    are cut to them.
     """
-    square = not isinstance(rows, range) and attention.bias is None and attention.mask == causal_mask and of[0] == of[1]
+    square = (
+        not isinstance(rows, range)
+        and attention.bias is None
+        and attention.mask == causal_mask
+        and of[0] == of[1]
+    )
     added, empty_rows, nonfinite, far = (
         ScoreTable(None, None) if square else score_table(queries, rows, columns, of, attention)
     )
     if added is not None and queries.device.type != "cpu":
-        added = added.expand(*queries.shape[:3], keys.shape[-2])  # GPU kernels take no broadcast mask
+        added = added.expand(
+            *queries.shape[:3], keys.shape[-2]
+        )  # GPU kernels take no broadcast mask
     options: dict[str, Any] = {
         "attn_mask": added,
         "dropout_p": dropout,
@@ -325,7 +386,8 @@ def _needs_gradient(queries: Tensor, keys: Tensor, values: Tensor, attention: At
 def _pad_features(
     tensor: Float[Tensor, "batch heads position d"], width: int
 ) -> Float[Tensor, "batch heads position width"]:
-    """Return `tensor` padded with zeros to `width` features: fused kernels need queries, keys and values equally wide.
+    """Return `tensor` padded with zeros to `width` features: fused kernels need queries, keys and
+    values equally wide.
 
     Zeros change neither q·k nor the first d_v features of the context.
     """

@@ -1,7 +1,8 @@
 """Turn masks and biases into what a fused kernel takes: one table that is added to the scores.
 
-All layers and steps need the same tables of positions and small tensors. These are cached by content, not by the object
-that holds it, so that writing to a tensor never leaves a stale table behind.
+All layers and steps need the same tables of positions and small tensors. These are cached by
+content, not by the object that holds it, so that writing to a tensor never leaves a stale table
+behind.
 """
 
 import threading
@@ -23,8 +24,11 @@ from ..attention.values import Value, field_values, has_data, is_cheap_to_read
 
 MAX_CACHED_NUMBERS = 2**21  # numbers of a table that is cached, at most
 CACHE_BYTES = 2**25  # of all cached tables together
-NEAR = 8.0  # a row whose largest number is beyond ±NEAR is shifted to zero, which leaves softmax unchanged
-FAR = 2.0**24  # beyond ±FAR it is not shifted: float32 has lost the scores anyhow, and all keys weigh the same
+# A row whose largest number is beyond ±NEAR is shifted to zero, which leaves softmax unchanged.
+NEAR = 8.0
+FAR = (
+    2.0**24
+)  # beyond ±FAR it is not shifted: float32 has lost the scores anyhow, and all keys weigh the same
 MAX_KEY_NUMBERS = 1024  # numbers of a tensor that is read to make a cache key, at most
 CACHEABLE = (
     *(Everyone, Causal, Window, Prefix, Lengths, Left, Rectangle, Both, Either, Opposite),
@@ -33,14 +37,17 @@ CACHEABLE = (
 
 
 class ScoreTable(NamedTuple):
-    """A table for the scores of a block, and the rows and values that the kernel cannot be trusted with.
+    """A table for the scores of a block, and the rows and values that the kernel cannot be trusted
+    with.
 
-    added       what is added to the scores, or a bool mask with True = may attend; None changes nothing
-    empty_rows  queries that see nothing. Their rows show every key, and the caller sets the result to zero: kernels
-                differ in the result and the gradient of an empty row
+    added       what is added to the scores, or a bool mask with True = may attend; None changes
+                nothing
+    empty_rows  queries that see nothing. Their rows show every key, and the caller sets the result
+                to zero: kernels differ in the result and the gradient of an empty row
     nonfinite   whether the table holds a NaN or +inf, which kernels handle differently
-    far         whether a row's largest number is beyond `FAR`: the kernel keeps that number and the logarithm of the
-                row's sum as one number, and has lost the sum when it computes gradients
+    far         whether a row's largest number is beyond `FAR`: the kernel keeps that number and the
+                logarithm of the row's sum as one number, and has lost the sum when it computes
+                gradients
     """
 
     added: Shaped[Tensor, "#batch #heads #query #key"] | None
@@ -56,7 +63,8 @@ def score_table(
     of: tuple[int, int],
     attention: Attention,
 ) -> ScoreTable:
-    """Return the table of these rows and columns of a matrix of size `of`, from the cache where possible.
+    """Return the table of these rows and columns of a matrix of size `of`, from the cache where
+    possible.
 
     Axes without influence have size 1. The table is shared: do not write to it.
     """
@@ -65,7 +73,9 @@ def score_table(
     if torch.compiler.is_compiling() or not has_data(queries):
         return _make_table(queries, rows, columns, of, attention)
     size_key = (*queries.shape[:2], rows, columns, of, queries.dtype, queries.device)
-    if isinstance(attention.mask, WrittenMask):  # made for one step of decoding: all layers share its cache
+    if isinstance(
+        attention.mask, WrittenMask
+    ):  # made for one step of decoding: all layers share its cache
         cache = attention.mask.cache
         cached: tuple[Bias | None, ScoreTable | None] = cache.get(size_key, (None, None))
         bias, table = cached
@@ -80,15 +90,23 @@ def score_table(
         return _make_table(queries, rows, columns, of, attention)
     found = _table_cache.get((definition_key, size_key))
     if found is None:
-        with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be saved for a gradient
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # an inference tensor could not be saved for a gradient
             found = _table_cache.put(
-                (definition_key, size_key), _as_additive(_make_table(queries, rows, columns, of, attention), queries)
+                (definition_key, size_key),
+                _as_additive(_make_table(queries, rows, columns, of, attention), queries),
             )
     return found
 
 
 def _make_table(
-    queries: Tensor, rows: int | range, columns: int | range, of: tuple[int, int], attention: Attention
+    queries: Tensor,
+    rows: int | range,
+    columns: int | range,
+    of: tuple[int, int],
+    attention: Attention,
 ) -> ScoreTable:
     """Compute the table of these rows and columns."""
     batch, heads = queries.shape[:2]
@@ -131,7 +149,9 @@ def _within(numbers: Tensor, bound: float) -> bool:
 
 
 def _as_additive(table: ScoreTable, queries: Tensor) -> ScoreTable:
-    """Return the table with a bool mask turned into 0 and -inf, which the kernel would do in every call."""
+    """Return the table with a bool mask turned into 0 and -inf, which the kernel would do in every
+    call.
+    """
     if table.added is None or table.added.dtype != torch.bool:
         return table
     zeros = torch.zeros_like(table.added, dtype=queries.dtype)
@@ -139,7 +159,9 @@ def _as_additive(table: ScoreTable, queries: Tensor) -> ScoreTable:
 
 
 def _cache_key(value: Any) -> Any:
-    """Return a hashable key for the content of a mask or bias, or None if its kind is not known to be cacheable."""
+    """Return a hashable key for the content of a mask or bias, or None if its kind is not known to
+    be cacheable.
+    """
     if value is None:
         return "none"
     if type(value) not in CACHEABLE:
@@ -149,7 +171,9 @@ def _cache_key(value: Any) -> Any:
 
 
 def _cache_key_part(content: Any) -> Any:
-    """Return the key of one field: a small CPU tensor counts by its numbers, a large or learned one gives None."""
+    """Return the key of one field: a small CPU tensor counts by its numbers, a large or learned one
+    gives None.
+    """
     if content is None or isinstance(content, Value):
         return _cache_key(content)
     if isinstance(content, tuple):
@@ -166,7 +190,9 @@ def _cache_key_part(content: Any) -> Any:
 
 
 class _TableCache:
-    """The most recently used tables, as many as fit into `CACHE_BYTES`. Safe to use from several threads."""
+    """The most recently used tables, as many as fit into `CACHE_BYTES`. Safe to use from several
+    threads.
+    """
 
     def __init__(self) -> None:
         self.tables: OrderedDict[Any, tuple[ScoreTable, int]] = OrderedDict()
@@ -180,14 +206,18 @@ class _TableCache:
             if found is None:
                 return None
             table, version = found
-            if table.added is not None and table.added._version != version:  # the table was written to
+            if (
+                table.added is not None and table.added._version != version
+            ):  # the table was written to
                 self._drop(key)
                 return None
             self.tables.move_to_end(key)
             return table
 
     def put(self, key: Any, table: ScoreTable) -> ScoreTable:
-        """Keep the table unless it is too large, drop the least recently used ones, and return the table."""
+        """Keep the table unless it is too large, drop the least recently used ones, and return the
+        table.
+        """
         added = table.added
         if added is None or type(added) is not Tensor or added.numel() > MAX_CACHED_NUMBERS:
             return table

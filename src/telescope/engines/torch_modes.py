@@ -14,12 +14,16 @@ def autocast_enabled(device: torch.device) -> bool:
 
 
 def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors as torch's own fused attention takes them: in autocast's dtype if it is on, except float64."""
+    """Return the tensors as torch's own fused attention takes them: in autocast's dtype if it is
+    on, except float64.
+    """
     device = tensors[0].device
     if not autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device.type)
-    return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors)
+    return tuple(
+        tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors
+    )
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -28,8 +32,12 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def recording_mode(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context for results that outlive the model's run: no gradients, no inference tensors, no autocast."""
-    needed = torch.is_grad_enabled() or torch.is_inference_mode_enabled() or autocast_enabled(device)
+    """Return a context for results that outlive the model's run: no gradients, no inference
+    tensors, no autocast.
+    """
+    needed = (
+        torch.is_grad_enabled() or torch.is_inference_mode_enabled() or autocast_enabled(device)
+    )
     return _recording_mode(device) if needed else nullcontext()
 
 
@@ -40,7 +48,9 @@ def _recording_mode(device: torch.device) -> Iterator[None]:
 
 
 def transform_obstacle() -> str | None:
-    """Return why a fused kernel cannot run under the current transform, or None; torch.compile traces all of them."""
+    """Return why a fused kernel cannot run under the current transform, or None; torch.compile
+    traces all of them.
+    """
     if torch.compiler.is_compiling():
         return None
     if forward_ad._current_level >= 0:
@@ -52,17 +62,23 @@ def transform_obstacle() -> str | None:
 
 
 def can_checkpoint() -> bool:
-    """Return whether torch.utils.checkpoint works here: it needs hooks that torch.func does not have."""
+    """Return whether torch.utils.checkpoint works here: it needs hooks that torch.func does not
+    have.
+    """
     return torch.compiler.is_compiling() or not _transform_levels()
 
 
 def is_exporting() -> bool:
-    """Return whether torch.export runs. In torch 2.11, torch.compiler.is_exporting() is True in torch.compile too."""
+    """Return whether torch.export runs. In torch 2.11, torch.compiler.is_exporting() is True in
+    torch.compile too.
+    """
     return torch.compiler._is_exporting_flag
 
 
 def sizes_are_open(*tensors: Tensor) -> bool:
-    """Return whether sizes may be symbolic, as in torch.export, so that tensors cannot be cut into blocks."""
+    """Return whether sizes may be symbolic, as in torch.export, so that tensors cannot be cut into
+    blocks.
+    """
     if is_exporting():
         return True
     if type(tensors[0]) is Tensor:  # while tracing, tensors are of a subclass
@@ -77,7 +93,9 @@ def _transform_levels() -> list[str]:
 
 
 def constant(condition: bool) -> bool:
-    """Return the condition as a constant: torch's kernels need one inside torch.compile, where sizes may be symbols."""
+    """Return the condition as a constant: torch's kernels need one inside torch.compile, where
+    sizes may be symbols.
+    """
     if condition:  # noqa: SIM103, bool(condition) would stay a symbol
         return True
     return False

@@ -1,7 +1,8 @@
-"""The explorer: a local web server and its page, for looking into recordings and sentences in a browser or a notebook.
+"""The explorer: a local web server and its page, for looking into recordings and sentences in a
+browser or a notebook.
 
-May import every room below it (tasks, watch, recording, tiles, trace, ...); only cli imports this room.
-Read api.py first: it lists every request and its answer; web/ holds the page that sends them.
+May import every room below it (tasks, watch, recording, tiles, trace, ...); only cli imports this
+room. Read api.py first: it lists every request and its answer; web/ holds the page that sends them.
 """
 
 from .notebook import show

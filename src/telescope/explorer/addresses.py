@@ -1,4 +1,6 @@
-"""The addresses of the server: where it listens, and every name and address of this machine that leads there."""
+"""The addresses of the server: where it listens, and every name and address of this machine that
+leads there.
+"""
 
 import socket
 from contextlib import suppress
@@ -20,7 +22,8 @@ Address = IPv4Address | IPv6Address
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on a host name or address and a port; "::" takes IPv4 connections as well.
+    """Return a socket that listens on a host name or address and a port; "::" takes IPv4
+    connections as well.
 
     Whoever opens the link at once, before the server runs, waits instead of being refused.
     """
@@ -28,7 +31,9 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError) as problem:
         raise _not_here(host, problem) from None
-    family, kind, protocol, _, place = min(found, key=lambda one: one[0] != socket.AF_INET)  # IPv4 if a name has both
+    family, kind, protocol, _, place = min(
+        found, key=lambda one: one[0] != socket.AF_INET
+    )  # IPv4 if a name has both
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
@@ -41,7 +46,9 @@ def listen(host: str, port: int) -> socket.socket:
         if isinstance(problem, OSError) and problem.errno == EADDRNOTAVAIL:
             raise _not_here(host, problem) from None
         reason = describe_error(problem)
-        raise ValueError(f"port {port} of {host} cannot be used: {reason}; --port 0 takes a free one") from None
+        raise ValueError(
+            f"port {port} of {host} cannot be used: {reason}; --port 0 takes a free one"
+        ) from None
     return listener
 
 
@@ -51,16 +58,20 @@ def bound_address(listener: socket.socket) -> Address:
 
 
 def host_names(host: str, bound: Address) -> list[str]:
-    """Return the hosts of all addresses that lead to a listener, in the form they have in a URL, the best one first.
+    """Return the hosts of all addresses that lead to a listener, in the form they have in a URL,
+    the best one first.
 
-    `host` is what the user asked for. A listener on one address is reached by that address and by `host`; a listener
-    on all addresses by every address of this machine's interfaces, by its names, and from itself by the loopback.
+    `host` is what the user asked for. A listener on one address is reached by that address and by
+    `host`; a listener on all addresses by every address of this machine's interfaces, by its names,
+    and from itself by the loopback.
     """
     if bound.is_loopback:
         return _distinct([_in_url(host), *LOOPBACK])
     if not bound.is_unspecified:
         return _distinct([_in_url(host), _in_url(str(bound))])
-    own = [one for one in interface_addresses() if not one.is_loopback and one.version <= bound.version]
+    own = [
+        one for one in interface_addresses() if not one.is_loopback and one.version <= bound.version
+    ]
     return _distinct([*(_in_url(str(one)) for one in own), *machine_names(), *LOOPBACK])
 
 
@@ -76,24 +87,37 @@ def is_printed(name: str) -> bool:
 
 
 def interface_addresses() -> list[Address]:
-    """Return the addresses of this machine's network interfaces, IPv4 first; where they are unknown, those of its name.
+    """Return the addresses of this machine's network interfaces, IPv4 first; where they are
+    unknown, those of its name.
 
-    Linux lists every address of IPv4 that is its own in the routing table, as "|-- 192.0.2.1" above "/32 host LOCAL".
+    Linux lists every address of IPv4 that is its own in the routing table, as "|-- 192.0.2.1" above
+    "/32 host LOCAL".
     """
     found: list[Address] = []
     if IPV4_ROUTES.exists():
         lines = [line.split() for line in IPV4_ROUTES.read_text().splitlines()]
-        found += [IPv4Address(above[1]) for above, line in pairwise(lines) if line == ["/32", "host", "LOCAL"]]
+        found += [
+            IPv4Address(above[1])
+            for above, line in pairwise(lines)
+            if line == ["/32", "host", "LOCAL"]
+        ]
     else:
         with suppress(OSError, ValueError):  # a machine that cannot resolve its own name
-            found += [ip_address(one[4][0]) for one in socket.getaddrinfo(socket.gethostname(), None)]
+            found += [
+                ip_address(one[4][0]) for one in socket.getaddrinfo(socket.gethostname(), None)
+            ]
     if IPV6_ADDRESSES.exists():
-        found += [IPv6Address(int(line.split()[0], 16)) for line in IPV6_ADDRESSES.read_text().splitlines()]
+        found += [
+            IPv6Address(int(line.split()[0], 16))
+            for line in IPV6_ADDRESSES.read_text().splitlines()
+        ]
     return sorted(set(found), key=lambda one: (one.version, int(one)))
 
 
 def machine_names() -> list[str]:
-    """Return the names of this machine: its own, with .local for networks without a name server, and its full name."""
+    """Return the names of this machine: its own, with .local for networks without a name server,
+    and its full name.
+    """
     name = socket.gethostname().lower()
     full: list[str] = []
     asking = Thread(target=lambda: full.append(socket.getfqdn().lower()), daemon=True)

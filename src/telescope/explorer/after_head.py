@@ -1,6 +1,8 @@
-"""What happens to one query after its heads: joined, multiplied by W_O, added, normalised, fed forward, passed on.
+"""What happens to one query after its heads: joined, multiplied by W_O, added, normalised, fed
+forward, passed on.
 
-Everything is computed from the recorded vectors by the model's own layers, with sizes and lengths instead of numbers.
+Everything is computed from the recorded vectors by the model's own layers, with sizes and lengths
+instead of numbers.
 """
 
 from dataclasses import dataclass
@@ -22,14 +24,21 @@ from .walk import sequence
 
 @dataclass(frozen=True)
 class Stage:
-    """One vector on the way: its name, its number of features, its length, and what else there is to say."""
+    """One vector on the way: its name, its number of features, its length, and what else there is
+    to say.
+    """
 
     name: str
     vector: Float[Tensor, " d"]
     more: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "size": len(self.vector), "norm": float(self.vector.norm()), **self.more}
+        return {
+            "name": self.name,
+            "size": len(self.vector),
+            "norm": float(self.vector.norm()),
+            **self.more,
+        }
 
 
 @torch.no_grad()
@@ -47,15 +56,23 @@ def after_all(view: AttentionView, b: int, layer: int) -> list[dict[str, Any]]:
     """Return the answers to /after about all queries."""
     call, block, attention = _require_model(view)
     contexts = call.trace().context[b].unbind(1)
-    return [_after(view, call, block, attention, one, {"l": layer, "i": i}, b) for i, one in enumerate(contexts)]
+    return [
+        _after(view, call, block, attention, one, {"l": layer, "i": i}, b)
+        for i, one in enumerate(contexts)
+    ]
 
 
-def _require_model(view: AttentionView) -> tuple[StepsCall, EncoderBlock | DecoderBlock, MultiHeadAttention]:
+def _require_model(
+    view: AttentionView,
+) -> tuple[StepsCall, EncoderBlock | DecoderBlock, MultiHeadAttention]:
     """Return the call, the block of the model around it, and its attention, or raise Refusal."""
     block = view.block
     call = view.call
     if not isinstance(block, EncoderBlock | DecoderBlock) or not isinstance(call, StepsCall):
-        raise not_kept("what follows the heads is shown for models of Telescope that run here, not for recordings")
+        raise not_kept(
+            "what follows the heads is shown for models of Telescope that run here, not for "
+            "recordings"
+        )
     attention = getattr(block, "cross_attention" if view.kind == "cross" else "self_attention")
     if not isinstance(attention, MultiHeadAttention):
         raise not_kept(f"what follows the heads is not known for a {type(attention).__name__}")
@@ -72,7 +89,9 @@ def _after(
     place: dict[str, int],
     b: int,
 ) -> dict[str, Any]:
-    """Return the way of one query; `contexts` are the outputs of its heads and `place` is {"l", "i"}."""
+    """Return the way of one query; `contexts` are the outputs of its heads and `place` is {"l",
+    "i"}.
+    """
     i = place["i"]
     before = call.before[b, i]
     after = call.after[b, i]
@@ -90,7 +109,9 @@ def _after(
     ]
     if not norm.pre_norm:
         stages.append(Stage("normed", norm.norm(added), {}))
-    follows = "cross" if isinstance(block, DecoderBlock) and view.kind != "cross" else "feed-forward"
+    follows = (
+        "cross" if isinstance(block, DecoderBlock) and view.kind != "cross" else "feed-forward"
+    )
     last = after
     if follows == "feed-forward":
         fed, last = _feed_forward(block, after)
@@ -106,14 +127,18 @@ def _after(
     }
 
 
-def _part(W_O: nn.Linear, contexts: Float[Tensor, "head d_v"], head: int) -> Float[Tensor, " d_model"]:
+def _part(
+    W_O: nn.Linear, contexts: Float[Tensor, "head d_v"], head: int
+) -> Float[Tensor, " d_model"]:
     """Return one head's part of the projected vector: its rows of W_O."""
     alone = torch.zeros_like(contexts)
     alone[head] = contexts[head]
     return nn.functional.linear(alone.flatten(), W_O.weight)
 
 
-def _feed_forward(block: EncoderBlock | DecoderBlock, x: Float[Tensor, " d_model"]) -> tuple[list[Stage], Tensor]:
+def _feed_forward(
+    block: EncoderBlock | DecoderBlock, x: Float[Tensor, " d_model"]
+) -> tuple[list[Stage], Tensor]:
     """Return the stages of the feed-forward network, and the vector that the next layer reads."""
     add_norm: AddNorm = block.add_norm_3 if isinstance(block, DecoderBlock) else block.add_norm_2
     network = block.feed_forward

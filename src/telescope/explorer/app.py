@@ -27,11 +27,15 @@ def app(
     body_seconds: float = BODY,
     log: Callable[[str], object] | None = None,
 ) -> ASGIApp:
-    """Return the ASGI application: API answers are computed by `computing`, and `log` is given a line a request."""
+    """Return the ASGI application: API answers are computed by `computing`, and `log` is given a
+    line a request.
+    """
     work = computing or Computing(2)
 
     def page_file(name: str) -> Response:
-        return Response(page_files()[name], media_type=media_type(name), headers={"Cache-Control": "no-cache"})
+        return Response(
+            page_files()[name], media_type=media_type(name), headers={"Cache-Control": "no-cache"}
+        )
 
     async def index(request: Request) -> Response:
         return page_file("index.html")
@@ -51,23 +55,34 @@ def app(
     async def answer(request: Request) -> Response:
         """Answer an API request in a thread.
 
-        A request joins the queue only after its whole body has arrived, so slow clients cannot fill the queue.
+        A request joins the queue only after its whole body has arrived, so slow clients cannot fill
+        the queue.
         """
         path = request.scope["path"].removeprefix("/api/v1")
         method = request.method
-        if method == "POST" and request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        if (
+            method == "POST"
+            and request.headers.get("content-type", "").partition(";")[0].strip()
+            != "application/json"
+        ):
             raise Refusal(415, "not-json", "a POST needs the content type application/json")
         try:
             with fail_after(body_seconds):
                 body = await request.body() if method == "POST" else b""
         except TimeoutError:
-            message = f"the body did not arrive within {body_seconds:g} seconds; send it without a pause"
-            return error_response(request.scope, Refusal(408, "slow", message), {"Connection": "close"})
+            message = (
+                f"the body did not arrive within {body_seconds:g} seconds; send it without a pause"
+            )
+            return error_response(
+                request.scope, Refusal(408, "slow", message), {"Connection": "close"}
+            )
         except ClientDisconnect:
             return Response(status_code=LEFT)
         asked = "GET" if method == "HEAD" else method
         parameters = dict(request.query_params)
-        answered = await work.run(request.receive, lambda has_left: api.answer(asked, path, parameters, body, has_left))
+        answered = await work.run(
+            request.receive, lambda has_left: api.answer(asked, path, parameters, body, has_left)
+        )
         if answered is None:
             return Response(status_code=LEFT)
         return _response(request, answered)
@@ -84,18 +99,29 @@ def app(
     ]
 
     async def not_found(request: Request, problem: Exception) -> Response:
-        return error_response(request.scope, Refusal(404, "unknown", "there is nothing at this address"))
+        return error_response(
+            request.scope, Refusal(404, "unknown", "there is nothing at this address")
+        )
 
     async def wrong_method(request: Request, problem: Exception) -> Response:
-        return error_response(request.scope, Refusal(405, "method", "this address answers only GET"))
+        return error_response(
+            request.scope, Refusal(405, "method", "this address answers only GET")
+        )
 
     async def refuse(request: Request, problem: Exception) -> Response:
         assert isinstance(problem, Refusal)
-        return error_response(request.scope, problem, {"Retry-After": "1"} if problem.status == 503 else None)
+        return error_response(
+            request.scope, problem, {"Retry-After": "1"} if problem.status == 503 else None
+        )
 
     async def fail(request: Request, problem: Exception) -> Response:
-        """Answer a request at which Telescope itself failed; its traceback is printed after this line."""
-        print(f"telescope: request {request_id(request.scope)} failed: {described(request.scope)}", file=sys.stderr)
+        """Answer a request at which Telescope itself failed; its traceback is printed after this
+        line.
+        """
+        print(
+            f"telescope: request {request_id(request.scope)} failed: {described(request.scope)}",
+            file=sys.stderr,
+        )
         message = "Telescope failed at this request, which is a bug: report what the server printed"
         return error_response(request.scope, Refusal(500, "bug", message))
 
@@ -104,11 +130,15 @@ def app(
 
 
 def _response(request: Request, answer: Answer) -> Response:
-    """Return an answer as a response: 304 where the browser holds this revision, uncached where it was sampled."""
+    """Return an answer as a response: 304 where the browser holds this revision, uncached where it
+    was sampled.
+    """
     if answer.refusal is not None:
         return error_response(request.scope, answer.refusal)
     tag = answer.headers.get("ETag")
     if tag is not None and tag in request.headers.get("if-none-match", "").split(", "):
         return Response(status_code=304, headers={"ETag": tag})
     caching = "private, max-age=0, must-revalidate" if tag is not None else "no-store"
-    return Response(answer.body, answer.status, {**answer.headers, "Cache-Control": caching}, answer.kind)
+    return Response(
+        answer.body, answer.status, {**answer.headers, "Cache-Control": caching}, answer.kind
+    )

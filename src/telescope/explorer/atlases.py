@@ -1,10 +1,12 @@
-"""Answers about atlases: the list of them, all heads of one, one head with its evidence, and two compared."""
+"""Answers about atlases: the list of them, all heads of one, one head with its evidence, and two
+compared.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from ..atlas import Atlas, compare
-from ..atlas.sums import STATISTICS
+from ..atlases import Atlas, compare
+from ..atlases.sums import STATISTICS
 from ..recording.heads import CLEAR, HABIT_KEYS, HABITS, MORE
 from .requests import Refusal, RequestParams, unknown
 
@@ -42,11 +44,15 @@ class Atlases:
     def atlas(self, name: str) -> Atlas:
         """Return an atlas by name, or raise Refusal 404."""
         if name not in self.opened:
-            raise unknown(f'there is no atlas "{name[:40]}"; there are {", ".join(self.opened) or "none"}')
+            raise unknown(
+                f'there is no atlas "{name[:40]}"; there are {", ".join(self.opened) or "none"}'
+            )
         return self.opened[name]
 
     def rows(self, name: str) -> Rows:
-        """Return the row of every head, by layer and number, computed once: 1,024 heads take a second."""
+        """Return the row of every head, by layer and number, computed once: 1,024 heads take a
+        second.
+        """
         if name not in self._rows:
             self._rows[name] = {(row["layer"], row["head"]): row for row in self.atlas(name).rows()}
         return self._rows[name]
@@ -69,8 +75,13 @@ class Atlases:
 
 
 def _heads(rows: Rows) -> list[dict[str, Any]]:
-    """Return a short dict for each head: its layer, number, kind, and the mean of every column; null if unknown."""
-    return [{name: row[name] for name in ("layer", "head", "kind", *STATISTICS)} for row in rows.values()]
+    """Return a short dict for each head: its layer, number, kind, and the mean of every column;
+    null if unknown.
+    """
+    return [
+        {name: row[name] for name in ("layer", "head", "kind", *STATISTICS)}
+        for row in rows.values()
+    ]
 
 
 def _head(atlas: Atlas, rows: Rows, params: RequestParams) -> dict[str, Any]:
@@ -80,11 +91,16 @@ def _head(atlas: Atlas, rows: Rows, params: RequestParams) -> dict[str, Any]:
     number = numbers[params.index("h", len(numbers), "head")]
     row = rows[layer, number]
     profiles = {
-        by: {"labels": [*profile.labels], "shares": [None if share != share else share for share in profile.shares]}
+        by: {
+            "labels": [*profile.labels],
+            "shares": [None if share != share else share for share in profile.shares],
+        }
         for by in ("distance", "position", "class")
         for profile in [atlas.profile(layer, number, by)]
     }
-    evidence = {habit: [text._asdict() for text in atlas.evidence(layer, number, habit)] for habit in HABITS}
+    evidence = {
+        habit: [text._asdict() for text in atlas.evidence(layer, number, habit)] for habit in HABITS
+    }
     sizes = atlas.map_sizes()
     maps = {str(longest): atlas.map(layer, number, longest).tolist() for longest in sizes}
     plain = {name: value for name, value in row.items() if not name.endswith("_profile")}

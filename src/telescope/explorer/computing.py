@@ -1,4 +1,6 @@
-"""Compute answers in threads, a few at a time, and stop when the reader leaves or the server ends."""
+"""Compute answers in threads, a few at a time, and stop when the reader leaves or the server
+ends.
+"""
 
 from collections.abc import Callable
 from threading import Event, Lock
@@ -13,7 +15,9 @@ WAITING = 128  # most requests that may be queued or computed
 
 
 class Computing:
-    """The answers that are queued or being computed: at most `at_once` of them in threads at a time."""
+    """The answers that are queued or being computed: at most `at_once` of them in threads at a
+    time.
+    """
 
     def __init__(self, at_once: int) -> None:
         self.stopping = False
@@ -24,11 +28,13 @@ class Computing:
         self._lock = Lock()
         self._waiting = 0
 
-    async def run(self, receive: Receive, compute: Callable[[Callable[[], bool]], Answer]) -> Answer | None:
+    async def run(
+        self, receive: Receive, compute: Callable[[Callable[[], bool]], Answer]
+    ) -> Answer | None:
         """Return what `compute` returns, or None if the reader has left.
 
-        `compute` runs in a thread and is given a function that tells whether the reader has left. A reader who leaves
-        the queue is not computed for. Raises Refusal 503 if the queue is full.
+        `compute` runs in a thread and is given a function that tells whether the reader has left. A
+        reader who leaves the queue is not computed for. Raises Refusal 503 if the queue is full.
         """
         if self._waiting >= WAITING:
             raise Refusal(503, "busy", "too many requests at once; try again in a second")
@@ -42,10 +48,13 @@ class Computing:
             try:
                 while (await receive())["type"] != "http.disconnect":
                     pass
-            except Refusal as refusal:  # a body that is too large, of a request that should have none
+            except (
+                Refusal
+            ) as refusal:  # a body that is too large, of a request that should have none
                 failed = refusal
             has_left.set()
-            # A thread cannot be ended from outside: while the server runs, its slot stays taken until it returns.
+            # A thread cannot be ended from outside: while the server runs, its slot stays taken
+            # until it returns.
             if self.stopping or not began:
                 group.cancel_scope.cancel()
 
@@ -56,7 +65,9 @@ class Computing:
                 async with self._limiter:
                     began = True
                     try:
-                        answer = await to_thread.run_sync(self._count, compute, has_left.is_set, abandon_on_cancel=True)
+                        answer = await to_thread.run_sync(
+                            self._count, compute, has_left.is_set, abandon_on_cancel=True
+                        )
                     except Exception as problem:
                         failed = failed or problem
                 group.cancel_scope.cancel()
@@ -66,7 +77,9 @@ class Computing:
             raise failed
         return None if has_left.is_set() else answer
 
-    def _count(self, compute: Callable[[Callable[[], bool]], Answer], has_left: Callable[[], bool]) -> Answer:
+    def _count(
+        self, compute: Callable[[Callable[[], bool]], Answer], has_left: Callable[[], bool]
+    ) -> Answer:
         with self._lock:
             self.threads += 1
         try:

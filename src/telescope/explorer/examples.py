@@ -1,4 +1,6 @@
-"""The worked examples as runs like any other: vectors in place of a model, whole words, cells that can be edited."""
+"""The worked examples as runs like any other: vectors in place of a model, whole words, cells that
+can be edited.
+"""
 
 import json
 from collections.abc import Mapping
@@ -15,9 +17,9 @@ from ..recording.call_facts import KeepOptions
 from ..recording.queries_keys_call import StepsCall
 from ..recording.recording import Recording
 from ..tasks.explaining.examples import EXAMPLES, Example, ExampleScene
-from ..trace.numbers import shortest_numbers
-from ..trace.trace import Trace
-from ..trace.whole_words import Words
+from ..traces.numbers import shortest_numbers
+from ..traces.trace import Trace
+from ..traces.whole_words import Words
 from .requests import Refusal, unknown
 from .run import AttentionView, Run
 
@@ -33,25 +35,41 @@ def example_name(run: str) -> str | None:
 
 
 def example_run(name: str, inputs: object = None, normalize: object = None) -> Run:
-    """Return an example as a run, computed from other numbers where `inputs` are given: {"x": [[1.0, 0.0], …]}.
+    """Return an example as a run, computed from other numbers where `inputs` are given: {"x":
+    [[1.0, 0.0], …]}.
 
     Raises Refusal for an unknown example, normaliser or input, and for a cell that is no number.
     """
     name = name.removeprefix(PREFIX)
     if name not in EXAMPLES:
         raise unknown(f'there is no example "{name[:40]}"; there are {", ".join(EXAMPLES)}')
-    if normalize is not None and normalize not in list(NORMALIZERS):  # a list: JSON may hold what cannot be hashed
+    if normalize is not None and normalize not in list(
+        NORMALIZERS
+    ):  # a list: JSON may hold what cannot be hashed
         raise _bad(f"normalize must be one of {', '.join(NORMALIZERS)}")
     normalizer = NORMALIZERS[str(normalize or "softmax")]
     original = EXAMPLES[name](normalizer)
     given = {} if inputs is None else _check_inputs(original, inputs)
     example = EXAMPLES[name](normalizer, given) if given else original
-    changed = "" if not given and normalize in (None, "softmax") else f"-{_hash(given, str(normalize))}"
+    changed = (
+        "" if not given and normalize in (None, "softmax") else f"-{_hash(given, str(normalize))}"
+    )
     run = f"{PREFIX}{name}{changed}"
     views = tuple(_view(at, scene) for at, scene in enumerate(example.scenes))
     if name == "bank":  # one picture for both: the same word moves to two places
         views = tuple(replace(view, beside=views) for view in views)
-    return Run(run, run, "example", example.sentence, name, "steps", views, None, None, _to_json(example, normalizer))
+    return Run(
+        run,
+        run,
+        "example",
+        example.sentence,
+        name,
+        "steps",
+        views,
+        None,
+        None,
+        _to_json(example, normalizer),
+    )
 
 
 def run_of_trace(steps: Trace) -> Run:
@@ -62,14 +80,19 @@ def run_of_trace(steps: Trace) -> Run:
 
 
 def _view(number: int, scene: ExampleScene) -> AttentionView:
-    """Return a scene as a view: its queries, keys and values, recorded as if a model had computed them."""
+    """Return a scene as a view: its queries, keys and values, recorded as if a model had computed
+    them.
+    """
     steps = scene.trace
     name = f"scene.{number}"
     across = steps.query_tokens != steps.key_tokens and len(steps.query_tokens) > 1
     recording = Recording("example", [name], StepsCall.keep, KeepOptions())
     heads = tuple(range(steps.queries.shape[1]))
     recording.record(
-        name, AttentionCall(steps.queries, steps.keys, steps.values, steps.attention, heads, 0.0, across=across)
+        name,
+        AttentionCall(
+            steps.queries, steps.keys, steps.values, steps.attention, heads, 0.0, across=across
+        ),
     )
     call = recording[name].call
     if scene.moves and isinstance(call, StepsCall):
@@ -91,7 +114,11 @@ def _to_json(example: Example, normalizer: object) -> dict[str, Any]:
         "origin": example.origin,
         "normalize": next(name for name, one in NORMALIZERS.items() if one is normalizer),
         "inputs": [
-            {"name": name, "rows": example.input_rows.get(name), "numbers": shortest_numbers(matrix)}
+            {
+                "name": name,
+                "rows": example.input_rows.get(name),
+                "numbers": shortest_numbers(matrix),
+            }
             for name, matrix in example.inputs.items()
         ],
         "scenes": [
@@ -114,7 +141,9 @@ def _check_inputs(example: Example, inputs: object) -> dict[str, Tensor]:
     found = {}
     for name, rows in inputs.items():
         if name not in example.inputs:
-            raise _bad(f'there is no input "{str(name)[:40]}"; there are {", ".join(example.inputs)}')
+            raise _bad(
+                f'there is no input "{str(name)[:40]}"; there are {", ".join(example.inputs)}'
+            )
         height, width = example.inputs[name].shape
         if (
             not isinstance(rows, list)
@@ -125,8 +154,13 @@ def _check_inputs(example: Example, inputs: object) -> dict[str, Tensor]:
         for i, row in enumerate(rows):
             for j, x in enumerate(row):
                 number = isinstance(x, int | float) and not isinstance(x, bool)
-                if not number or not abs(x) <= LARGEST:  # NaN is not; an int may be too large to become a float
-                    raise _bad(f'"{name}", row {i}, column {j}: {str(x)[:20]} is not a number from -1e6 to 1e6')
+                if (
+                    not number or not abs(x) <= LARGEST
+                ):  # NaN is not; an int may be too large to become a float
+                    raise _bad(
+                        f'"{name}", row {i}, column {j}: {str(x)[:20]} is not a number from -1e6 '
+                        "to 1e6"
+                    )
         found[name] = torch.tensor(rows, dtype=torch.float32)
     return found
 

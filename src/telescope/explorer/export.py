@@ -1,4 +1,6 @@
-"""The page's files, and the page with the answers of an exported run as one file, which opens without a server."""
+"""The page's files, and the page with the answers of an exported run as one file, which opens
+without a server.
+"""
 
 import json
 from base64 import b64encode
@@ -28,7 +30,9 @@ MISSING = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>
 
 @cache
 def page_files() -> dict[str, bytes]:
-    """Return the contents of the page's files, by name, read once. No other file on the disk can be requested."""
+    """Return the contents of the page's files, by name, read once. No other file on the disk can be
+    requested.
+    """
     folder = resources(__package__).joinpath("page")
     found = {
         file.name: file.read_bytes()
@@ -44,7 +48,9 @@ def media_type(name: str) -> str:
 
 
 def html_page(file: dict[str, Any]) -> bytes:
-    """Return the page and its data as one HTML file; its policy allows only the script and style with these hashes."""
+    """Return the page and its data as one HTML file; its policy allows only the script and style
+    with these hashes.
+    """
     files = page_files()
     script, style = (_joined(files, ending) for ending in (".js", ".css"))
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")

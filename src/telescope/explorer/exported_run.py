@@ -1,7 +1,9 @@
-"""Choose the answers that an exported file holds: the most important first, up to a number of characters.
+"""Choose the answers that an exported file holds: the most important first, up to a number of
+characters.
 
-A file about 200 tokens stays below 4 MB and takes about three seconds of a core. What does not fit is left out and
-named in the run's notice, which the page shows. Weights and traces are packed; see packing.py.
+A file about 200 tokens stays below 4 MB and takes about three seconds of a core. What does not fit
+is left out and named in the run's notice, which the page shows. Weights and traces are packed; see
+packing.py.
 """
 
 import json
@@ -10,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
 
-from ..survey.cells import HOW
-from ..trace.numbers import round_numbers
+from ..surveys.cells import HOW
+from ..traces.numbers import round_numbers
 from .after_head import after_all
 from .packing import pack_picture, pack_traces, pack_words, without_shares
 from .perspectives import perspectives_of_all_words
@@ -34,11 +36,16 @@ Answers = dict[str, Any]
 
 
 def export_answers(
-    ask: Callable[..., Any], run: Run, params: RequestParams, has_left: Callable[[], bool] = lambda: False
+    ask: Callable[..., Any],
+    run: Run,
+    params: RequestParams,
+    has_left: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Return the answers that the page may request while it shows one head, as the contents of a file.
+    """Return the answers that the page may request while it shows one head, as the contents of a
+    file.
 
-    `ask` is `Api.ask`. Raises Refusal 409 for a long run, and ends with Refusal 499 once `has_left` returns True.
+    `ask` is `Api.ask`. Raises Refusal 409 for a long run, and ends with Refusal 499 once `has_left`
+    returns True.
     """
     layer = params.index("l", len(run.views), "attention", 0)
     view = run.views[layer]
@@ -46,12 +53,17 @@ def export_answers(
     b = sequence(view, params)
     i = params.index("i", view.size[0], "query", 0)
     if max(view.size) > LONGEST:
-        message = f"the run has {max(view.size):,} tokens and a file holds at most {LONGEST}; save a picture instead"
+        message = (
+            f"the run has {max(view.size):,} tokens and a file holds at most {LONGEST}; "
+            "save "
+            "a picture instead"
+        )
         raise Refusal(409, "too-long", message)
     export = Export(ask, run, b, has_left)
     others = [number for number in range(len(run.views)) if number != layer]
 
-    # The head that is shown comes first, then what all screens show of its attention, then everything else.
+    # The head that is shown comes first, then what all screens show of its attention, then
+    # everything else.
     export.put_basics(layer, h)
     export.put_traces(layer, [h])
     export.put_weights([layer])
@@ -74,9 +86,13 @@ def export_answers(
 
 
 class Export:
-    """The answers of one file. Each `put_` method adds those of one kind for which there is room."""
+    """The answers of one file. Each `put_` method adds those of one kind for which there is
+    room.
+    """
 
-    def __init__(self, ask: Callable[..., Any], run: Run, b: int, has_left: Callable[[], bool]) -> None:
+    def __init__(
+        self, ask: Callable[..., Any], run: Run, b: int, has_left: Callable[[], bool]
+    ) -> None:
         self.ask = ask
         self.run = run
         self.b = b
@@ -90,11 +106,17 @@ class Export:
         self.head_size = 0
         """Characters of the traces of one head; those of the next one need about as many."""
 
-    # ------------------------------------------------------------------------------------------- what a file holds
+    # ---------------------------------------------------------------------------- what a file holds
 
     def put_basics(self, layer: int, h: int) -> None:
-        """Put what every screen begins with, and the map of the shown head: as much as any file needs."""
-        basics = self._answer("sharpest", b=self.b) | self._answer("start", b=self.b) | self._answer("answer")
+        """Put what every screen begins with, and the map of the shown head: as much as any file
+        needs.
+        """
+        basics = (
+            self._answer("sharpest", b=self.b)
+            | self._answer("start", b=self.b)
+            | self._answer("answer")
+        )
         for number in range(len(self.run.views)):
             for axis in "qk":
                 basics |= self._answer("tokens", l=number, axis=axis, b=self.b)
@@ -123,10 +145,14 @@ class Export:
         if heads_left and not self._holds_traces(layer):
             self._lacks(layer, ("trace", "context"), TOO_LARGE)
         if heads_left:
-            self.left_out.append(f"the steps of {_count(len(heads_left), 'other head')} of {view.name}")
+            self.left_out.append(
+                f"the steps of {_count(len(heads_left), 'other head')} of {view.name}"
+            )
 
     def put_traces_of_others(self, layers: Iterable[int]) -> None:
-        """Put the traces of other attentions, each of them whole, up to LARGEST_OTHERS characters in all."""
+        """Put the traces of other attentions, each of them whole, up to LARGEST_OTHERS characters
+        in all.
+        """
         left = min(LARGEST_OTHERS, self.room)
         without = 0
         for layer in layers:
@@ -145,14 +171,18 @@ class Export:
             self.left_out.append(f"the steps of {_count(without, 'other attention')}")
 
     def put_weights(self, layers: Iterable[int]) -> None:
-        """Put the weights between words of some attentions, which alignments and pictures of heads are made of."""
+        """Put the weights between words of some attentions, which alignments and pictures of heads
+        are made of.
+        """
         lacking = [layer for layer in layers if "alignment" not in self.run.views[layer].missing]
         while lacking and self._add(self._words(lacking[0])):
             lacking.pop(0)
         for layer in lacking:
             self._lacks(layer, ("map", "alignment"), TOO_LARGE)
         if lacking:
-            self.left_out.append(f"the weights between words of {_count(len(lacking), 'attention')}")
+            self.left_out.append(
+                f"the weights between words of {_count(len(lacking), 'attention')}"
+            )
 
     def put_pictures(self, layers: Iterable[int]) -> None:
         """Put the geometry of some attentions, then the pictures of their heads by pieces."""
@@ -167,10 +197,14 @@ class Export:
         while lacking and self._add(self._heads(lacking[0])):
             lacking.pop(0)
         if lacking:
-            self.left_out.append(f"the pictures of heads by pieces of {_count(len(lacking), 'attention')}")
+            self.left_out.append(
+                f"the pictures of heads by pieces of {_count(len(lacking), 'attention')}"
+            )
 
     def put_perspectives(self) -> None:
-        """Put the comparison of all heads on each word, for each kind of attention whose weights the file holds."""
+        """Put the comparison of all heads on each word, for each kind of attention whose weights
+        the file holds.
+        """
         for kind in dict.fromkeys(view.kind for view in self.run.views):
             try:
                 found = perspectives_of_all_words(self.run, kind, self.b)
@@ -180,7 +214,10 @@ class Export:
             if found is None:
                 continue
             whole = all(self._key("words", l=layer) in self.answers for layer in found["layers"])
-            packed = {self._key("perspectives", l=layer): round_numbers(found) for layer in found["layers"]}
+            packed = {
+                self._key("perspectives", l=layer): round_numbers(found)
+                for layer in found["layers"]
+            }
             if not whole or not self._add(packed):
                 self.left_out.append("the comparison of all heads")
 
@@ -227,7 +264,9 @@ class Export:
             self._lacks(layer, ("positions",), TOO_LARGE)
 
     def put_sources(self) -> None:
-        """Put the sources of the last words of the answer, by each `how` that is computed from what was recorded."""
+        """Put the sources of the last words of the answer, by each `how` that is computed from what
+        was recorded.
+        """
         asked = self.answers[self._key("answer")]
         if asked.get("why", "") is not None:
             return
@@ -238,9 +277,13 @@ class Export:
         left = min(LARGEST_SOURCES, self.room)
         saved = 0
         for own in [*reversed(words.values())][:SAVED_WORDS]:
-            part = self._answer("answer", at=own[0] // 256 * 256 + 128)  # the page asks around the middle of a part
+            part = self._answer(
+                "answer", at=own[0] // 256 * 256 + 128
+            )  # the page asks around the middle of a part
             for how in hows:
-                part |= self._answer("sources", first=own[0], end=own[-1] + 1, how=how, by="auto", window=400)
+                part |= self._answer(
+                    "sources", first=own[0], end=own[-1] + 1, how=how, by="auto", window=400
+                )
             left -= _size(part)
             if left < 0 or not self._add(part):
                 break
@@ -249,22 +292,29 @@ class Export:
             self.left_out.append(f"the sources of all words but the last {saved}")
 
     def describe(self, held: dict[str, int]) -> None:
-        """Put the run itself, with what the file lacks; `held` is the head that it holds in full."""
+        """Put the run itself, with what the file lacks; `held` is the head that it holds in
+        full.
+        """
         described = self.run.to_json()
         for one in described["attentions"]:
             missing = self.missing.get(one["l"], {})
             one["has"] = one["has"] | dict.fromkeys(missing, False)
             one["why"] = {**one["why"], **missing}
         if self.left_out:
-            lacks = f"This file leaves out {', '.join(self.left_out)}: telescope serve shows everything."
+            lacks = (
+                f"This file leaves out {', '.join(self.left_out)}: telescope serve shows "
+                "everything."
+            )
             described["notice"] = " ".join(filter(None, (described["notice"], lacks)))
         described["held"] = held
         self.answers |= {f"/runs/{self.run.name}": described, "/runs": {"runs": [described]}}
 
-    # ---------------------------------------------------------------------------------------------- answers, packed
+    # ------------------------------------------------------------------------------ answers, packed
 
     def _heads(self, layer: int) -> Answers:
-        """Return the pictures of all heads by pieces, and by words unless the weights between words are these."""
+        """Return the pictures of all heads by pieces, and by words unless the weights between words
+        are these.
+        """
         found: Answers = {}
         for given in self._by(layer):
             if self._key("heads", **given) not in self.answers:
@@ -279,14 +329,20 @@ class Export:
         return found
 
     def _words(self, layer: int) -> Answers:
-        """Return the weights between words, and the pictures of heads by words, which are the same numbers."""
+        """Return the weights between words, and the pictures of heads by words, which are the same
+        numbers.
+        """
         view = self.run.views[layer]
-        found: Answers = {self._key("words", l=layer): pack_words(word_weights(view, self.b), view.call, self.b)}
+        found: Answers = {
+            self._key("words", l=layer): pack_words(word_weights(view, self.b), view.call, self.b)
+        }
         by_words = self._answer("heads", l=layer, b=self.b, by="words")
         return found | {key: without_shares(one) for key, one in by_words.items() if "names" in one}
 
     def _by(self, layer: int) -> list[dict[str, object]]:
-        """Return the parameters of the answers by pieces and by words; of a text without words, both are the same."""
+        """Return the parameters of the answers by pieces and by words; of a text without words,
+        both are the same.
+        """
         place: dict[str, object] = {"l": layer, "b": self.b}
         return [place, place | {"by": "words"}]
 
@@ -300,9 +356,12 @@ class Export:
         return found
 
     def _holds_traces(self, layer: int) -> bool:
-        return any(self._key("shared", l=layer, h=h, i=0) in self.answers for h in self.run.views[layer].call.heads)
+        return any(
+            self._key("shared", l=layer, h=h, i=0) in self.answers
+            for h in self.run.views[layer].call.heads
+        )
 
-    # --------------------------------------------------------------------------------------------------------- room
+    # ----------------------------------------------------------------------------------------- room
 
     def _answer(self, what: str, **parameters: object) -> Answers:
         """Return the answer to a request about the run, by its key; a refusal is an answer too."""
@@ -314,10 +373,15 @@ class Export:
         return {self._key(what, **parameters): found}
 
     def _key(self, what: str, **parameters: object) -> str:
-        return key(f"/runs/{self.run.name}/{what}", {name: str(value) for name, value in parameters.items()})
+        return key(
+            f"/runs/{self.run.name}/{what}",
+            {name: str(value) for name, value in parameters.items()},
+        )
 
     def _add(self, part: Answers) -> bool:
-        """Add answers that belong together, if there is room for all of them; return whether there was."""
+        """Add answers that belong together, if there is room for all of them; return whether there
+        was.
+        """
         size = _size(part)
         if size > self.room:
             return False
@@ -334,7 +398,9 @@ class Export:
 
 
 def key(path: str, parameters: dict[str, str]) -> str:
-    """Return the key of an answer in the file: path and sorted parameters, without those at their default."""
+    """Return the key of an answer in the file: path and sorted parameters, without those at their
+    default.
+    """
     query = sorted((name, text) for name, text in parameters.items() if DEFAULTS.get(name) != text)
     return f"{path}?{urlencode(query)}" if query else path
 

@@ -1,10 +1,12 @@
-"""Access control: only a browser that was given the token may send requests, and no other site's page through it.
+"""Access control: only a browser that was given the token may send requests, and no other site's
+page through it.
 
-Host must be a name or an address of this machine, so that a foreign name that resolves to it (DNS rebinding) is
-refused. Origin, where sent, must be this server; "null" is refused. The token arrives once, in a link, and is then kept
-in a cookie that is hidden from scripts (HttpOnly) and not sent by other sites (SameSite=Strict). The cookie's name
-contains the port, because browsers share cookies between the ports of a host; cookies of other programs, well-formed
-or not, stand in the same header.
+Host must be a name or an address of this machine, so that a foreign name that resolves to it (DNS
+rebinding) is refused. Origin, where sent, must be this server; "null" is refused. The token arrives
+once, in a link, and is then kept in a cookie that is hidden from scripts (HttpOnly) and not sent by
+other sites (SameSite=Strict). The cookie's name contains the port, because browsers share cookies
+between the ports of a host; cookies of other programs, well-formed or not, stand in the same
+header.
 """
 
 import hmac
@@ -22,7 +24,8 @@ from .requests import Refusal
 
 LARGEST = 1_000_000  # bytes of a request's body
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
@@ -51,7 +54,9 @@ class Guard:
 
         Browsers leave out the port where it is 80.
         """
-        accepted = {name if bare else f"{name}:{port}" for name in names for bare in {False, port == 80}}
+        accepted = {
+            name if bare else f"{name}:{port}" for name in names for bare in {False, port == 80}
+        }
         return cls(token, port, frozenset(accepted))
 
     @property
@@ -59,7 +64,9 @@ class Guard:
         return f"telescope-{self.port}"
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """Return the application with every request checked first, and the security headers on every response."""
+        """Return the application with every request checked first, and the security headers on
+        every response.
+        """
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "lifespan":
@@ -86,13 +93,21 @@ class Guard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
-            raise Refusal(403, "bad-host", "the Host header is not the address at which this server was started")
+            raise Refusal(
+                403,
+                "bad-host",
+                "the Host header is not the address at which this server was started",
+            )
         for origin in headers.getlist("origin"):
             if origin.lower() not in {f"http://{host}" for host in self.hosts}:
-                raise Refusal(403, "bad-origin", "pages of other sites may not send requests to this server")
+                raise Refusal(
+                    403, "bad-origin", "pages of other sites may not send requests to this server"
+                )
 
     def _redirect_with_cookie(self, scope: Scope) -> Response | None:
-        """Return a redirect that moves the token from the link into a cookie, or None where the link has no token."""
+        """Return a redirect that moves the token from the link into a cookie, or None where the
+        link has no token.
+        """
         given = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in given if name == "token"]
         if scope["method"] != "GET" or not tokens or scope["path"].startswith("/api/"):
@@ -101,8 +116,12 @@ class Guard:
             raise _no_token()
         rest = urlencode([(name, value) for name, value in given if name != "token"])
         path = quote(scope["path"], safe="/:@!$&'()*+,;=-._~")
-        clean = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")  # "//host" would redirect to another site
-        response = Response(status_code=303, headers={"Location": clean, "Cache-Control": "no-store"})
+        clean = (
+            "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
+        )  # "//host" would redirect to another site
+        response = Response(
+            status_code=303, headers={"Location": clean, "Cache-Control": "no-store"}
+        )
         response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
         return response
 
@@ -125,7 +144,9 @@ class Guard:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
 
-def error_response(scope: Scope, refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+def error_response(
+    scope: Scope, refusal: Refusal, headers: dict[str, str] | None = None
+) -> Response:
     """Return a refusal of a request as a JSON response that is not cached."""
     body = json.dumps(refusal.to_json(request_id(scope)), ensure_ascii=False)
     return Response(
@@ -137,11 +158,15 @@ def error_response(scope: Scope, refusal: Refusal, headers: dict[str, str] | Non
 
 
 def _no_token() -> Refusal:
-    return Refusal(401, "no-token", "the access token is missing; open the link that `telescope serve` printed")
+    return Refusal(
+        401, "no-token", "the access token is missing; open the link that `telescope serve` printed"
+    )
 
 
 def _limit_body(scope: Scope, receive: Receive) -> Receive:
-    """Return `receive`, raising Refusal 413 if Content-Length, or the bytes received so far, exceed LARGEST."""
+    """Return `receive`, raising Refusal 413 if Content-Length, or the bytes received so far, exceed
+    LARGEST.
+    """
     length = Headers(scope=scope).get("content-length", "")
     if length and (not length.isdecimal() or int(length) > LARGEST):
         raise _too_large()

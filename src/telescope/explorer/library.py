@@ -1,4 +1,6 @@
-"""The runs that the explorer can show: opened recordings and sentences, and the models that can run more sentences."""
+"""The runs that the explorer can show: opened recordings and sentences, and the models that can run
+more sentences.
+"""
 
 import json
 import re
@@ -9,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..atlas import Atlas
+from ..atlases import Atlas
 from ..models import LoadError, Model, load
 from ..models.shipped import find_shipped, shipped_models
 from ..recording.recording import Recording
@@ -29,10 +31,16 @@ MODELS = 2
 
 
 class Library:
-    """Runs by name. `models` maps names to folders or models; the first runs sentences unless another is chosen."""
+    """Runs by name. `models` maps names to folders or models; the first runs sentences unless
+    another is chosen.
+    """
 
     def __init__(self, models: Mapping[str, str | Path | Model] | None = None) -> None:
-        shipped = dict(sorted(shipped_models().items(), key=lambda model: not model[0].startswith("translator")))
+        shipped = dict(
+            sorted(
+                shipped_models().items(), key=lambda model: not model[0].startswith("translator")
+            )
+        )
         self.models: dict[str, str | Path | Model] = dict(shipped if models is None else models)
         self.recordings: dict[str, Run] = {}
         self.sentences: LruCache[str, Run] = LruCache(SENTENCES)
@@ -42,7 +50,9 @@ class Library:
         self._run_lock = Lock()
 
     def add(self, recording: Recording, title: str, rev: str) -> Run:
-        """Add a recording under a name made from its title; `rev` identifies its contents, for caches."""
+        """Add a recording under a name made from its title; `rev` identifies its contents, for
+        caches.
+        """
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", title).strip("-")[:40] or "recording"
         while name in self.recordings:
             name += "-2"
@@ -50,10 +60,16 @@ class Library:
         return run
 
     def open(self, folder: Path) -> Run:
-        """Open a saved recording and add it; its revision changes when the folder is written again."""
+        """Open a saved recording and add it; its revision changes when the folder is written
+        again.
+        """
         recording = open_recording(folder)
         stamp = (folder / "recording.json").stat()
-        return self.add(recording, folder.name.removesuffix(".telescope"), f"{stamp.st_mtime_ns:x}{stamp.st_ino:x}")
+        return self.add(
+            recording,
+            folder.name.removesuffix(".telescope"),
+            f"{stamp.st_mtime_ns:x}{stamp.st_ino:x}",
+        )
 
     def open_atlas(self, folder: Path) -> str:
         """Open a saved atlas, add it, and return its name."""
@@ -61,7 +77,9 @@ class Library:
         return self.atlases.add(name, Atlas.open(folder))
 
     def runs(self) -> Iterable[Run]:
-        """Return all runs: sentences first, the most recently used of them first, then recordings."""
+        """Return all runs: sentences first, the most recently used of them first, then
+        recordings.
+        """
         return [*self.sentences, *self.recordings.values()]
 
     def run(self, name: str) -> Run:
@@ -73,26 +91,36 @@ class Library:
             raise Refusal(
                 404,
                 "unknown-run",
-                f'there is no run "{name[:40]}"; it may have been dropped from memory: run the sentence again',
+                f'there is no run "{name[:40]}"; it may have been dropped from memory: run the '
+                "sentence again",
             )
         return run
 
     def read(self, text: str, model: str | None = None, target: str | None = None) -> Run:
-        """Run a model on a text and return the run. One at a time: two in parallel would each take twice as long."""
+        """Run a model on a text and return the run. One at a time: two in parallel would each take
+        twice as long.
+        """
         if not self.models:
-            raise Refusal(422, "text", "there is no model to read the text; start the server with --model FOLDER")
+            raise Refusal(
+                422,
+                "text",
+                "there is no model to read the text; start the server with --model FOLDER",
+            )
         model = next(iter(self.models)) if model is None else model
         if model not in self.models:
             raise unknown(f'there is no model "{model[:40]}"; there are {", ".join(self.models)}')
         name = run_name(model, text, target)
         chosen = model
         with self._run_lock:
-            return self.sentences.get(name) or self.sentences.put(name, read(self._model(chosen), chosen, text, target))
+            return self.sentences.get(name) or self.sentences.put(
+                name, read(self._model(chosen), chosen, text, target)
+            )
 
     def open_evidence(self, request: Mapping[str, Any]) -> tuple[Run, dict[str, Any]]:
         """Run the model of an atlas on a text in which a habit of a head is strong.
 
-        Return the run, and {"l", "h", "whole"}: the head there, and whether the text is all that the atlas read.
+        Return the run, and {"l", "h", "whole"}: the head there, and whether the text is all that
+        the atlas read.
         """
         atlas = self.atlases.atlas(str(request.get("atlas")))
         evidence = find_evidence(atlas, request)
@@ -103,20 +131,28 @@ class Library:
         names = [view.name for view in run.views]
         place = names.index(atlas.layers[layer]) if atlas.layers[layer] in names else layer
         if place >= len(names):
-            raise Refusal(409, "not-kept", f'the model that is here has no attention "{atlas.layers[layer]}"')
+            raise Refusal(
+                409, "not-kept", f'the model that is here has no attention "{atlas.layers[layer]}"'
+            )
         return run, {"l": place, "h": request["h"], "whole": whole}
 
     def make_example(self, request: Mapping[str, Any]) -> Run:
-        """Return a worked example as a run: {"example": "bank", "inputs": {"x": [[…]]}?, "normalize": "by_sum"?}."""
+        """Return a worked example as a run: {"example": "bank", "inputs": {"x": [[…]]}?,
+        "normalize": "by_sum"?}.
+        """
         run = example_run(request["example"], request.get("inputs"), request.get("normalize"))
         return self.sentences.put(run.name, run)
 
     def warm_up(self, stopped: Event) -> None:
-        """Load the models of the landing's cards, and run each once: the first sentence then takes no longer.
+        """Load the models of the landing's cards, and run each once: the first sentence then takes
+        no longer.
 
         Ends early once `stopped` is set.
         """
-        firsts = [next((n for n, m in self.models.items() if model_kind(m) == kind), None) for kind in CARD_KINDS]
+        firsts = [
+            next((n for n, m in self.models.items() if model_kind(m) == kind), None)
+            for kind in CARD_KINDS
+        ]
         for name in filter(None, firsts):
             try:
                 if not stopped.wait(0.5):  # the page itself comes first
@@ -128,7 +164,9 @@ class Library:
                 continue
 
     def _model(self, name: str) -> Model:
-        """Return a model by name, loaded in float32 if it is a folder; at most MODELS loaded ones are kept."""
+        """Return a model by name, loaded in float32 if it is a folder; at most MODELS loaded ones
+        are kept.
+        """
         source = self.models[name]
         if isinstance(source, Model):
             return source
@@ -156,7 +194,9 @@ KINDS = {"Transformer": "translator", "GPT": "gpt", "Encoder": "encoder"}
 
 
 def model_kind(source: str | Path | Model) -> str:
-    """Return "translator", "gpt", "encoder" or "other", from a model or from the config in its folder."""
+    """Return "translator", "gpt", "encoder" or "other", from a model or from the config in its
+    folder.
+    """
     if isinstance(source, Model):
         return KINDS.get(type(source).__name__, "other")
     folder = find_shipped(source) or Path(source)
@@ -168,4 +208,6 @@ def model_kind(source: str | Path | Model) -> str:
     return KINDS.get(kind, HUGGING_FACE.get(kind, "other"))
 
 
-HUGGING_FACE = {"marian": "translator", "bert": "encoder"} | dict.fromkeys(("gpt2", "llama", "mistral", "qwen2"), "gpt")
+HUGGING_FACE = {"marian": "translator", "bert": "encoder"} | dict.fromkeys(
+    ("gpt2", "llama", "mistral", "qwen2"), "gpt"
+)

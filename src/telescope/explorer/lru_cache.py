@@ -25,7 +25,9 @@ class LruCache(Generic[K, V]):
             return self._entries.get(key)
 
     def put(self, key: K, value: V) -> V:
-        """Store a value unless the key has one, and return the stored one: threads that race share one value."""
+        """Store a value unless the key has one, and return the stored one: threads that race share
+        one value.
+        """
         with self._lock:
             value = self._entries.setdefault(key, value)
             self._entries.move_to_end(key)
@@ -34,7 +36,9 @@ class LruCache(Generic[K, V]):
             return value
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
-        """Return the value of a key, made and stored if it is absent. `make` runs outside of the lock."""
+        """Return the value of a key, made and stored if it is absent. `make` runs outside of the
+        lock.
+        """
         found = self.get(key)
         return self.put(key, make()) if found is None else found
 

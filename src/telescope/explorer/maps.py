@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..recording.summaries_call import SummariesCall
-from ..survey.cells import HOW
+from ..surveys.cells import HOW
 from ..tiles import BUDGET, TILE, Tile, Tiles, Track
 from .lru_cache import LruCache
 from .requests import Refusal, RequestParams, parse_int
@@ -27,7 +27,9 @@ Key = tuple[AttentionView, int, int]  # attention, head, sequence
 
 @dataclass(frozen=True)
 class Picture:
-    """A binary answer: little-endian numbers, whether they are exact, and how many queries a pixel samples."""
+    """A binary answer: little-endian numbers, whether they are exact, and how many queries a pixel
+    samples.
+    """
 
     numbers: bytes
     exact: bool
@@ -35,7 +37,9 @@ class Picture:
 
 
 class Maps:
-    """Answer requests for the map, its tiles and its tracks, with a cache of heads and one of exact tiles."""
+    """Answer requests for the map, its tiles and its tracks, with a cache of heads and one of exact
+    tiles.
+    """
 
     def __init__(self) -> None:
         self.heads: LruCache[Key, Tiles | TopTiles] = LruCache(HEADS)
@@ -108,7 +112,9 @@ def _no_tile(problem: ValueError) -> Refusal:
 
 
 def _f16(log2: Float[Tensor, "side side"]) -> bytes:
-    """Encode as float16. Finite values below its range become its lowest number, because -inf means masked."""
+    """Encode as float16. Finite values below its range become its lowest number, because -inf means
+    masked.
+    """
     lowest = torch.finfo(torch.float16).min
     kept = torch.where(log2 == -torch.inf, log2, log2.clamp(min=lowest))
     return kept.to(torch.float16).numpy().astype("<f2").tobytes()

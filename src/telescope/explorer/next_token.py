@@ -1,4 +1,6 @@
-"""The answer about what a model writes next: the likeliest tokens, after temperature, top-k and top-p."""
+"""The answer about what a model writes next: the likeliest tokens, after temperature, top-k and
+top-p.
+"""
 
 import re
 from math import exp
@@ -9,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..decoding.sampling import Choices, largest, temperature, top_k, top_p
-from ..trace.whole_words import Words
+from ..traces.whole_words import Words
 from .output import Output, log_probability
 from .requests import RequestParams, bad_parameter, not_kept
 from .run import Run
@@ -22,7 +24,9 @@ def output(run: Run, params: RequestParams) -> dict[str, Any]:
     """Answer GET /runs/{run}/output: the ten likeliest next tokens after a query."""
     made = run.output
     if made is None:
-        raise not_kept("this run has no output: a recording keeps attentions, not what the model wrote")
+        raise not_kept(
+            "this run has no output: a recording keeps attentions, not what the model wrote"
+        )
     i = params.index("i", len(made.hidden), "query", len(made.hidden) - 1)
     logits = made.logits(i).double()
     p = _probabilities(logits, params)
@@ -49,7 +53,9 @@ def output(run: Run, params: RequestParams) -> dict[str, Any]:
 
 
 def _word(made: Output, words: Words, i: int, params: RequestParams) -> dict[str, Any]:
-    """Return the written word of query i, with its probability and those of its tokens, after the same settings."""
+    """Return the written word of query i, with its probability and those of its tokens, after the
+    same settings.
+    """
     number = words.word_ids[i]
     queries = words.positions(number)
     tokens = [made.written[query] for query in queries]
@@ -58,15 +64,24 @@ def _word(made: Output, words: Words, i: int, params: RequestParams) -> dict[str
     return {
         "name": words.names[number],
         "p": exp(log_probability(p.log(), tokens)),
-        "pieces": [{"i": query, "text": words.pieces[query], "p": float(row[token])} for query, token, row in pieces],
+        "pieces": [
+            {"i": query, "text": words.pieces[query], "p": float(row[token])}
+            for query, token, row in pieces
+        ],
     }
 
 
-def _probabilities(logits: Float[Tensor, " vocabulary"], params: RequestParams) -> Float[Tensor, " vocabulary"]:
-    """Return the probability of each token after temperature, top_k and top_p; 0 for a token that is left out."""
+def _probabilities(
+    logits: Float[Tensor, " vocabulary"], params: RequestParams
+) -> Float[Tensor, " vocabulary"]:
+    """Return the probability of each token after temperature, top_k and top_p; 0 for a token that
+    is left out.
+    """
     kept, ids = _filtered(logits, params)
     probabilities = kept.softmax(-1)[0]
-    return probabilities if ids is None else torch.zeros_like(logits).scatter(0, ids[0], probabilities)
+    return (
+        probabilities if ids is None else torch.zeros_like(logits).scatter(0, ids[0], probabilities)
+    )
 
 
 def _filtered(logits: Float[Tensor, " vocabulary"], params: RequestParams) -> Choices:
@@ -75,9 +90,15 @@ def _filtered(logits: Float[Tensor, " vocabulary"], params: RequestParams) -> Ch
     share = _decimal(params, "top_p", 1.0)
     most = params.number("top_k", 0)
     if not 0.01 <= heat <= 100 or not 0 < share <= 1 or most < 0:
-        raise bad_parameter("temperature is from 0.01 to 100, top_p above 0 and at most 1, top_k at least 0")
+        raise bad_parameter(
+            "temperature is from 0.01 to 100, top_p above 0 and at most 1, top_k at least 0"
+        )
     choices: Choices = (logits[None], None)
-    for apply in (temperature(heat), *([top_k(most)] if most else []), *([top_p(share)] if share < 1 else [])):
+    for apply in (
+        temperature(heat),
+        *([top_k(most)] if most else []),
+        *([top_p(share)] if share < 1 else []),
+    ):
         choices = apply(choices)
     return choices
 

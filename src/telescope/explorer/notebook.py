@@ -12,7 +12,7 @@ import torch
 
 from ..models import Model, load
 from ..recording.recording import Recording
-from ..trace.trace import Trace
+from ..traces.trace import Trace
 from ..words import check_index
 from .api import JSON, Api
 from .examples import PREFIX, example_name, run_of_trace
@@ -30,17 +30,20 @@ def show(
     screen: str = "walk",
     layer: int = 0,
 ) -> Any:
-    """Return the explorer for a notebook cell: of a recording, a trace, an example, or a model that reads a text.
+    """Return the explorer for a notebook cell: of a recording, a trace, an example, or a model that
+    reads a text.
 
-    what      a `Recording`, the folder of a saved one, a `Trace`, the name of a worked example such as "bank", a model
-              with a tokenizer, or its name or folder
+    what      a `Recording`, the folder of a saved one, a `Trace`, the name of a worked example such
+              as "bank", a model with a tokenizer, or its name or folder
     text      the text that the model reads; only with a model
-    screen    the first screen: "walk", "heads", "geometry", "alignment", "map", "output" or "positions"
+    screen    the first screen: "walk", "heads", "geometry", "alignment", "map", "output" or
+              "positions"
     layer     the first attention, by its index in the recording, from 0; -1 is the last
 
-    Returns a widget that asks the kernel for what the reader opens. Without anywidget it returns a static page about
-    one attention, for at most 256 tokens. Raises ValueError for a model without a text, a recording with one, and a
-    text that the model cannot read, a layer out of range, and TypeError for any other `what`.
+    Returns a widget that asks the kernel for what the reader opens. Without anywidget it returns a
+    static page about one attention, for at most 256 tokens. Raises ValueError for a model without a
+    text, a recording with one, and a text that the model cannot read, a layer out of range, and
+    TypeError for any other `what`.
 
     Example:
         >>> import torch, telescope as ts
@@ -76,14 +79,19 @@ def show(
 
 
 class StaticPage:
-    """A page that holds its answers, shown in a sandboxed frame that cannot reach the notebook around it."""
+    """A page that holds its answers, shown in a sandboxed frame that cannot reach the notebook
+    around it.
+    """
 
     def __init__(self, api: Api, run: Run, layer: int) -> None:
-        self.html = html_page(export_answers(api.ask, run, RequestParams({"l": str(layer)}))).decode()
+        self.html = html_page(
+            export_answers(api.ask, run, RequestParams({"l": str(layer)}))
+        ).decode()
 
     def _repr_html_(self) -> str:
         return (
-            f'<iframe sandbox="allow-scripts" srcdoc="{escape(self.html)}" width="100%" height="640" '
+            f'<iframe sandbox="allow-scripts" srcdoc="{escape(self.html)}" width="100%" '
+            'height="640" '
             'style="border:0" title="Telescope"></iframe>'
         )
 
@@ -113,11 +121,15 @@ def _add_run(library: Library, what: object, text: str | None) -> Run:
             return library.run(f"{PREFIX}{what}")
         return library.open(Path(what))
     kind = type(what).__name__
-    raise TypeError(f"show takes a recording, the folder of one, a trace, or a model and a text, not {kind}")
+    raise TypeError(
+        f"show takes a recording, the folder of one, a trace, or a model and a text, not {kind}"
+    )
 
 
 def _reply(api: Api, widget: Any, message: Any) -> None:
-    """Answer a message of the page. The reply repeats the message's id; binary answers travel in a buffer."""
+    """Answer a message of the page. The reply repeats the message's id; binary answers travel in a
+    buffer.
+    """
     match message:
         case {"id": int(number), "method": str(method), "path": str(path)}:
             query = message.get("query") or {}

@@ -1,4 +1,6 @@
-"""What a model makes of a text: the words it wrote, and the likeliest next tokens after each position."""
+"""What a model makes of a text: the words it wrote, and the likeliest next tokens after each
+position.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +13,15 @@ from torch import Tensor
 
 from ..decoding.writers import start_token
 from ..models import GPT, Transformer
-from ..trace.whole_words import Words
+from ..traces.whole_words import Words
 
 EDITING = Lock()  # one model runs edited at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """The hidden states before the head, of a GPT or of a Transformer's decoder; logits are computed on request.
+    """The hidden states before the head, of a GPT or of a Transformer's decoder; logits are
+    computed on request.
 
     ids    the tokens that the queries read; `source` those that the encoder read
     words  what a translator wrote; None for a GPT
@@ -53,7 +56,9 @@ class Output:
         return self.run()
 
     def run(self) -> Float[Tensor, "n d_model"]:
-        """Run the model on the same tokens as `run_again` does, with gradients where they are enabled."""
+        """Run the model on the same tokens as `run_again` does, with gradients where they are
+        enabled.
+        """
         read = _batch(self.model, self.ids)
         if isinstance(self.model, GPT):
             return self.model.hidden(read)[0]
@@ -64,7 +69,8 @@ class Output:
         return "gpt" if self.words is None else "translator"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the field "output" of a run's JSON: written words, and the queries of their first and last tokens.
+        """Return the field "output" of a run's JSON: written words, and the queries of their first
+        and last tokens.
 
         A GPT has read its words, and written none.
         """
@@ -72,7 +78,14 @@ class Output:
         if self.words is not None:
             for number in self.words.text_words:
                 queries = self.words.positions(number)
-                words.append({"name": self.words.names[number], "first": queries[0], "i": queries[-1], "word": number})
+                words.append(
+                    {
+                        "name": self.words.names[number],
+                        "first": queries[0],
+                        "i": queries[-1],
+                        "word": number,
+                    }
+                )
         return {"kind": self.kind, "n": len(self.hidden), "words": words}
 
     @torch.no_grad()
@@ -81,7 +94,9 @@ class Output:
         return self.model.logits(self.hidden[None, i : i + 1])[0, 0]
 
     def text_of(self, i: int, token: int) -> str:
-        """Return the characters that a token adds after query i, with the space before it, if any."""
+        """Return the characters that a token adds after query i, with the space before it, if
+        any.
+        """
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
         before = list(self.written[:i]) if self.written else list(self.ids[: i + 1])
@@ -92,13 +107,19 @@ class Output:
     def name_of(self, i: int, token: int) -> str:
         """Return a token as it is shown: its text, or its name if it has none."""
         assert self.model.tokenizer is not None
-        return self.text_of(i, token).strip(" ") or self.model.tokenizer.id_to_token(token) or str(token)
+        return (
+            self.text_of(i, token).strip(" ")
+            or self.model.tokenizer.id_to_token(token)
+            or str(token)
+        )
 
 
 def log_probability(logs: Float[Tensor, "token vocabulary"], tokens: Sequence[int]) -> float:
-    """Return the log-probability of tokens that follow each other, such as those of a word: the sum over the tokens.
+    """Return the log-probability of tokens that follow each other, such as those of a word: the sum
+    over the tokens.
 
-    Row k of `logs` has the log-probabilities of the whole vocabulary at the place of the k-th token.
+    Row k of `logs` has the log-probabilities of the whole vocabulary at the place of the k-th
+    token.
     """
     chosen = torch.tensor(list(tokens), device=logs.device)
     return float(logs.gather(-1, chosen[:, None]).sum())

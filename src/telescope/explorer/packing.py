@@ -1,7 +1,8 @@
-"""Pack the numbers of an exported file: float32 and float64 as base64, and what several answers share only once.
+"""Pack the numbers of an exported file: float32 and float64 as base64, and what several answers
+share only once.
 
-`web/transport/inline.js` puts the answers together again: of /heads by words, /alignment and /perspectives from the
-weights between words, and of /trace, /cell and /cells from the traces.
+`web/transport/inline.js` puts the answers together again: of /heads by words, /alignment and
+/perspectives from the weights between words, and of /trace, /cell and /cells from the traces.
 """
 
 from base64 import b64encode
@@ -15,7 +16,7 @@ from torch import Tensor
 from ..recording.recorded_call import RecordedCall
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
 from ..recording.summaries_call import SummariesCall
-from ..trace.numbers import json_number, json_numbers, round_numbers
+from ..traces.numbers import json_number, json_numbers, round_numbers
 from .maps import Picture
 from .run import AttentionView
 from .summaries import known_share
@@ -38,18 +39,26 @@ def pack_words(words: WordWeights, call: RecordedCall, b: int) -> dict[str, Any]
 
 
 def without_shares(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer to /heads by words without its pictures, which are the weights between words."""
+    """Return an answer to /heads by words without its pictures, which are the weights between
+    words.
+    """
     return answer | {"maps": [{"h": one["h"]} for one in answer["maps"]]}
 
 
 def pack_picture(found: Any) -> Any:
-    """Return an answer as JSON: pictures in base64, without what lies below the last query; `length` is the whole."""
+    """Return an answer as JSON: pictures in base64, without what lies below the last query;
+    `length` is the whole.
+    """
     if not isinstance(found, Picture):
         return found
     end = len(found.numbers)
     while end and found.numbers.endswith(OUTSIDE, 0, end):
         end -= len(OUTSIDE)
-    packed = {"base64": b64encode(found.numbers[:end]).decode(), "exact": int(found.exact), "samples": found.samples}
+    packed = {
+        "base64": b64encode(found.numbers[:end]).decode(),
+        "exact": int(found.exact),
+        "samples": found.samples,
+    }
     return packed | ({} if end == len(found.numbers) else {"length": len(found.numbers)})
 
 
@@ -58,24 +67,40 @@ def pack_traces(
 ) -> Iterator[tuple[str, dict[str, int], dict[str, Any]]]:
     """Yield the traces of all queries of one head: a name, a place and an answer each.
 
-    What the traces share, the keys and values of the head, is yielded once as "shared", and the residual stream of
-    each query as "stream" of head 0, since it belongs to all heads.
+    What the traces share, the keys and values of the head, is yielded once as "shared", and the
+    residual stream of each query as "stream" of head 0, since it belongs to all heads.
     """
     one = view.head(h, b)
     rows = view.call.facts.rows
     values = None if one.values is None else _float32(one.values[0, 0])
-    yield "shared", {"l": layer, "h": h, "i": 0, "b": b}, {"key": _float32(one.keys[0, 0]), "value": values}
+    yield (
+        "shared",
+        {"l": layer, "h": h, "i": 0, "b": b},
+        {"key": _float32(one.keys[0, 0]), "value": values},
+    )
     for i in range(view.size[0]):
         place = {"l": layer, "h": h, "i": i, "b": b}
         if "geometry" not in view.missing:
             row = i if rows is None else rows[i]
             stream = {"before": view.call.before[b, row], "after": view.call.after[b, row]}
-            yield "stream", place | {"h": 0}, {name: _float32(vector[None]) for name, vector in stream.items()}
+            yield (
+                "stream",
+                place | {"h": 0},
+                {name: _float32(vector[None]) for name, vector in stream.items()},
+            )
         seen = row_in_float64(one, i)
         token = view.tokens("q", b, [i])[0]
-        facts = {"token": token, "n_k": view.size[1], "formula": one.attention.formula(one.keys.shape[-1])}
+        facts = {
+            "token": token,
+            "n_k": view.size[1],
+            "formula": one.attention.formula(one.keys.shape[-1]),
+        }
         scale = one.attention.scale_for(one.keys.shape[-1])
-        yield "trace", place, place | facts | {"score": one.attention.score.formula} | _pack_row(seen, scale)
+        yield (
+            "trace",
+            place,
+            place | facts | {"score": one.attention.score.formula} | _pack_row(seen, scale),
+        )
 
 
 def _pack_row(seen: RowInFloat64, scale: float) -> dict[str, Any]:
@@ -93,7 +118,9 @@ def _pack_row(seen: RowInFloat64, scale: float) -> dict[str, Any]:
 
 
 def _pack_steps(seen: RowInFloat64, scale: float) -> Iterator[dict[str, Any]]:
-    """Yield each step of a query, as a change of the step before where that gives the same numbers."""
+    """Yield each step of a query, as a change of the step before where that gives the same
+    numbers.
+    """
     before: Tensor | None = None
     for name, formula in seen.formulas.items():
         if name not in seen.steps:

@@ -1,21 +1,32 @@
-"""Answers about the heads of a run together: where a reader should begin, and which heads differ on one word."""
+"""Answers about the heads of a run together: where a reader should begin, and which heads differ on
+one word.
+"""
 
 from typing import Any
 
 import torch
 
-from ..tasks.explaining.perspectives import HeadPerspective, head_perspectives, most_different, most_telling
-from ..trace.numbers import json_numbers
+from ..tasks.explaining.perspectives import (
+    HeadPerspective,
+    head_perspectives,
+    most_different,
+    most_telling,
+)
+from ..traces.numbers import json_numbers
 from .requests import Refusal, RequestParams, not_kept
 from .run import AttentionView, Run
 from .views import EXACT, WordWeights, word_weights
 from .walk import sequence
 
-Place = tuple[int, int]  # the index of an attention in the run, and the number of a head in the model
+Place = tuple[
+    int, int
+]  # the index of an attention in the run, and the number of a head in the model
 
 
 def start(run: Run, params: RequestParams) -> dict[str, Any]:
-    """Answer GET /runs/{run}/start: the attention, head and query that a reader should see first."""
+    """Answer GET /runs/{run}/start: the attention, head and query that a reader should see
+    first.
+    """
     b = params.index("b", max((view.batch for view in run.views), default=1), "sequence", 0)
     if not run.views:
         raise not_kept("no attention was called while this was recorded")
@@ -33,7 +44,9 @@ def start(run: Run, params: RequestParams) -> dict[str, Any]:
 
 
 def perspectives(run: Run, params: RequestParams) -> dict[str, Any]:
-    """Answer GET /runs/{run}/perspectives: one word in every head, and the two heads that differ most."""
+    """Answer GET /runs/{run}/perspectives: one word in every head, and the two heads that differ
+    most.
+    """
     layer = params.index("l", len(run.views), "attention", 0)
     view = run.views[layer]
     b = sequence(run.views[layer], params)
@@ -49,7 +62,13 @@ def perspectives(run: Run, params: RequestParams) -> dict[str, Any]:
         "names": words.rows,
         "columns": words.columns,
         "heads": [
-            {"l": at, "h": h, "habit": one.habit, "share": one.share, "weights": json_numbers(one.weights.double())}
+            {
+                "l": at,
+                "h": h,
+                "habit": one.habit,
+                "share": one.share,
+                "weights": json_numbers(one.weights.double()),
+            }
             for (at, h), one in zip(places, heads, strict=True)
         ],
         "pair": most_different(heads, _other_columns(words, row, view.kind)),
@@ -57,10 +76,12 @@ def perspectives(run: Run, params: RequestParams) -> dict[str, Any]:
 
 
 def perspectives_of_all_words(run: Run, kind: str, b: int) -> dict[str, Any] | None:
-    """Return what the answers to /perspectives about all words share: {"layers": [the attentions that are compared],
-    "heads": [{"l", "h", "habit", "share"}, …], "pairs": [the pair of each word]}.
+    """Return what the answers to /perspectives about all words share: {"layers": [the attentions
+    that are compared], "heads": [{"l", "h", "habit", "share"}, …], "pairs": [the pair of each
+    word]}.
 
-    With the weights between words, these are the answers. Returns None where the attentions differ in their words.
+    With the weights between words, these are the answers. Returns None where the attentions differ
+    in their words.
     """
     found = _weights_of_kind(run, kind, b, 0)
     counts = {len(words.rows) for _, words in found}
@@ -73,18 +94,23 @@ def perspectives_of_all_words(run: Run, kind: str, b: int) -> dict[str, Any] | N
         of_row = [one._replace(weights=weights[at, row]) for at, one in enumerate(heads)]
         pairs.append(most_different(of_row, _other_columns(words, row, kind)))
     described = [
-        {"l": at, "h": h, "habit": one.habit, "share": one.share} for (at, h), one in zip(places, heads, strict=True)
+        {"l": at, "h": h, "habit": one.habit, "share": one.share}
+        for (at, h), one in zip(places, heads, strict=True)
     ]
     return {"layers": [at for at, _ in found], "heads": described, "pairs": pairs}
 
 
 def _other_columns(words: WordWeights, row: int, kind: str) -> list[int]:
-    """Return the columns of words other than that of the row; in cross-attention none is the row itself."""
+    """Return the columns of words other than that of the row; in cross-attention none is the row
+    itself.
+    """
     return [at for at in words.real_columns if at != row or kind == "cross"]
 
 
 def _weights_of_kind(run: Run, kind: str, b: int, row: int) -> list[tuple[int, WordWeights]]:
-    """Return the weights between words of the attentions of one kind that have this row, each with its index."""
+    """Return the weights between words of the attentions of one kind that have this row, each with
+    its index.
+    """
     able = [at for at, view in enumerate(run.views) if view.kind == kind and _small(view)]
     found = [(at, word_weights(run.views[at], b)) for at in able]
     return [(at, words) for at, words in found if row < len(words.rows)]
@@ -93,9 +119,13 @@ def _weights_of_kind(run: Run, kind: str, b: int, row: int) -> list[tuple[int, W
 def _all_heads(
     run: Run, found: list[tuple[int, WordWeights]], kind: str, row: int
 ) -> tuple[list[Place], list[HeadPerspective], WordWeights]:
-    """Return all heads of the attentions of one kind, each with its place, and the words of the last attention."""
+    """Return all heads of the attentions of one kind, each with its place, and the words of the
+    last attention.
+    """
     if not found:
-        raise Refusal(409, "too-long", "the text is too long to compare all heads; choose two heads by hand")
+        raise Refusal(
+            409, "too-long", "the text is too long to compare all heads; choose two heads by hand"
+        )
     places = list[Place]()
     heads = list[HeadPerspective]()
     for at, words in found:
@@ -116,7 +146,11 @@ def _last_word(view: AttentionView, b: int) -> int | None:
     words = view.words("q")
     names = view.tokens("q", b, range(view.size[0])) if words is None else words.names
     real = view.real("q", b) if words is None else words.text_words
-    able = [at for at in real if any(character.isalnum() for character in names[at])] if _small(view) else []
+    able = (
+        [at for at in real if any(character.isalnum() for character in names[at])]
+        if _small(view)
+        else []
+    )
     return able[-1] if able else None
 
 

@@ -1,4 +1,6 @@
-"""Where words are: what a model adds or rotates for a position, and what that does to the scores of one query."""
+"""Where words are: what a model adds or rotates for a position, and what that does to the scores of
+one query.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,7 @@ from ..layers.multi_head import MultiHeadAttention
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
 from ..tasks.explaining.positions import KINDS, to_dict
 from ..tiles.head_scores import OneHead
-from ..trace.numbers import json_numbers
+from ..traces.numbers import json_numbers
 from .requests import RequestParams, bad_parameter
 from .run import AttentionView
 from .stack_inputs import StackInputs
@@ -34,7 +36,9 @@ def encodings(params: RequestParams) -> dict[str, Any]:
 
 @torch.no_grad()
 def encoding(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
-    """Answer GET /runs/{run}/encoding: what a model does for positions, and a head's scores by distance."""
+    """Answer GET /runs/{run}/encoding: what a model does for positions, and a head's scores by
+    distance.
+    """
     view.require("positions")
     h = head(view, params)
     b = sequence(view, params)
@@ -67,8 +71,12 @@ def positions(view: AttentionView, params: RequestParams, layer: int) -> dict[st
         "h": h,
         "i": i,
         "tokens": view.tokens("k", b, range(view.size[1])),
-        "added": None if inputs is None or inputs.added is None else _vectors(inputs, inputs.added, i),
-        "biases": None if one.attention.bias is None else json_numbers(seen.steps["biased"] - seen.steps["capped"]),
+        "added": None
+        if inputs is None or inputs.added is None
+        else _vectors(inputs, inputs.added, i),
+        "biases": None
+        if one.attention.bias is None
+        else json_numbers(seen.steps["biased"] - seen.steps["capped"]),
         "with": _row(seen),
         "without": None if plain is None else _row(row_in_float64(plain, i)),
         "why": why,
@@ -76,7 +84,9 @@ def positions(view: AttentionView, params: RequestParams, layer: int) -> dict[st
 
 
 def _picture(added: Float[Tensor, "n d_model"]) -> dict[str, Any]:
-    """Return what is added to the embeddings of the first positions, and its length for each token."""
+    """Return what is added to the embeddings of the first positions, and its length for each
+    token.
+    """
     d = added.shape[1]
     features = list(range(d)) if d <= FEATURES else [at * d // FEATURES for at in range(FEATURES)]
     table = [[round(x, 5) for x in row] for row in added[:POSITIONS, features].tolist()]
@@ -84,17 +94,26 @@ def _picture(added: Float[Tensor, "n d_model"]) -> dict[str, Any]:
 
 
 def _vectors(inputs: StackInputs, added: Float[Tensor, "n d_model"], i: int) -> dict[str, Any]:
-    """Return the embedding of one token, what is added to it, and the dot products of its position with all others."""
+    """Return the embedding of one token, what is added to it, and the dot products of its position
+    with all others.
+    """
     vectors = {"embedded": inputs.embedded[i], "position": added[i]}
     dots = added.double() @ added[i].double()
-    return {name: [round(x, 6) for x in one.tolist()] for name, one in vectors.items()} | {"dots": dots.tolist()}
+    return {name: [round(x, 6) for x in one.tolist()] for name, one in vectors.items()} | {
+        "dots": dots.tolist()
+    }
 
 
 def _frequencies(inputs: StackInputs, one: OneHead) -> dict[str, Any]:
-    """Return by how much each pair of features is rotated from one position to the next, in radians."""
+    """Return by how much each pair of features is rotated from one position to the next, in
+    radians.
+    """
     assert inputs.rotary is not None
     turned = inputs.rotary.at(torch.ones(1, dtype=torch.long), one.keys.shape[-1], torch.float64)
-    return {"pairs": inputs.rotary.pairs, "radians": torch.atan2(turned.sin, turned.cos)[0].tolist()}
+    return {
+        "pairs": inputs.rotary.pairs,
+        "radians": torch.atan2(turned.sin, turned.cos)[0].tolist(),
+    }
 
 
 def _unplaced(view: AttentionView, one: OneHead, h: int) -> tuple[OneHead | None, str | None]:
@@ -105,12 +124,20 @@ def _unplaced(view: AttentionView, one: OneHead, h: int) -> tuple[OneHead | None
         known = one.attention.bias is not None
         return (bare, None) if known else (None, "how this model knows positions was not recorded")
     if inputs.rotary is not None:
-        return bare._replace(queries=_unrotated(inputs, one.queries), keys=_unrotated(inputs, one.keys)), None
+        return bare._replace(
+            queries=_unrotated(inputs, one.queries), keys=_unrotated(inputs, one.keys)
+        ), None
     if inputs.added is None:
         known = one.attention.bias is not None
-        return (bare, None) if known else (None, "this model has no positions: only its mask tells the words apart")
+        return (
+            (bare, None)
+            if known
+            else (None, "this model has no positions: only its mask tells the words apart")
+        )
     attention = getattr(view.block, "self_attention", None)
-    if not isinstance(view.block, EncoderBlock | DecoderBlock) or not isinstance(attention, MultiHeadAttention):
+    if not isinstance(view.block, EncoderBlock | DecoderBlock) or not isinstance(
+        attention, MultiHeadAttention
+    ):
         return None, "queries and keys without positions are known for dot-product attention alone"
     if not _is_first(view):
         return (
@@ -123,7 +150,9 @@ def _unplaced(view: AttentionView, one: OneHead, h: int) -> tuple[OneHead | None
     keys, _ = attention.keys_and_values(read)
     place = view.call.head_index(h)
     shared = place * keys.shape[1] // queries.shape[1]
-    return bare._replace(queries=queries[:, place : place + 1], keys=keys[:, shared : shared + 1]), None
+    return bare._replace(
+        queries=queries[:, place : place + 1], keys=keys[:, shared : shared + 1]
+    ), None
 
 
 def _is_first(view: AttentionView) -> bool:
@@ -134,16 +163,23 @@ def _is_first(view: AttentionView) -> bool:
 def _unrotated(inputs: StackInputs, features: Tensor) -> Tensor:
     """Return queries or keys as they were before rotation: rotated back by their own angles."""
     assert inputs.rotary is not None
-    return inputs.rotary(features.double(), -torch.arange(features.shape[-2], device=features.device))
+    return inputs.rotary(
+        features.double(), -torch.arange(features.shape[-2], device=features.device)
+    )
 
 
 def _row(seen: RowInFloat64) -> dict[str, Any]:
     """Return the scores before the mask, and the weights."""
-    return {"scores": json_numbers(seen.steps["biased"]), "weights": json_numbers(seen.steps["weights"])}
+    return {
+        "scores": json_numbers(seen.steps["biased"]),
+        "weights": json_numbers(seen.steps["weights"]),
+    }
 
 
 def _by_distance(one: OneHead) -> dict[str, Any]:
-    """Return the mean score and weight by key - query, over visible pairs of at most 128 queries."""
+    """Return the mean score and weight by key - query, over visible pairs of at most 128
+    queries.
+    """
     n_q, n_k = one.size
     chosen = range(n_q) if n_q <= QUERIES else [at * n_q // QUERIES for at in range(QUERIES)]
     shift = n_q - 1  # the smallest distance, -(n_q - 1), is the first

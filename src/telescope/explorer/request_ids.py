@@ -1,4 +1,6 @@
-"""Give every request an id, which stands in its answer, in its error and in the log; write a log if one is wanted."""
+"""Give every request an id, which stands in its answer, in its error and in the log; write a log if
+one is wanted.
+"""
 
 import secrets
 from collections.abc import Callable
@@ -17,9 +19,11 @@ _ID = "telescope.request"
 
 
 def with_ids(app: ASGIApp, log: Callable[[str], object] | None = None) -> ASGIApp:
-    """Return the application with an id for every request, in the header X-Request-Id of its answer.
+    """Return the application with an id for every request, in the header X-Request-Id of its
+    answer.
 
-    `log` is given one line for each answered request: time, id, method, path without the token, status, milliseconds.
+    `log` is given one line for each answered request: time, id, method, path without the token,
+    status, milliseconds.
     """
 
     async def identified(scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,9 +48,12 @@ def with_ids(app: ASGIApp, log: Callable[[str], object] | None = None) -> ASGIAp
             if log is not None:
                 milliseconds = (perf_counter() - began) * 1000
                 line = (
-                    f"{arrived:%Y-%m-%d %H:%M:%S} {request_id(scope)} {described(scope)} {status} {milliseconds:.0f} ms"
+                    f"{arrived:%Y-%m-%d %H:%M:%S} {request_id(scope)} {described(scope)} "
+                    f"{status} {milliseconds:.0f} ms"
                 )
-                with suppress(OSError, ValueError):  # a log that was closed must not fail the request
+                with suppress(
+                    OSError, ValueError
+                ):  # a log that was closed must not fail the request
                     log(line)
 
     return identified

@@ -1,4 +1,6 @@
-"""Parse the parameters of API requests: each is an integer or one of a few words. Errors are refusals."""
+"""Parse the parameters of API requests: each is an integer or one of a few words. Errors are
+refusals.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -60,13 +62,17 @@ class RequestParams:
         return number
 
     def span(self, count: int, most: int) -> range:
-        """Return the range start= to stop=, clipped to `count`; by default as many as `most`, from 0."""
+        """Return the range start= to stop=, clipped to `count`; by default as many as `most`, from
+        0.
+        """
         start = self.number("start", 0)
         stop = min(self.number("stop", min(count, start + most)), count)
         if not 0 <= start < max(count, 1) or stop < start:
             raise bad_parameter(f"start={start}, stop={stop} is not a range within {count:,}")
         if stop - start > most:
-            raise bad_parameter(f"start={start}, stop={stop} spans {stop - start:,}; one answer holds {most:,}")
+            raise bad_parameter(
+                f"start={start}, stop={stop} spans {stop - start:,}; one answer holds {most:,}"
+            )
         return range(start, stop)
 
     def word(self, name: str, known: Sequence[str]) -> str:

@@ -1,4 +1,6 @@
-"""A run: every attention of a model on one text or recording, with the name and the facts that the page shows."""
+"""A run: every attention of a model on one text or recording, with the name and the facts that the
+page shows.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from ..recording.summaries_call import SummariesCall
 from ..tiles.head_scores import OneHead
-from ..trace.whole_words import INCOMPLETE, Span, Words
+from ..traces.whole_words import INCOMPLETE, Span, Words
 from ..words import hint
 from .output import Output
 from .requests import not_kept
@@ -33,11 +35,13 @@ SUMMARY = (
 
 @dataclass(frozen=True, eq=False)
 class AttentionView:
-    """One call of one attention. `rows` and `columns` are the words of queries and keys, where the text has words.
+    """One call of one attention. `rows` and `columns` are the words of queries and keys, where the
+    text has words.
 
-    `title` is a name for people, where the attention has one. `beside` are the views, this one included, whose vectors
-    share one picture of the geometry. `block` is the model's block around the attention, where the model is at hand;
-    `inputs` are the embeddings and positions that its stack reads.
+    `title` is a name for people, where the attention has one. `beside` are the views, this one
+    included, whose vectors share one picture of the geometry. `block` is the model's block around
+    the attention, where the model is at hand; `inputs` are the embeddings and positions that its
+    stack reads.
     """
 
     name: str
@@ -74,14 +78,22 @@ class AttentionView:
         return one_head(self.call, number, sequence)
 
     def words(self, axis: str) -> Words | None:
-        """Return the words of an axis, "q" or "k"; None where they are unknown, or the recording has grown since."""
+        """Return the words of an axis, "q" or "k"; None where they are unknown, or the recording
+        has grown since.
+        """
         words = self.rows if axis == "q" else self.columns
-        return words if words is not None and len(words.word_ids) == self.size[0 if axis == "q" else 1] else None
+        return (
+            words
+            if words is not None and len(words.word_ids) == self.size[0 if axis == "q" else 1]
+            else None
+        )
 
     def tokens(self, axis: str, sequence: int, indices: range | list[int]) -> list[str]:
-        """Return the texts of some queries ("q") or keys ("k"); a token without text has its name or its number.
+        """Return the texts of some queries ("q") or keys ("k"); a token without text has its name
+        or its number.
 
-        In cross-attention a query is labelled with the token that it predicts, the one after the token that it read.
+        In cross-attention a query is labelled with the token that it predicts, the one after the
+        token that it read.
         """
         words = self.words(axis)
         if words is not None:
@@ -92,13 +104,19 @@ class AttentionView:
         return [self._label(token) for token in self._token_ids(axis, sequence, positions)]
 
     def real(self, axis: str, sequence: int) -> list[int]:
-        """Return the indices of queries or keys whose token has text; all indices where no token is known to."""
+        """Return the indices of queries or keys whose token has text; all indices where no token is
+        known to.
+        """
         indices = range(self.size[0 if axis == "q" else 1])
         if self.ids(axis) is None or self.decode is None:
             return list(indices)
         decode = self.decode
         tokens = self._token_ids(axis, sequence, self._positions(axis, indices))
-        found = [index for index, token in zip(indices, tokens, strict=True) if token is not None and decode([token])]
+        found = [
+            index
+            for index, token in zip(indices, tokens, strict=True)
+            if token is not None and decode([token])
+        ]
         return found or list(indices)
 
     def _token_ids(self, axis: str, sequence: int, positions: Iterable[int]) -> list[int | None]:
@@ -108,8 +126,13 @@ class AttentionView:
         ahead = int(axis == "q" and self.kind == "cross")
         shifted = torch.tensor(list(positions), dtype=torch.long) + ahead
         last = ids.shape[1] - 1
-        found: list[int] = ids[sequence, shifted.clamp(max=last).to(ids.device)].tolist() if len(shifted) else []
-        return [token if position <= last else None for token, position in zip(found, shifted.tolist(), strict=True)]
+        found: list[int] = (
+            ids[sequence, shifted.clamp(max=last).to(ids.device)].tolist() if len(shifted) else []
+        )
+        return [
+            token if position <= last else None
+            for token, position in zip(found, shifted.tolist(), strict=True)
+        ]
 
     def _label(self, token: int | None) -> str:
         """Return the text of a token id, else its name, else its number."""
@@ -118,10 +141,14 @@ class AttentionView:
         name = None if self.token_name is None else self.token_name(token)
         return self.decode([token]) or name or str(token)
 
-    def words_of_ids(self, axis: str, known: dict[tuple[int | None, ...], Words | None]) -> Words | None:
-        """Return the words of the recorded tokens of an axis; None where they have no text, or no words in it.
+    def words_of_ids(
+        self, axis: str, known: dict[tuple[int | None, ...], Words | None]
+    ) -> Words | None:
+        """Return the words of the recorded tokens of an axis; None where they have no text, or no
+        words in it.
 
-        `known` holds the words of tokens that were joined before: most attentions of a recording read the same.
+        `known` holds the words of tokens that were joined before: most attentions of a recording
+        read the same.
         """
         if self.ids(axis) is None or self.decode is None:
             return None
@@ -131,12 +158,16 @@ class AttentionView:
         return known[tokens]
 
     def _join(self, tokens: Iterable[int | None], decode: Decode) -> Words | None:
-        """Return the words of tokens, by the characters that each adds to the text; None where words are too long."""
+        """Return the words of tokens, by the characters that each adds to the text; None where
+        words are too long.
+        """
         text = ""
         read = list[int]()
         spans = list[Span | str]()
         for token in tokens:
-            if token is None or not decode([token, token]):  # twice: a space by itself may be dropped
+            if token is None or not decode(
+                [token, token]
+            ):  # twice: a space by itself may be dropped
                 spans.append(self._label(token))
                 continue
             read.append(token)
@@ -150,7 +181,9 @@ class AttentionView:
         return words if LONGEST_WORD * len(words.names) >= len(spans) else None
 
     def ids(self, axis: str) -> Tensor | None:
-        """Return the token ids of an axis, (batch, position), or None where the model was not given tokens."""
+        """Return the token ids of an axis, (batch, position), or None where the model was not given
+        tokens.
+        """
         return self.call.query_ids if axis == "q" else self.call.key_ids
 
     def _positions(self, axis: str, indices: range | list[int]) -> range | list[int]:
@@ -173,22 +206,28 @@ class AttentionView:
         elif not isinstance(self.call, StepsCall):
             missing["context"] = f'"{self.name}" was kept without values: {STEPS}'
         if "map" not in missing and not summary and self.call.attention.normalize is not softmax:
-            missing["map"] = "the map shows log weights of softmax, and this attention has another normaliser"
+            missing["map"] = (
+                "the map shows log weights of softmax, and this attention has another normaliser"
+            )
         rows, columns = (
             count if words is None else len(words.names)
             for words, count in zip(map(self.words, "qk"), self.size, strict=True)
         )
         if max(self.size) > 2 * ALIGNED or max(rows, columns) > ALIGNED:
             missing.setdefault(
-                "alignment", f"{rows:,} x {columns:,} words are too many for ribbons; the map shows them"
+                "alignment",
+                f"{rows:,} x {columns:,} words are too many for ribbons; the map shows them",
             )
         stream = self.call.parts.get("before")
         if stream is None or stream.shape[1] != self.call.size[0]:
             missing["geometry"] = (
-                f"this needs the vectors before and after attention, which were not kept: {STEPS} of Telescope's models"
+                f"this needs the vectors before and after attention, which were not kept: {STEPS} "
+                "of Telescope's models"
             )
         if self.block is None or "geometry" in missing:
-            missing["after"] = "what follows the heads is shown for models of Telescope that run here"
+            missing["after"] = (
+                "what follows the heads is shown for models of Telescope that run here"
+            )
         if (problem := self._no_positions()) is not None:
             missing["positions"] = problem
         if self.ids("k") is None and self.words("k") is None:
@@ -201,14 +240,24 @@ class AttentionView:
             return SUMMARY.format("queries-keys")
         if (problem := _unusable_definition(self.call)) is not None:
             return f'"{self.name}": {problem}'
-        if self.call.across and self.title is None:  # the examples, which have titles, show encodings without a model
-            return "the queries and keys of this attention are in two texts: there is no distance between them"
+        if (
+            self.call.across and self.title is None
+        ):  # the examples, which have titles, show encodings without a model
+            return (
+                "the queries and keys of this attention are in two texts: there is no distance "
+                "between them"
+            )
         if max(self.size) > ALIGNED or self.call.facts.rows is not None:
-            return f"positions are shown for texts of at most {ALIGNED} tokens, of which every query was kept"
+            return (
+                f"positions are shown for texts of at most {ALIGNED} tokens, of which every "
+                "query was kept"
+            )
         return None
 
     def require(self, what: str) -> None:
-        """Raise Refusal 409, with the reason, if this attention cannot give an answer of this kind."""
+        """Raise Refusal 409, with the reason, if this attention cannot give an answer of this
+        kind.
+        """
         if what in self.missing:
             raise not_kept(self.missing[what])
 
@@ -216,7 +265,17 @@ class AttentionView:
         """Return an entry of the list "attentions" in a run's JSON."""
         facts = self.call.facts
         queries, keys = self.size
-        has = ("trace", "context", "map", "geometry", "alignment", "tokens", "after", "tiles", "positions")
+        has = (
+            "trace",
+            "context",
+            "map",
+            "geometry",
+            "alignment",
+            "tokens",
+            "after",
+            "tiles",
+            "positions",
+        )
         return {
             "l": number,
             "name": self.name,
@@ -227,7 +286,9 @@ class AttentionView:
             "n_q": queries,
             "n_k": keys,
             "d_k": facts.shape[3],
-            "d_v": self.call.parts["values"].shape[-1] if isinstance(self.call, StepsCall) else None,
+            "d_v": self.call.parts["values"].shape[-1]
+            if isinstance(self.call, StepsCall)
+            else None,
             "formula": self.call.attention.formula(facts.shape[3]),
             "mask": repr(self.call.attention.mask),
             "has": {what: ("map" if what == "tiles" else what) not in self.missing for what in has},
@@ -237,7 +298,9 @@ class AttentionView:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """All attentions of a model on one text; `rev` changes with the contents and `keep` says what was recorded."""
+    """All attentions of a model on one text; `rev` changes with the contents and `keep` says what
+    was recorded.
+    """
 
     name: str
     rev: str
@@ -256,7 +319,9 @@ class Run:
     """What the model made of the text: of a sentence that a GPT or a Transformer has read."""
 
     def place(self, word: str | None) -> int:
-        """Return the query at which the walk starts: the last token of this word, or of the text's last word."""
+        """Return the query at which the walk starts: the last token of this word, or of the text's
+        last word.
+        """
         words = self.views[0].rows
         if words is None or not words.text_words:
             return 0
@@ -284,7 +349,9 @@ class Run:
 
 
 def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
-    """Return a recording as a run; an attention that was called several times has one view for each call."""
+    """Return a recording as a run; an attention that was called several times has one view for each
+    call.
+    """
     known: dict[tuple[int | None, ...], Words | None] = {}
     views = [
         with_words(
@@ -302,20 +369,32 @@ def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
     return Run(name, rev, "recording", name, recording.model, recording.keep, tuple(views))
 
 
-def with_words(view: AttentionView, known: dict[tuple[int | None, ...], Words | None]) -> AttentionView:
-    """Return the view of a recording with its tokens joined into words, where the text is short and has words.
+def with_words(
+    view: AttentionView, known: dict[tuple[int | None, ...], Words | None]
+) -> AttentionView:
+    """Return the view of a recording with its tokens joined into words, where the text is short and
+    has words.
 
     `known` is that of `AttentionView.words_of_ids`, one for all views of the recording.
     """
-    if view.batch != 1 or view.decode is None or max(view.size) > ALIGNED or view.call.facts.rows is not None:
+    if (
+        view.batch != 1
+        or view.decode is None
+        or max(view.size) > ALIGNED
+        or view.call.facts.rows is not None
+    ):
         return view
     rows, columns = (view.words_of_ids(axis, known) for axis in "qk")
     return replace(view, rows=rows, columns=columns)
 
 
 def _unusable_definition(call: RecordedCall) -> str | None:
-    """Return why a definition cannot be evaluated, or None: functions inside a mask or bias are not saved."""
-    at = Pairs.block(range(1), range(1), of=call.size, batch=call.facts.shape[0], heads=len(call.heads))
+    """Return why a definition cannot be evaluated, or None: functions inside a mask or bias are not
+    saved.
+    """
+    at = Pairs.block(
+        range(1), range(1), of=call.size, batch=call.facts.shape[0], heads=len(call.heads)
+    )
     attention = call.attention
     try:
         attention.mask.sees(at)

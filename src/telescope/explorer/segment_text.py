@@ -1,4 +1,6 @@
-"""Cut a text into segments for the Sources screen: words, sentences, paragraphs or equal parts; name its tokens."""
+"""Cut a text into segments for the Sources screen: words, sentences, paragraphs or equal parts;
+name its tokens.
+"""
 
 import re
 from bisect import bisect_left
@@ -29,7 +31,9 @@ def display_texts(view: AttentionView, axis: str, b: int, indices: range) -> lis
 
 
 def _decoded(view: AttentionView, axis: str, b: int, indices: range) -> list[str] | None:
-    """Return the text of each token by itself, if the tokenizer keeps spaces in it; None otherwise."""
+    """Return the text of each token by itself, if the tokenizer keeps spaces in it; None
+    otherwise.
+    """
     ids = view.ids(axis)
     decode = view.decode
     if ids is None or decode is None or (axis == "q" and view.kind == "cross"):
@@ -43,7 +47,9 @@ def _decoded(view: AttentionView, axis: str, b: int, indices: range) -> list[str
 
 
 class Cuttable:
-    """The tokens of a text as the page shows them, and where its words, sentences and paragraphs begin."""
+    """The tokens of a text as the page shows them, and where its words, sentences and paragraphs
+    begin.
+    """
 
     def __init__(self, view: AttentionView, axis: str, b: int, columns: range) -> None:
         self.texts = display_texts(view, axis, b, columns)
@@ -54,7 +60,9 @@ class Cuttable:
         }
 
     def starts(self, by: str, count: int) -> list[int]:
-        """Return the tokens at which the segments of the first `count` tokens begin, the first at 0."""
+        """Return the tokens at which the segments of the first `count` tokens begin, the first at
+        0.
+        """
         if by == "pieces" or not count:
             return list(range(count))
         if by == "parts":
@@ -72,11 +80,17 @@ def _word_starts(view: AttentionView, axis: str, texts: Sequence[str], columns: 
     if words is not None:
         ids = words.word_ids[columns.start : columns.stop]
         return [at for at in range(count) if at == 0 or ids[at] != ids[at - 1]]
-    return [at for at in range(count) if at == 0 or texts[at][:1].isspace() or texts[at - 1][-1:].isspace()]
+    return [
+        at
+        for at in range(count)
+        if at == 0 or texts[at][:1].isspace() or texts[at - 1][-1:].isspace()
+    ]
 
 
 def _breaks(texts: Sequence[str], by: str) -> list[int]:
-    """Return where sentences or paragraphs begin: after a full stop and a space, after a line break or after two."""
+    """Return where sentences or paragraphs begin: after a full stop and a space, after a line break
+    or after two.
+    """
     starts = [0]
     ended = False
     for at in range(1, len(texts)):
@@ -104,7 +118,9 @@ def _blank_line(texts: Sequence[str], at: int) -> bool:
 
 
 def suggested(counts: dict[str, int]) -> str:
-    """Return how a text should be cut at first: into words where they are few, else sentences, else equal parts."""
+    """Return how a text should be cut at first: into words where they are few, else sentences, else
+    equal parts.
+    """
     if counts["words"] <= MANY:
         return "words"
     return "sentences" if 8 <= counts["sentences"] <= counts["words"] // 3 else "parts"

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from ..decoding import Written
 from ..decoding.writers import start_token
+from ..interception.watch import watch
 from ..models import GPT, Encoder, Model, Transformer
 from ..tasks.explaining.sentence_views import (
     SentenceAttention,
@@ -19,8 +20,7 @@ from ..tasks.explaining.sentence_views import (
     written_words,
 )
 from ..tasks.writing.rewrite import encode_text, max_source_tokens
-from ..trace.whole_words import Words
-from ..watch.watch import watch
+from ..traces.whole_words import Words
 from .output import Output
 from .requests import Refusal
 from .run import AttentionView, Decode, Run
@@ -33,13 +33,18 @@ def run_name(model: str, text: str, target: str | None) -> str:
     """Return the name of a sentence's run: a hash, so that the same sentence is the same run."""
     for what, given in (("text", text), ("model", model), ("target", target or "")):
         if (half := re.search("[\ud800-\udfff]", given)) is not None:
-            message = f"the {what} has {half[0]!r} at {half.start()}, half of a character (a lone surrogate)"
+            message = (
+                f"the {what} has {half[0]!r} at {half.start()}, half of a character (a lone "
+                "surrogate)"
+            )
             raise Refusal(400, "bad-json", message)
     return "s" + sha256("\0".join((model, text, target or "")).encode()).hexdigest()[:12]
 
 
 def read(model: Model, model_name: str, text: str, target: str | None = None) -> Run:
-    """Run a model on a text and return the run; a translator writes `target`, or without it its own translation."""
+    """Run a model on a text and return the run; a translator writes `target`, or without it its own
+    translation.
+    """
     if model.tokenizer is None:
         raise _unreadable(f"{model_name} has no tokenizer, so it cannot read text")
     try:
@@ -67,32 +72,47 @@ Seen = tuple[list[AttentionView], str | None, Output | None]
 
 
 def _attention_views(model: Model, text: str, target: str | None) -> Seen:
-    """Return a view of each attention, the text that was written, and the output; ValueError for what cannot be run."""
+    """Return a view of each attention, the text that was written, and the output; ValueError for
+    what cannot be run.
+    """
     assert model.tokenizer is not None
     ids = encode_text(model, text)
     if not text.strip() or not ids:
         raise ValueError("the text has no words")
-    most = min(LONGEST, max_source_tokens(model)) if isinstance(model, Transformer) else min(LONGEST, _longest(model))
+    most = (
+        min(LONGEST, max_source_tokens(model))
+        if isinstance(model, Transformer)
+        else min(LONGEST, _longest(model))
+    )
     if len(ids) > most:
         raise ValueError(f"the text has {len(ids):,} tokens; at most {most:,} can be read at once")
     if isinstance(model, Transformer):
         wrote = translate_whole(model, text) if target is None else _forced(model, target)
         if len(wrote.ids) > most:
-            raise ValueError(f"the target has {len(wrote.ids):,} tokens; at most {most:,} can be written at once")
+            raise ValueError(
+                f"the target has {len(wrote.ids):,} tokens; at most {most:,} can be written at once"
+            )
         decode = model.tokenizer.decode
         stacks = watch_translation(model, text, wrote)
         read = [start_token(model), *wrote.ids[:-1]]
         sides = (StackInputs.of_text(model, ids), StackInputs.of_text(model, read, "target"), None)
         read_by = zip(stacks, sides, strict=True)
-        views = [view for stack, inputs in read_by for view in _views_of(stack, model, decode, inputs)]
+        views = [
+            view for stack, inputs in read_by for view in _views_of(stack, model, decode, inputs)
+        ]
         return views, wrote.text, Output.of_translation(model, ids, wrote.ids, stacks.cross.rows)
     if target is not None:
         raise ValueError(f"a {type(model).__name__} does not write, so it takes no target")
     if not isinstance(model, GPT | Encoder):
-        raise ValueError(f"a {type(model).__name__} cannot be explored by itself; a Transformer, GPT or Encoder can")
+        raise ValueError(
+            f"a {type(model).__name__} cannot be explored by itself; a Transformer, GPT or Encoder "
+            "can"
+        )
     with torch.no_grad(), watch(model, keep="steps", also="norms") as recording:
         model(torch.tensor([ids], device=next(model.parameters()).device))
-    read_words: Words = source_words(model, text) if isinstance(model, Encoder) else written_words(model, ids)
+    read_words: Words = (
+        source_words(model, text) if isinstance(model, Encoder) else written_words(model, ids)
+    )
     seen = SentenceAttention(read_words, read_words, tuple(recording.values()))
     views = _views_of(seen, model, model.tokenizer.decode, StackInputs.of_text(model, ids))
     return views, None, Output.of_gpt(model, ids) if isinstance(model, GPT) else None
@@ -100,7 +120,9 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
 
 @contextmanager
 def _no_padding_or_truncation(tokenizer: Tokenizer) -> Iterator[None]:
-    """Switch off the padding and truncation that a tokenizer of Hugging Face may have set, and restore them after."""
+    """Switch off the padding and truncation that a tokenizer of Hugging Face may have set, and
+    restore them after.
+    """
     padding = tokenizer.padding
     truncation = tokenizer.truncation
     tokenizer.no_padding()
@@ -143,14 +165,17 @@ def _forced(model: Transformer, target: str) -> Written:
 
 
 def _notice(model: Model, text: str) -> str | None:
-    """Return a warning for a text in a script that the model has hardly read: it falls apart into single characters."""
+    """Return a warning for a text in a script that the model has hardly read: it falls apart into
+    single characters.
+    """
     letters = sum(character.isalpha() for character in text)
     foreign = sum(character.isalpha() and ord(character) > LATIN for character in text)
     pieces = len(encode_text(model, text))
     if foreign * 2 <= letters or pieces * 5 < letters * 4:
         return None
     return (
-        f"This model has hardly read this script: {letters} letters became {pieces} pieces. What it writes about them, "
+        f"This model has hardly read this script: {letters} letters became {pieces} pieces. What "
+        "it writes about them, "
         "and where it looks, means little."
     )
 

@@ -48,8 +48,9 @@ def serve(
 ) -> None:
     """Serve a library until Ctrl-C; port 0 takes a free port.
 
-    Passes the link, with the access token, to `say`; of a server on all addresses of this machine, a link for each.
-    `log` is given one line for each request. Ctrl-C ends the process at once if an answer is still being computed.
+    Passes the link, with the access token, to `say`; of a server on all addresses of this machine,
+    a link for each. `log` is given one line for each request. Ctrl-C ends the process at once if an
+    answer is still being computed.
     """
     listener = listen(host, port)
     port = listener.getsockname()[1]
@@ -62,7 +63,9 @@ def serve(
     links = [f"http://{name}:{port}{path}{query}" for name in printed]
     _warn(host, bound)
     at_once = min(AT_ONCE, os.cpu_count() or 1)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // at_once))  # so that parallel tiles do not oversubscribe cores
+    torch.set_num_threads(
+        max(1, (os.cpu_count() or 1) // at_once)
+    )  # so that parallel tiles do not oversubscribe cores
     computing = Computing(at_once)
     config = uvicorn_config(app(Api(library), guard, computing, log=log))
     for link in links:
@@ -90,7 +93,9 @@ GRACE = 0.2  # seconds after Ctrl-C in which answers that are nearly there are s
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; at Ctrl-C it closes the connections of all who still wait, instead of waiting for them."""
+    """uvicorn's server; at Ctrl-C it closes the connections of all who still wait, instead of
+    waiting for them.
+    """
 
     def __init__(self, config: uvicorn.Config, computing: Computing) -> None:
         super().__init__(config)
@@ -107,7 +112,9 @@ class Server(uvicorn.Server):
 
 
 def _end_process() -> None:
-    """End the process although threads still compute: Python would wait for them, and they cannot be ended."""
+    """End the process although threads still compute: Python would wait for them, and they cannot
+    be ended.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -117,9 +124,15 @@ def _end_process() -> None:
 def _warn(host: str, bound: Address) -> None:
     """Log who can reach the server, where the user may think otherwise."""
     if not bound.is_loopback:
-        told = f"--host {host} is open to the network: anyone with the link can read everything, unencrypted"
+        told = (
+            f"--host {host} is open to the network: anyone with the link can read everything, "
+            "unencrypted"
+        )
     elif host.strip("[]") not in (str(bound), *LOOPBACK):
-        told = f"{host} is {bound} here, which no other machine can reach; --host 0.0.0.0 opens the page to the network"
+        told = (
+            f"{host} is {bound} here, which no other machine can reach; --host 0.0.0.0 opens "
+            "the page to the network"
+        )
     else:
         return
     logger.warning(told)
@@ -142,14 +155,19 @@ def uvicorn_config(application: ASGIApp) -> uvicorn.Config:
 
 
 def recordings(place: Path) -> list[Path]:
-    """Return the folder if it is a recording, otherwise the recordings directly in it, without hidden ones."""
+    """Return the folder if it is a recording, otherwise the recordings directly in it, without
+    hidden ones.
+    """
     folder = paths.check_exists(place)
     if not folder.is_dir() or (folder / FILE).is_file():
         return [folder]
-    found = sorted(child for child in folder.iterdir() if child.name[0] != "." and (child / FILE).is_file())
+    found = sorted(
+        child for child in folder.iterdir() if child.name[0] != "." and (child / FILE).is_file()
+    )
     if not found:
         raise ValueError(
-            f"{place} is not a recording and contains none; telescope watch --out {place}/run.telescope makes one"
+            f"{place} is not a recording and contains none; telescope watch --out "
+            f"{place}/run.telescope makes one"
         )
     return found
 
@@ -158,10 +176,12 @@ IDLE = 60.0  # seconds
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Close, within IDLE seconds, a connection that sends no complete request or does not read its answer.
+    """Close, within IDLE seconds, a connection that sends no complete request or does not read its
+    answer.
 
-    uvicorn itself closes connections that are idle after an answer. A connection that never sends a request, or not
-    all of its headers, would stay open without limit, and each takes one of the process's file descriptors.
+    uvicorn itself closes connections that are idle after an answer. A connection that never sends a
+    request, or not all of its headers, would stay open without limit, and each takes one of the
+    process's file descriptors.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -174,7 +194,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(problem)
 
     def _close_if_idle(self) -> None:
-        """Close the connection if it has waited for its client, unchanged, since the check IDLE / 2 seconds ago."""
+        """Close the connection if it has waited for its client, unchanged, since the check IDLE / 2
+        seconds ago.
+        """
         unsent = self.transport.get_write_buffer_size()
         waits_for_client = self.cycle is None or self.cycle.response_complete or unsent > 0
         state = (self.cycle, unsent) if waits_for_client else None

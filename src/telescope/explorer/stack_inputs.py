@@ -1,4 +1,6 @@
-"""What the first block of a model reads: the embedding of every token, and what is added for its position."""
+"""What the first block of a model reads: the embedding of every token, and what is added for its
+position.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +34,20 @@ class StackInputs:
 
     @classmethod
     @torch.no_grad()
-    def of_text(cls, model: Model, ids: Sequence[int], side: str = "source") -> "StackInputs | None":
-        """Return the inputs of a model's stack for token ids; `side` is "source" or "target" of a Transformer."""
+    def of_text(
+        cls, model: Model, ids: Sequence[int], side: str = "source"
+    ) -> "StackInputs | None":
+        """Return the inputs of a model's stack for token ids; `side` is "source" or "target" of a
+        Transformer.
+        """
         tokens = torch.tensor([list(ids)], device=next(model.parameters()).device)
         if isinstance(model, Transformer):
             target = side == "target"
-            table = model.target_embedding if target and model.target_embedding is not None else model.embedding
+            table = (
+                model.target_embedding
+                if target and model.target_embedding is not None
+                else model.embedding
+            )
             scale = sqrt(model.config.d_model) if model.config.scaled else 1.0
             embedded = table(tokens) * scale
             place = model.target_positions if target else model.source_positions
@@ -56,5 +66,7 @@ class StackInputs:
             if model.types is not None:
                 embedded = embedded + model.types.weight[0]
             added = model.positions(torch.zeros_like(embedded)[None])[0]
-            return cls("learned", embedded, added, model.norm(embedded + added), model.norm(embedded))
+            return cls(
+                "learned", embedded, added, model.norm(embedded + added), model.norm(embedded)
+            )
         return None

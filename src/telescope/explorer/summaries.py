@@ -1,6 +1,8 @@
-"""Pictures of a recording that kept summaries alone: from the largest weights of each query, which a summary holds.
+"""Pictures of a recording that kept summaries alone: from the largest weights of each query, which
+a summary holds.
 
-What is not among them is unknown: `known_share` says how much of the weight that is, and the rest counts as nothing.
+What is not among them is unknown: `known_share` says how much of the weight that is, and the rest
+counts as nothing.
 """
 
 import torch
@@ -14,7 +16,9 @@ from ..tiles.pyramid import TILE
 
 
 def top_weights(call: RecordedCall, b: int) -> tuple[Float[Tensor, "heads query top"], Tensor]:
-    """Return the largest weights of each query, and their keys; keys of weight 0 fill up where there are too few."""
+    """Return the largest weights of each query, and their keys; keys of weight 0 fill up where
+    there are too few.
+    """
     top = call.survey().top
     return top.weights[b].double().cpu(), top.keys[b].cpu().clamp(min=0)
 
@@ -31,8 +35,12 @@ def dense_weights(call: RecordedCall, b: int, n_k: int) -> Float[Tensor, "heads 
     return weights.new_zeros(*weights.shape[:2], n_k).scatter_add_(-1, keys, weights)
 
 
-def pooled_weights(call: RecordedCall, b: int, head: int, rows: int, columns: int, n_k: int) -> Tensor:
-    """Return one head's matrix pooled to rows x columns: the mean over queries of the sum over keys."""
+def pooled_weights(
+    call: RecordedCall, b: int, head: int, rows: int, columns: int, n_k: int
+) -> Tensor:
+    """Return one head's matrix pooled to rows x columns: the mean over queries of the sum over
+    keys.
+    """
     weights, keys = (part[head] for part in top_weights(call, b))
     n_q = weights.shape[0]
     row = torch.arange(n_q) * rows // n_q
@@ -42,7 +50,9 @@ def pooled_weights(call: RecordedCall, b: int, head: int, rows: int, columns: in
 
 
 class TopTiles:
-    """The map of one head from its largest weights, with the methods of `Tiles`. Tiles are never exact."""
+    """The map of one head from its largest weights, with the methods of `Tiles`. Tiles are never
+    exact.
+    """
 
     def __init__(self, call: RecordedCall, head: int, b: int) -> None:
         summary = call.survey()
@@ -74,7 +84,10 @@ class TopTiles:
         pictures = [one.maximum(lowest).log2().view(side, side) for one in (share, most)]
         if self.causal:
             row, column = (torch.arange(side) * cells + places.start for places in (rows, columns))
-            masked = column[None, :] > row[:, None] + cells - 1 + self.pyramid.keys - self.pyramid.queries
+            masked = (
+                column[None, :]
+                > row[:, None] + cells - 1 + self.pyramid.keys - self.pyramid.queries
+            )
             pictures = [picture.masked_fill(masked, -torch.inf) for picture in pictures]
         for picture in pictures:
             picture[-(-len(rows) // cells) :] = torch.nan
@@ -86,7 +99,9 @@ class TopTiles:
         return self._track(self.entropy, z, self.pyramid.queries_of(z, y), mean=True)
 
     def received(self, z: int, x: int, budget: int = 0) -> Track:
-        """Return the share of all weight that the keys of each pixel receive, which a summary holds exactly."""
+        """Return the share of all weight that the keys of each pixel receive, which a summary holds
+        exactly.
+        """
         total = self.received_weights / self.received_weights.sum().clamp(min=1e-12)
         return self._track(total, z, self.pyramid.keys_of(z, x), mean=False)
 

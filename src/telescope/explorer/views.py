@@ -1,4 +1,6 @@
-"""Answers about whole attentions: pictures of heads, geometry of the stream, tokens, and alignment of words."""
+"""Answers about whole attentions: pictures of heads, geometry of the stream, tokens, and alignment
+of words.
+"""
 
 from typing import Any, NamedTuple
 
@@ -9,9 +11,9 @@ from torch import Tensor
 from ..recording.heads import CLEAR, HABIT_KEYS, heads_of
 from ..recording.summaries_call import SummariesCall
 from ..tiles import BUDGET, Tiles
-from ..trace.geometry import cosines, plane
-from ..trace.numbers import json_numbers
-from ..trace.whole_words import Words
+from ..traces.geometry import cosines, plane
+from ..traces.numbers import json_numbers
+from ..traces.whole_words import Words
 from .requests import Refusal, RequestParams
 from .run import AttentionView, Run
 from .summaries import dense_weights, known_share, pooled_weights, top_weights
@@ -19,7 +21,9 @@ from .walk import head, sequence
 
 BY = ("pieces", "words")
 SIDE = 48  # pixels of a head's picture
-EXACT = 2**25  # most scores of an attention for which every score is computed; beyond, pictures are sampled
+EXACT = (
+    2**25
+)  # most scores of an attention for which every score is computed; beyond, pictures are sampled
 
 
 def heads(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
@@ -27,7 +31,12 @@ def heads(view: AttentionView, params: RequestParams, layer: int) -> dict[str, A
     b = sequence(view, params)
     which = [head(view, params)] if "h" in params.parameters else list(view.call.heads)
     small = view.batch * len(view.call.heads) * view.size[0] * view.size[1] <= EXACT
-    if params.word("by", BY) == "words" and small and view.words("q") is not None and "alignment" not in view.missing:
+    if (
+        params.word("by", BY) == "words"
+        and small
+        and view.words("q") is not None
+        and "alignment" not in view.missing
+    ):
         words = word_weights(view, b)
         shares = [words.weights[view.call.heads.index(h)] for h in which]
         return _heads_json(view, layer, dict(zip(which, shares, strict=True)), which) | {
@@ -36,13 +45,17 @@ def heads(view: AttentionView, params: RequestParams, layer: int) -> dict[str, A
             "exact": not isinstance(view.call, SummariesCall),
         }
     drawn = {h: _exact(view, b, h) if small else _coarse(view, b, h) for h in which}
-    return _heads_json(view, layer, {h: share for h, (share, _) in drawn.items()}, which if small else []) | {
+    return _heads_json(
+        view, layer, {h: share for h, (share, _) in drawn.items()}, which if small else []
+    ) | {
         "exact": all(samples is None for _, samples in drawn.values()),
         "samples": max(samples or 0 for _, samples in drawn.values()),
     }
 
 
-def _heads_json(view: AttentionView, layer: int, shares: dict[int, Tensor], measured: list[int]) -> dict[str, Any]:
+def _heads_json(
+    view: AttentionView, layer: int, shares: dict[int, Tensor], measured: list[int]
+) -> dict[str, Any]:
     """Return pictures of heads, by number, with the habits of those in `measured`."""
     height, width = next(iter(shares.values())).shape
     known = measured or isinstance(view.call, SummariesCall)
@@ -76,7 +89,9 @@ def _exact(view: AttentionView, b: int, h: int) -> Drawn:
 def _coarse(view: AttentionView, b: int, h: int) -> Drawn:
     """Return a head's picture from its coarsest tile, which may be sampled."""
     if isinstance(view.call, SummariesCall):
-        return _recorded(view, b, view.call.heads.index(h), *(min(SIDE, length) for length in view.size))
+        return _recorded(
+            view, b, view.call.heads.index(h), *(min(SIDE, length) for length in view.size)
+        )
     view.require("map")
     tile = Tiles(view.head(h, b), SIDE).tile(0, 0, 0, BUDGET)
     rows = (~tile.share[:, 0].isnan()).sum()
@@ -85,7 +100,9 @@ def _coarse(view: AttentionView, b: int, h: int) -> Drawn:
 
 
 def _recorded(view: AttentionView, b: int, place: int, rows: int, columns: int) -> Drawn:
-    """Return the map that was recorded with a summary, else one of the largest weights of each query."""
+    """Return the map that was recorded with a summary, else one of the largest weights of each
+    query.
+    """
     recorded = view.call.facts.recorded
     if recorded is not None:
         return view.call.survey().map(*recorded)[b, place], None
@@ -98,7 +115,9 @@ def _habits(view: AttentionView, which: list[int]) -> list[dict[str, Any]]:
     """Return the measured habits of some heads, by their numbers in the model."""
     measured = heads_of({view.name: [view.call]}, view.decode).to_dict()
     return [
-        {"h": habit.pop("number"), **habit} for habit in measured if habit.pop("layer") and habit["number"] in which
+        {"h": habit.pop("number"), **habit}
+        for habit in measured
+        if habit.pop("layer") and habit["number"] in which
     ]
 
 
@@ -108,7 +127,9 @@ MOST_COSINES = 64
 
 
 def geometry(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
-    """Answer GET /runs/{run}/geometry: the stream before and after the attention, projected onto a plane."""
+    """Answer GET /runs/{run}/geometry: the stream before and after the attention, projected onto a
+    plane.
+    """
     view.require("geometry")
     b = sequence(view, params)
     rows = view.call.facts.rows
@@ -117,7 +138,9 @@ def geometry(view: AttentionView, params: RequestParams, layer: int) -> dict[str
     tokens = view.tokens("q", b, span)
     before = view.call.before[b, which]
     after = view.call.after[b, which]
-    words = view.words("q") if params.word("by", BY) == "words" and len(span) == view.size[0] else None
+    words = (
+        view.words("q") if params.word("by", BY) == "words" and len(span) == view.size[0] else None
+    )
     if words is not None:
         tokens = list(words.names)
         before, after = (_mean_by_word(vectors, words) for vectors in (before, after))
@@ -136,7 +159,9 @@ def geometry(view: AttentionView, params: RequestParams, layer: int) -> dict[str
         "after": json_numbers(flat.after),
         "explained": list(flat.explained),
         "moved": json_numbers(flat.moved),
-        "cosines": {"before": json_numbers(cosines(before)), "after": json_numbers(cosines(after))} if few else None,
+        "cosines": {"before": json_numbers(cosines(before)), "after": json_numbers(cosines(after))}
+        if few
+        else None,
     }
 
 
@@ -148,11 +173,17 @@ def _mean_by_word(vectors: Float[Tensor, "token d"], words: Words) -> Float[Tens
 
 
 def _geometry_of_all(views: tuple[AttentionView, ...]) -> tuple[range, list[str], Tensor, Tensor]:
-    """Return the tokens and vectors of several views, one after the other; a word of several views is told apart."""
-    owners = [(token, view.title) for view in views for token in view.tokens("q", 0, range(view.size[0]))]
+    """Return the tokens and vectors of several views, one after the other; a word of several views
+    is told apart.
+    """
+    owners = [
+        (token, view.title) for view in views for token in view.tokens("q", 0, range(view.size[0]))
+    ]
     tokens = [token for token, _ in owners]
     named = [str(title) if tokens.count(token) > 1 and title else token for token, title in owners]
-    before, after = (torch.cat([getattr(view.call, what)[0] for view in views]) for what in ("before", "after"))
+    before, after = (
+        torch.cat([getattr(view.call, what)[0] for view in views]) for what in ("before", "after")
+    )
     return range(len(tokens)), named, before, after
 
 
@@ -162,7 +193,9 @@ LARGEST = 14  # weights of one query
 
 
 def received(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
-    """Answer GET /runs/{run}/received: how much weight each token of a part of the text gets from all queries."""
+    """Answer GET /runs/{run}/received: how much weight each token of a part of the text gets from
+    all queries.
+    """
     view.require("map")
     h = head(view, params)
     b = sequence(view, params)
@@ -188,7 +221,9 @@ def largest_weights(view: AttentionView, params: RequestParams, layer: int) -> d
     h = head(view, params)
     b = sequence(view, params)
     i = params.index("i", view.size[0], "query")
-    weights, keys = (part[view.call.heads.index(h), i, :LARGEST] for part in top_weights(view.call, b))
+    weights, keys = (
+        part[view.call.heads.index(h), i, :LARGEST] for part in top_weights(view.call, b)
+    )
     kept = weights > 0
     weights = weights[kept]
     keys = keys[kept]
@@ -201,19 +236,27 @@ def largest_weights(view: AttentionView, params: RequestParams, layer: int) -> d
         "keys": keys.tolist(),
         "tokens": view.tokens("k", b, keys.tolist()),
         "steps": [{"name": "weights", "formula": "weights", "numbers": json_numbers(weights)}],
-        "rest": {"keys": view.size[1] - len(keys), "weight": max(0.0, 1.0 - float(weights.sum())), "context": None},
+        "rest": {
+            "keys": view.size[1] - len(keys),
+            "weight": max(0.0, 1.0 - float(weights.sum())),
+            "context": None,
+        },
     }
 
 
 def tokens(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
-    """Answer GET /runs/{run}/tokens: the texts of queries or keys, and the words that they belong to."""
+    """Answer GET /runs/{run}/tokens: the texts of queries or keys, and the words that they belong
+    to.
+    """
     axis = params.word("axis", ("q", "k"))
     b = sequence(view, params)
     count = view.size[0 if axis == "q" else 1]
     span = params.span(count, MOST_TOKENS)
     words = view.words(axis)
     word_of = None if words is None else words.word_ids[span.start : span.stop]
-    names = None if words is None or not word_of else list(words.names[word_of[0] : word_of[-1] + 1])
+    names = (
+        None if words is None or not word_of else list(words.names[word_of[0] : word_of[-1] + 1])
+    )
     return {
         "l": layer,
         "axis": axis,
@@ -227,7 +270,8 @@ def tokens(view: AttentionView, params: RequestParams, layer: int) -> dict[str, 
 
 
 class WordWeights(NamedTuple):
-    """Weights between words: the mean over a word's query tokens of the sum over a word's key tokens.
+    """Weights between words: the mean over a word's query tokens of the sum over a word's key
+    tokens.
 
     `real_rows` and `real_columns` are the indices of words of the text, without special tokens.
     """
@@ -240,17 +284,21 @@ class WordWeights(NamedTuple):
 
     @property
     def peaks(self) -> Float[Tensor, " heads_and_mean"]:
-        """Return each word's largest weight on a word, averaged over words: for each head, then for the heads' mean.
+        """Return each word's largest weight on a word, averaged over words: for each head, then for
+        the heads' mean.
 
-        This is the widest ribbon of a word, as it is drawn. Entropy would not do: it grows with the length of the
-        text, and it is also low where a head rests on the end-of-sequence token, which aligns nothing.
+        This is the widest ribbon of a word, as it is drawn. Entropy would not do: it grows with the
+        length of the text, and it is also low where a head rests on the end-of-sequence token,
+        which aligns nothing.
         """
         drawn = self.weights[:, self.real_rows][:, :, self.real_columns].double()
         return _with_mean(drawn).amax(-1).mean(-1)
 
 
 def alignment(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
-    """Answer GET /runs/{run}/alignment: weights between words, of one head or of the mean of all heads."""
+    """Answer GET /runs/{run}/alignment: weights between words, of one head or of the mean of all
+    heads.
+    """
     view.require("alignment")
     mean = params.parameters.get("h") == "mean"
     b = sequence(view, params)
@@ -262,7 +310,9 @@ def alignment(view: AttentionView, params: RequestParams, layer: int) -> dict[st
         "h": "mean" if mean else view.call.heads[place],
         "rows": found.rows,
         "columns": found.columns,
-        "weights": json_numbers(_with_mean(found.weights.double())[place] if mean else found.weights[place]),
+        "weights": json_numbers(
+            _with_mean(found.weights.double())[place] if mean else found.weights[place]
+        ),
         "real_rows": found.real_rows,
         "real_columns": found.real_columns,
     }
@@ -274,7 +324,11 @@ def sharpest(run: Run, params: RequestParams) -> dict[str, Any]:
     Only cross-attention is considered where the run has any.
     """
     kinds = {view.kind for view in run.views}
-    candidates = [layer for layer, view in enumerate(run.views) if view.kind == "cross" or "cross" not in kinds]
+    candidates = [
+        layer
+        for layer, view in enumerate(run.views)
+        if view.kind == "cross" or "cross" not in kinds
+    ]
     peaks = {}
     refused = None
     for layer in candidates:
@@ -287,7 +341,13 @@ def sharpest(run: Run, params: RequestParams) -> dict[str, Any]:
     layer = max(peaks, key=lambda layer: float(peaks[layer][-1]))
     *heads, mean = peaks[layer].tolist()
     place = heads.index(max(heads))
-    return {"l": layer, "mean": mean, "h": run.views[layer].call.heads[place], "head": heads[place], "of": len(peaks)}
+    return {
+        "l": layer,
+        "mean": mean,
+        "h": run.views[layer].call.heads[place],
+        "head": heads[place],
+        "of": len(peaks),
+    }
 
 
 def _peaks(view: AttentionView, params: RequestParams) -> Float[Tensor, " heads_and_mean"]:
@@ -304,24 +364,36 @@ def word_weights(view: AttentionView, b: int) -> WordWeights:
         view.tokens(axis, b, range(length)) if words is None else list(words.names)
         for axis, (words, length) in axes.items()
     ]
-    segments = tuple(list(range(length)) if words is None else list(words.word_ids) for words, length in axes.values())
+    segments = tuple(
+        list(range(length)) if words is None else list(words.word_ids)
+        for words, length in axes.values()
+    )
     if isinstance(view.call, SummariesCall):
         weights = _join(dense_weights(view.call, b, view.size[1]), *segments)
     else:
         weights = view.call.survey().map(segments=segments)[b]
-    real = [view.real(axis, b) if words is None else list(words.text_words) for axis, (words, _) in axes.items()]
+    real = [
+        view.real(axis, b) if words is None else list(words.text_words)
+        for axis, (words, _) in axes.items()
+    ]
     return WordWeights(names[0], names[1], weights, real[0], real[1])
 
 
 def _join(weights: Float[Tensor, "heads query key"], rows: list[int], columns: list[int]) -> Tensor:
-    """Return weights between words: the mean over a word's queries of the sum over a word's keys."""
+    """Return weights between words: the mean over a word's queries of the sum over a word's
+    keys.
+    """
     row = torch.tensor(rows)
     column = torch.tensor(columns)
     heads = len(weights)
-    summed = weights.new_zeros(heads, len(rows), int(column.max()) + 1).index_add_(2, column, weights)
+    summed = weights.new_zeros(heads, len(rows), int(column.max()) + 1).index_add_(
+        2, column, weights
+    )
     means = weights.new_zeros(heads, int(row.max()) + 1, summed.shape[2]).index_add_(1, row, summed)
     return means / row.bincount()[:, None]
 
 
-def _with_mean(weights: Float[Tensor, "heads row column"]) -> Float[Tensor, "heads_and_mean row column"]:
+def _with_mean(
+    weights: Float[Tensor, "heads row column"],
+) -> Float[Tensor, "heads_and_mean row column"]:
     return torch.cat([weights, weights.mean(0, keepdim=True)])

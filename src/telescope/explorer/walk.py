@@ -1,4 +1,6 @@
-"""Answers about one query of one head: every step and product (trace), single weights (cell, cells), random scores."""
+"""Answers about one query of one head: every step and product (trace), single weights (cell,
+cells), random scores.
+"""
 
 from typing import Any
 
@@ -8,8 +10,8 @@ from ..recording.row_in_float64 import RowInFloat64, row_in_float64
 from ..recording.summaries_call import SummariesCall
 from ..tasks.explaining.variance import MOST, to_dict
 from ..tiles.head_scores import OneHead
-from ..trace.numbers import json_number, json_numbers
-from ..trace.trace import PAIR_STEPS
+from ..traces.numbers import json_number, json_numbers
+from ..traces.trace import PAIR_STEPS
 from .requests import RequestParams, unknown
 from .run import AttentionView
 from .summaries import top_weights
@@ -27,7 +29,9 @@ def trace(view: AttentionView, params: RequestParams, layer: int) -> dict[str, A
     return trace_json(view, one, row_in_float64(one, i), {"l": layer, "h": h, "i": i, "b": b})
 
 
-def trace_json(view: AttentionView, one: OneHead, seen: RowInFloat64, place: dict[str, int]) -> dict[str, Any]:
+def trace_json(
+    view: AttentionView, one: OneHead, seen: RowInFloat64, place: dict[str, int]
+) -> dict[str, Any]:
     """Return the trace of one query as JSON; `place` holds l, h, i and b."""
     b = place["b"]
     i = place["i"]
@@ -66,8 +70,15 @@ def cell(view: AttentionView, params: RequestParams, layer: int) -> dict[str, An
     if isinstance(view.call, SummariesCall):
         known = cells(view, params, layer)
         j = known["j"]
-        names = {"query": view.tokens("q", known["b"], [known["i"]])[0], "key": view.tokens("k", known["b"], [j])[0]}
-        return known | names | {"visible": True, "dot": None, "scaled": None, "lse": None, "p": known["p"][0]}
+        names = {
+            "query": view.tokens("q", known["b"], [known["i"]])[0],
+            "key": view.tokens("k", known["b"], [j])[0],
+        }
+        return (
+            known
+            | names
+            | {"visible": True, "dot": None, "scaled": None, "lse": None, "p": known["p"][0]}
+        )
     h, i, b, (j, *_) = _cell_params(view, params, 1)
     seen = row_in_float64(view.head(h, b), i, torch.tensor([j]))
     steps = {name: float(step) for name, step in seen.steps.items()}
@@ -84,12 +95,23 @@ def cell(view: AttentionView, params: RequestParams, layer: int) -> dict[str, An
 
 
 def cells(view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
-    """Answer GET /runs/{run}/cells: weights of one query on adjacent keys. The row is summed once for all of them."""
+    """Answer GET /runs/{run}/cells: weights of one query on adjacent keys. The row is summed once
+    for all of them.
+    """
     h, i, b, keys = _cell_params(view, params, MOST_CELLS)
     if isinstance(view.call, SummariesCall):
-        weights, places = (part[view.call.heads.index(h), i].tolist() for part in top_weights(view.call, b))
+        weights, places = (
+            part[view.call.heads.index(h), i].tolist() for part in top_weights(view.call, b)
+        )
         known = {key: weight for key, weight in zip(places, weights, strict=True) if weight > 0}
-        return {"l": layer, "h": h, "i": i, "j": keys[0], "b": b, "p": [known.get(key) for key in keys]}
+        return {
+            "l": layer,
+            "h": h,
+            "i": i,
+            "j": keys[0],
+            "b": b,
+            "p": [known.get(key) for key in keys],
+        }
     seen = row_in_float64(view.head(h, b), i, torch.tensor(keys))
     weights = json_numbers(seen.steps["weights"])
     visible = (seen.steps["masked"] != -torch.inf).tolist()
@@ -102,7 +124,9 @@ def variance(params: RequestParams) -> dict[str, Any]:
     return to_dict(params.index("d", MOST + 1, "dimension", 64) or 1)
 
 
-def _cell_params(view: AttentionView, params: RequestParams, most: int) -> tuple[int, int, int, range]:
+def _cell_params(
+    view: AttentionView, params: RequestParams, most: int
+) -> tuple[int, int, int, range]:
     """Return the head, the query, the sequence, and the range of at most `most` keys from j on."""
     view.require("map" if isinstance(view.call, SummariesCall) else "trace")
     i = params.index("i", view.size[0], "query")
@@ -111,10 +135,14 @@ def _cell_params(view: AttentionView, params: RequestParams, most: int) -> tuple
 
 
 def head(view: AttentionView, params: RequestParams) -> int:
-    """Return the parameter h, a head's number in the model; heads that were not kept are unknown."""
+    """Return the parameter h, a head's number in the model; heads that were not kept are
+    unknown.
+    """
     number = params.number("h")
     if number not in view.call.heads:
-        raise unknown(f"there is no head {number}; there are {', '.join(map(str, view.call.heads))}")
+        raise unknown(
+            f"there is no head {number}; there are {', '.join(map(str, view.call.heads))}"
+        )
     return number
 
 
@@ -124,8 +152,13 @@ def sequence(view: AttentionView, params: RequestParams) -> int:
 
 
 def _stream(view: AttentionView, b: int, i: int) -> dict[str, Any] | None:
-    """Return the residual stream before and after the attention at query i, or None where it was not kept."""
+    """Return the residual stream before and after the attention at query i, or None where it was
+    not kept.
+    """
     if "geometry" in view.missing:
         return None
     row = i if view.call.facts.rows is None else view.call.facts.rows[i]
-    return {"before": json_numbers(view.call.before[b, row]), "after": json_numbers(view.call.after[b, row])}
+    return {
+        "before": json_numbers(view.call.before[b, row]),
+        "after": json_numbers(view.call.after[b, row]),
+    }

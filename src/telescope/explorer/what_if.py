@@ -1,4 +1,6 @@
-"""What if: run the model again with one attention changed, through `ts.edit`, and compare one query and the output."""
+"""What if: run the model again with one attention changed, through `ts.edit`, and compare one query
+and the output.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,13 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import Attention, by_sum, everyone, padding
-from ..edit import Edit, edit, hide, mute, redefine
+from ..editing import Edit, edit, hide, mute, redefine
+from ..interception.watch import watch
 from ..recording.queries_keys_call import QueriesKeysCall, StepsCall, one_head
 from ..recording.recorded_call import RecordedCall
 from ..recording.row_in_float64 import row_in_float64
 from ..tiles.head_scores import OneHead
-from ..trace.numbers import round_numbers
-from ..watch.watch import watch
+from ..traces.numbers import round_numbers
 from .output import EDITING, Output, log_probability
 from .requests import Refusal, RequestParams, bad_parameter, not_kept
 from .run import AttentionView, Run
@@ -30,7 +32,9 @@ SHOWN = 5  # likeliest tokens
 
 @dataclass(frozen=True)
 class Changes:
-    """What is changed in one attention: the scale, the mask, the normaliser, the temperature, a head, some keys."""
+    """What is changed in one attention: the scale, the mask, the normaliser, the temperature, a
+    head, some keys.
+    """
 
     unscaled: bool = False
     unmasked: bool = False
@@ -41,7 +45,9 @@ class Changes:
 
     @classmethod
     def parse(cls, text: str, view: AttentionView) -> "Changes":
-        """Return the changes that the parameter `edits` names, separated by commas: scale, mask, sum, t:2, hide:3."""
+        """Return the changes that the parameter `edits` names, separated by commas: scale, mask,
+        sum, t:2, hide:3.
+        """
         changes = cls()
         for word in filter(None, text.split(",")):
             hot = TEMPERATURE.fullmatch(word)
@@ -51,15 +57,22 @@ class Changes:
             elif hot is not None and 0.05 <= float(hot[1]) <= 20:
                 changes = replace(changes, temperature=float(hot[1]))
             elif covered is not None and int(covered[1]) < view.size[1]:
-                changes = replace(changes, hidden=(*changes.hidden, *_keys_of_word(view, int(covered[1]))))
+                changes = replace(
+                    changes, hidden=(*changes.hidden, *_keys_of_word(view, int(covered[1])))
+                )
             else:
-                raise bad_parameter(f'edits="{word[:40]}" is not known; known: scale, mask, sum, mute, t:0.5, hide:3')
+                raise bad_parameter(
+                    f'edits="{word[:40]}" is not known; known: scale, mask, sum, mute, t:0.5, '
+                    "hide:3"
+                )
         return changes
 
     def redefined(self, attention: Attention, d_k: int) -> Attention:
         """Return a definition with its scale, mask, normaliser and temperature changed."""
         scale = (1.0 if self.unscaled else attention.scale_for(d_k)) / self.temperature
-        attention = replace(attention, scale=scale, mask=everyone if self.unmasked else attention.mask)
+        attention = replace(
+            attention, scale=scale, mask=everyone if self.unmasked else attention.mask
+        )
         return replace(attention, normalize=by_sum) if self.by_sum else attention
 
     @property
@@ -98,7 +111,9 @@ def what_if(run: Run, params: RequestParams) -> dict[str, Any]:
     b = sequence(view, params)
     i = params.index("i", view.size[0], "query")
     if not isinstance(view.call, QueriesKeysCall):
-        raise not_kept("a what-if needs queries and keys: telescope watch --keep queries-keys keeps them")
+        raise not_kept(
+            "a what-if needs queries and keys: telescope watch --keep queries-keys keeps them"
+        )
     changes = Changes.parse(params.parameters.get("edits", ""), view)
     call, hidden = _edited(run, view, changes, h)
     one = one_head(call, h, b)
@@ -114,13 +129,18 @@ def what_if(run: Run, params: RequestParams) -> dict[str, Any]:
         "before": before.steps["weights"].tolist(),
         "after": seen.steps["weights"].tolist(),
         "changed": int(change.argmax()) if float(change.max()) > 0 else None,
-        "output": None if hidden is None or run.output is None else round_numbers(_compare(run.output, hidden)),
+        "output": None
+        if hidden is None or run.output is None
+        else round_numbers(_compare(run.output, hidden)),
         "reaches": run.output is not None,
     }
 
 
-def _edited(run: Run, view: AttentionView, changes: Changes, h: int) -> tuple[RecordedCall, Tensor | None]:
-    """Run the model edited; return what was recorded of the attention, and the hidden states before the head.
+def _edited(
+    run: Run, view: AttentionView, changes: Changes, h: int
+) -> tuple[RecordedCall, Tensor | None]:
+    """Run the model edited; return what was recorded of the attention, and the hidden states before
+    the head.
 
     Without a model the attention is changed alone: only its own call is returned.
     """
@@ -143,7 +163,9 @@ def _edited(run: Run, view: AttentionView, changes: Changes, h: int) -> tuple[Re
 
 def _edited_alone(one: OneHead, changes: Changes) -> OneHead:
     """Return a head with a changed definition: of an example or a recording, without its model."""
-    attention = changes.redefined(one.attention, one.keys.shape[-1]) if changes.redefines else one.attention
+    attention = (
+        changes.redefined(one.attention, one.keys.shape[-1]) if changes.redefines else one.attention
+    )
     if changes.hidden:
         kept = torch.ones(1, one.keys.shape[2], dtype=torch.bool)
         kept[0, list(changes.hidden)] = False
@@ -156,7 +178,10 @@ def _edited_alone(one: OneHead, changes: Changes) -> OneHead:
 
 def _compare(made: Output, hidden: Float[Tensor, "n d_model"]) -> dict[str, Any]:
     """Return what the edit does to the output: to every written word, or to the next token."""
-    before, after = (made.model.logits(states[None])[0].double().log_softmax(-1) for states in (made.hidden, hidden))
+    before, after = (
+        made.model.logits(states[None])[0].double().log_softmax(-1)
+        for states in (made.hidden, hidden)
+    )
     kl = (before.exp() * (before - after)).sum(-1)
     last = len(hidden) - 1
     return {
@@ -164,7 +189,10 @@ def _compare(made: Output, hidden: Float[Tensor, "n d_model"]) -> dict[str, Any]
         "kl": float(kl[last] if made.kind == "gpt" else kl.mean()),
         "before": _likeliest(made, before[last], last) if made.kind == "gpt" else [],
         "after": _likeliest(made, after[last], last) if made.kind == "gpt" else [],
-        "words": [{**word, **_word_change(made, word["word"], before, after)} for word in made.to_json()["words"]],
+        "words": [
+            {**word, **_word_change(made, word["word"], before, after)}
+            for word in made.to_json()["words"]
+        ],
     }
 
 
@@ -175,7 +203,9 @@ def _likeliest(made: Output, logs: Float[Tensor, " vocabulary"], i: int) -> list
 
 
 def _word_change(made: Output, word: int, before: Tensor, after: Tensor) -> dict[str, Any]:
-    """Return the probability of a written word, before and after the edit, and what would now be written instead."""
+    """Return the probability of a written word, before and after the edit, and what would now be
+    written instead.
+    """
     assert made.words is not None
     queries = made.words.positions(word)
     tokens = [made.written[i] for i in queries]
@@ -187,9 +217,11 @@ def _word_change(made: Output, word: int, before: Tensor, after: Tensor) -> dict
 
 
 def _instead(made: Output, queries: Sequence[int], after: Tensor) -> str | None:
-    """Return the word up to its first token that is no longer the likeliest, and the likeliest; None if all still are.
+    """Return the word up to its first token that is no longer the likeliest, and the likeliest;
+    None if all still are.
 
-    What follows that token is not known: the model read the tokens that it had written before the edit.
+    What follows that token is not known: the model read the tokens that it had written before the
+    edit.
     """
     kept = ""
     for i in queries:

@@ -1,4 +1,6 @@
-"""Atomic writes: a new folder is filled next to its destination and renamed once everything is on disk."""
+"""Atomic writes: a new folder is filled next to its destination and renamed once everything is on
+disk.
+"""
 
 import ctypes
 import json
@@ -19,8 +21,8 @@ from .errors import WriteError
 from .paths import describe_error
 from .safetensors import WEIGHTS_FILE
 
-# The metadata in the header of our weights, by which a folder that Telescope wrote is recognised. "format" is needed by
-# older versions of transformers.
+# The metadata in the header of our weights, by which a folder that Telescope wrote is recognised.
+# "format" is needed by older versions of transformers.
 WRITTEN_BY = {"format": "pt", "written_by": "telescope"}
 OUR_FILES = {WEIGHTS_FILE, "config.json", "tokenizer.json", "tokenizer_config.json"}
 DAY = 24 * 60 * 60  # seconds
@@ -30,16 +32,19 @@ DAY = 24 * 60 * 60  # seconds
 def atomic_folder(
     path: str | os.PathLike[str], check_replaceable: Callable[[Path], None] | None = None
 ) -> Iterator[Path]:
-    """Yield a new folder to write into; rename it to `path` when the block ends, remove it after an error.
+    """Yield a new folder to write into; rename it to `path` when the block ends, remove it after an
+    error.
 
-    A folder that was written this way before is replaced, in one step where the system can exchange two names: even if
-    this process is killed, a reader finds either the old or the new folder. Leftovers of processes that were killed
-    are removed first.
+    A folder that was written this way before is replaced, in one step where the system can exchange
+    two names: even if this process is killed, a reader finds either the old or the new folder.
+    Leftovers of processes that were killed are removed first.
 
-    check_replaceable  is called with the resolved path, and raises a ValueError where what exists there must not be
-                       replaced; by default, anything but a model that Telescope saved
+    check_replaceable  is called with the resolved path, and raises a ValueError where what exists
+                       there must not be replaced; by default, anything but a model that Telescope
+                       saved
 
-    Raises a WriteError where the disk is full or cannot be written; what was there before is then unchanged.
+    Raises a WriteError where the disk is full or cannot be written; what was there before is then
+    unchanged.
     """
     place = resolve_path(path)
     with _explained(path):
@@ -54,10 +59,12 @@ def atomic_folder(
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the path of a new file to write; rename it to `path` when the block ends, remove it after an error.
+    """Yield the path of a new file to write; rename it to `path` when the block ends, remove it
+    after an error.
 
-    The new file has the name of the old one, in a folder next to it. What is no plain file, such as a pipe, is written
-    where it is. Raises a WriteError where the disk is full or cannot be written; the old file is then unchanged.
+    The new file has the name of the old one, in a folder next to it. What is no plain file, such as
+    a pipe, is written where it is. Raises a WriteError where the disk is full or cannot be written;
+    the old file is then unchanged.
     """
     place = resolve_path(path)
     with _explained(path):
@@ -88,7 +95,9 @@ def _explained(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def _new_folder(place: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `place`, locked so that no other process removes it; remove it after an error."""
+    """Yield an empty folder next to `place`, locked so that no other process removes it; remove it
+    after an error.
+    """
     new, lock = _create_locked_folder(place)
     try:
         yield new
@@ -103,7 +112,8 @@ def _new_folder(place: Path) -> Iterator[Path]:
 def _create_locked_folder(place: Path) -> tuple[Path, int | None]:
     """Return an empty folder next to `place`, and its lock (a file descriptor, or None).
 
-    Until the folder is locked, another process may take it for abandoned and remove it: then try again.
+    Until the folder is locked, another process may take it for abandoned and remove it: then try
+    again.
     """
     while True:
         folder = _hidden_sibling(place, "new")
@@ -126,7 +136,7 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{path} cannot be written: {describe_error(problem)}") from None
 
 
-# ------------------------------------------------------------------------------------------------------------ renaming
+# ----------------------------------------------------------------------------------------- renaming
 
 
 def _put_in_place(new: Path, place: Path) -> None:
@@ -148,13 +158,18 @@ def _put_in_place(new: Path, place: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step; return False where the system or the disk cannot."""
+    """Exchange the names of two folders in one step; return False where the system or the disk
+    cannot.
+    """
     names = os.fsencode(one), os.fsencode(other)
     try:
         if sys.platform == "linux":
             at_fdcwd = -100
             rename_exchange = 2  # the C constants AT_FDCWD and RENAME_EXCHANGE
-            return bool(ctypes.CDLL(None).renameat2(at_fdcwd, names[0], at_fdcwd, names[1], rename_exchange) == 0)
+            return bool(
+                ctypes.CDLL(None).renameat2(at_fdcwd, names[0], at_fdcwd, names[1], rename_exchange)
+                == 0
+            )
         if sys.platform == "darwin":
             return bool(ctypes.CDLL(None).renamex_np(*names, 2) == 0)  # RENAME_SWAP
     except (AttributeError, OSError):  # a C library without this function
@@ -167,11 +182,12 @@ def _hidden_sibling(place: Path, use: str) -> Path:
     return place.with_name(f".{place.name}.{use}-{token_hex(4)}")
 
 
-# --------------------------------------------------------------------------------------- leftovers of killed processes
+# -------------------------------------------------------------------- leftovers of killed processes
 
 
 def recover(place: Path) -> None:
-    """Remove what killed processes left next to `place`; if one was killed between two renames, undo the first.
+    """Remove what killed processes left next to `place`; if one was killed between two renames,
+    undo the first.
 
     Folders that another process is writing at this moment are left alone.
     """
@@ -192,7 +208,9 @@ def recover(place: Path) -> None:
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    """Remove a folder that no process is writing: its lock is free or, where locks do not exist, it is a day old."""
+    """Remove a folder that no process is writing: its lock is free or, where locks do not exist, it
+    is a day old.
+    """
     try:
         lock = _lock(folder)
         old = time() - folder.stat().st_mtime > DAY
@@ -205,10 +223,11 @@ def _remove_if_abandoned(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder and return the file descriptor that holds the lock until it is closed or the process ends.
+    """Lock a folder and return the file descriptor that holds the lock until it is closed or the
+    process ends.
 
-    Returns None where the system or the disk cannot lock folders; raises a BlockingIOError where another process has
-    the lock.
+    Returns None where the system or the disk cannot lock folders; raises a BlockingIOError where
+    another process has the lock.
     """
     try:
         fcntl = import_module("fcntl")
@@ -226,30 +245,36 @@ def _lock(folder: Path) -> int | None:
     return opened
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 
 
 def write_json(file: Path, contents: object) -> None:
     """Write `contents` as indented JSON in UTF-8.
 
-    A lone surrogate, which a token may hold and UTF-8 cannot encode, is written as a JSON escape such as \\ud800.
+    A lone surrogate, which a token may hold and UTF-8 cannot encode, is written as a JSON escape
+    such as \\ud800.
     """
     text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
     file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _check_is_saved_model(place: Path) -> None:
-    """Raise a ValueError where `place` exists and is anything but an empty folder or a model that Telescope saved."""
+    """Raise a ValueError where `place` exists and is anything but an empty folder or a model that
+    Telescope saved.
+    """
     if place.is_dir():
         names = sorted(os.listdir(place))
         unknown = [name for name in names if name not in OUR_FILES]
         if unknown:
             raise ValueError(
-                f"{place} holds {unknown[0]}, which would be lost; a model is saved into a new folder, "
+                f"{place} holds {unknown[0]}, which would be lost; a model is saved into a new "
+                "folder, "
                 "or over one that holds nothing but a saved model"
             )
         if names and not _is_written_by_us(place / WEIGHTS_FILE):
-            raise ValueError(f"{place} holds a model that Telescope did not write; save into another folder")
+            raise ValueError(
+                f"{place} holds a model that Telescope did not write; save into another folder"
+            )
     elif place.exists():
         raise ValueError(f"{place} is a file; a model is saved as a folder")
 
@@ -264,7 +289,8 @@ def _is_written_by_us(weights: Path) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush every file and the folder itself to disk, after giving the files the folder's permissions.
+    """Flush every file and the folder itself to disk, after giving the files the folder's
+    permissions.
 
     The safetensors library makes its files readable by their owner only.
     """
@@ -276,8 +302,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file or a folder to disk; on Windows, which can flush neither a folder nor a file open for reading, do
-    nothing."""
+    """Flush a file or a folder to disk; on Windows, which can flush neither a folder nor a file
+    open for reading, do nothing.
+    """
     if os.name == "nt":
         return
     opened = os.open(path, os.O_RDONLY)

@@ -1,4 +1,6 @@
-"""Definitions of attention as JSON plus named tensors, and back. Functions are saved by name only, never as code."""
+"""Definitions of attention as JSON plus named tensors, and back. Functions are saved by name only,
+never as code.
+"""
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
@@ -30,7 +32,8 @@ from ..attention.values import Value
 from ..words import hint
 from .errors import LoadError
 
-# Abstract base classes, and the class that wraps a function: a definition in a file cannot be one of these.
+# Abstract base classes, and the class that wraps a function: a definition in a file cannot be one
+# of these.
 _NOT_SAVED = {"Mask", "Combination", "Bias", "Score", "Restriction", "OfPositions"}
 VALUE_CLASSES: dict[str, type[Value]] = {
     kind.__name__: kind
@@ -43,17 +46,20 @@ VALUE_CLASSES: dict[str, type[Value]] = {
 } | {"Attention": Attention}
 NORMALIZERS = {"softmax": softmax, "by_sum": by_sum}
 MAX_DEPTH = 32  # levels of nesting that are read; definitions that are saved have a handful
-MAX_INT = 2**62  # whole numbers must be smaller, so that the sum of two still fits into a tensor's int64
+MAX_INT = (
+    2**62
+)  # whole numbers must be smaller, so that the sum of two still fits into a tensor's int64
 
 
-# ------------------------------------------------------------------------------------------------------------- to JSON
+# ------------------------------------------------------------------------------------------ to JSON
 
 
 def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a definition, or a part of one, as JSON; add its tensors to `tensors`, each once, under new names.
+    """Return a definition, or a part of one, as JSON; add its tensors to `tensors`, each once,
+    under new names.
 
-    A mask or bias that is a function, or of a class outside this library, is represented by its repr alone. Any other
-    unknown object raises a ValueError.
+    A mask or bias that is a function, or of a class outside this library, is represented by its
+    repr alone. Any other unknown object raises a ValueError.
     """
     if isinstance(value, Tensor):
         existing = (name for name, tensor in tensors.items() if tensor is value)
@@ -66,33 +72,44 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value
     if type(value).__name__ in VALUE_CLASSES and VALUE_CLASSES[type(value).__name__] is type(value):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
-        functions = [part for part in parts.values() if callable(part) and not isinstance(part, Value)]
+        functions = [
+            part for part in parts.values() if callable(part) and not isinstance(part, Value)
+        ]
         if not functions or isinstance(value, Attention):
-            return {"is": type(value).__name__} | {name: to_json(part, tensors) for name, part in parts.items()}
+            return {"is": type(value).__name__} | {
+                name: to_json(part, tensors) for name, part in parts.items()
+            }
     names = [name for name, normalizer in NORMALIZERS.items() if normalizer is value]
     if names:
         return {"normalizer": names[0]}
     for kind, what in ((Mask, "mask"), (Bias, "bias")):
         if isinstance(value, kind):
             return {"untold": what, "name": repr(value)}
-    raise ValueError(f"{value!r} in a definition is a function or of a class of your own, which cannot be saved")
+    raise ValueError(
+        f"{value!r} in a definition is a function or of a class of your own, which cannot be saved"
+    )
 
 
 def check_savable(name: str, attention: Attention) -> None:
-    """Raise a ValueError where a part of a definition is a function: files hold numbers, and nothing executable."""
+    """Raise a ValueError where a part of a definition is a function: files hold numbers, and
+    nothing executable.
+    """
     try:
         unsaved = _find_unsaved(to_json(attention, {}))
     except ValueError as problem:
         unsaved = str(problem)
     if unsaved is not None:
         raise ValueError(
-            f"{name}: {unsaved}, so the model could not be saved; a tensor can be: ts.from_additive(tensor), "
+            f"{name}: {unsaved}, so the model could not be saved; a tensor can be: "
+            "ts.from_additive(tensor), "
             "ts.relative(table), mask=ts.from_tensor(tensor)"
         )
 
 
 def _find_unsaved(parsed: Any) -> str | None:
-    """Describe the first part of a definition in JSON of which only the name is saved; None where there is none."""
+    """Describe the first part of a definition in JSON of which only the name is saved; None where
+    there is none.
+    """
     match parsed:
         case {"untold": what, "name": name}:
             return f"its {what} is {name}, a function or of a class of your own"
@@ -102,14 +119,16 @@ def _find_unsaved(parsed: Any) -> str | None:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------------- from JSON
+# ---------------------------------------------------------------------------------------- from JSON
 
 
 def from_json(parsed: Any, tensors: dict[str, Tensor], where: str, depth: int = 0) -> Any:
-    """Return the definition, or the part of one, that `to_json` wrote; every field has the type its class declares.
+    """Return the definition, or the part of one, that `to_json` wrote; every field has the type its
+    class declares.
 
     parsed   JSON, parsed; may be hostile
-    tensors  the tensors by name; those that are parameters are replaced by nn.Parameters in this dict
+    tensors  the tensors by name; those that are parameters are replaced by nn.Parameters in this
+             dict
     where    the name of the file, for errors
     depth    how deep `parsed` is nested in the whole definition
 
@@ -119,9 +138,14 @@ def from_json(parsed: Any, tensors: dict[str, Tensor], where: str, depth: int = 
         raise LoadError(f"{where}: its definition is nested more than {MAX_DEPTH} deep")
     match parsed:
         case {"tensor": str(name), "parameter": True} if name in tensors:
-            if not isinstance(tensors[name], nn.Parameter):  # a second reference gets the same parameter
+            if not isinstance(
+                tensors[name], nn.Parameter
+            ):  # a second reference gets the same parameter
                 if not tensors[name].is_floating_point():
-                    raise LoadError(f'{where}: its tensor "{name}" is {tensors[name].dtype}, which cannot be learnt')
+                    raise LoadError(
+                        f'{where}: its tensor "{name}" is {tensors[name].dtype}, which cannot be '
+                        "learnt"
+                    )
                 tensors[name] = nn.Parameter(tensors[name])
             return tensors[name]
         case {"tensor": str(name)} if name in tensors:
@@ -134,7 +158,9 @@ def from_json(parsed: Any, tensors: dict[str, Tensor], where: str, depth: int = 
             return UnsavedBias(name)
         case {"is": str(name)} if name in VALUE_CLASSES:
             given = {
-                part: from_json(value, tensors, where, depth + 1) for part, value in parsed.items() if part != "is"
+                part: from_json(value, tensors, where, depth + 1)
+                for part, value in parsed.items()
+                if part != "is"
             }
             return _construct(name, given, where)
         case list():
@@ -145,15 +171,23 @@ def from_json(parsed: Any, tensors: dict[str, Tensor], where: str, depth: int = 
 
 
 def _construct(name: str, given: dict[str, Any], where: str) -> Value:
-    """Return the value of class `name` with these fields, after checking the fields' names and types."""
+    """Return the value of class `name` with these fields, after checking the fields' names and
+    types.
+    """
     kind: Any = VALUE_CLASSES[name]
     types = _field_types(kind)
     for part, value in given.items():
         if part not in types:
             raise LoadError(f'{where}: {name} has no field "{part}"; {hint(part, types)}')
         if not _matches_type(value, types[part]):
-            raise LoadError(f'{where}: field "{part}" of {name} is {_describe(value)}, which is of another type')
-    needed = (field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING)
+            raise LoadError(
+                f'{where}: field "{part}" of {name} is {_describe(value)}, which is of another type'
+            )
+    needed = (
+        field.name
+        for field in fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    )
     lacking = [part for part in needed if part not in given]
     if lacking:
         raise LoadError(f'{where}: {name} lacks its field "{lacking[0]}"')
@@ -169,7 +203,9 @@ def _construct(name: str, given: dict[str, Any], where: str) -> Value:
 
 @dataclass(frozen=True, eq=False)
 class UnsavedMask(Mask):
-    """Stands for a mask that was a function: its name was saved, the function was not. Using it raises a ValueError."""
+    """Stands for a mask that was a function: its name was saved, the function was not. Using it
+    raises a ValueError.
+    """
 
     name: str
 
@@ -182,7 +218,9 @@ class UnsavedMask(Mask):
 
 @dataclass(frozen=True, eq=False)
 class UnsavedBias(Bias):
-    """Stands for a bias that was a function: its name was saved, the function was not. Using it raises a ValueError."""
+    """Stands for a bias that was a function: its name was saved, the function was not. Using it
+    raises a ValueError.
+    """
 
     name: str
 
@@ -194,10 +232,12 @@ class UnsavedBias(Bias):
 
 
 def _unsaved_error(what: str, name: str) -> ValueError:
-    return ValueError(f"its {what} was a function, {name}, which was not saved; only saved summaries can be read")
+    return ValueError(
+        f"its {what} was a function, {name}, which was not saved; only saved summaries can be read"
+    )
 
 
-# ------------------------------------------------------------------------------------------------- types of the fields
+# ------------------------------------------------------------------------------ types of the fields
 
 
 @cache
@@ -208,7 +248,9 @@ def _field_types(kind: Any) -> dict[str, Any]:
 
 
 def _matches_type(value: Any, declared: Any) -> bool:
-    """Return whether a value is of a declared type. A function matches only a field that takes nothing else."""
+    """Return whether a value is of a declared type. A function matches only a field that takes
+    nothing else.
+    """
     options = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
     return any(_matches_option(value, option, alone=len(options) == 1) for option in options)
 
@@ -221,8 +263,14 @@ def _matches_option(value: Any, kind: Any, alone: bool) -> bool:
         return abs(value) < MAX_INT
     if get_origin(kind) is tuple:
         kinds = get_args(kind)
-        kinds = kinds[:1] * len(value) if kinds[1:] == (...,) and isinstance(value, tuple) else kinds
-        return type(value) is tuple and len(value) == len(kinds) and all(map(_matches_type, value, kinds))
+        kinds = (
+            kinds[:1] * len(value) if kinds[1:] == (...,) and isinstance(value, tuple) else kinds
+        )
+        return (
+            type(value) is tuple
+            and len(value) == len(kinds)
+            and all(map(_matches_type, value, kinds))
+        )
     if get_origin(kind) is Callable:
         return alone and value in NORMALIZERS.values()
     if kind is NoneType or not issubclass(kind, AbstractArray):
@@ -230,20 +278,39 @@ def _matches_option(value: Any, kind: Any, alone: bool) -> bool:
     if not isinstance(value, Tensor):
         return False
     whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    with jaxtyped("context"):  # a scope of its own: other tensors may use the same names for their axes
-        return isinstance(value.long() if whole else value, kind)  # jaxtyping's Int does not include unsigned dtypes
+    with jaxtyped(
+        "context"
+    ):  # a scope of its own: other tensors may use the same names for their axes
+        return isinstance(
+            value.long() if whole else value, kind
+        )  # jaxtyping's Int does not include unsigned dtypes
 
 
 def _check_restriction(restriction: Restriction, where: str) -> None:
-    """Raise a LoadError where a restriction selects heads, queries, sequences or keys that the whole does not have."""
+    """Raise a LoadError where a restriction selects heads, queries, sequences or keys that the
+    whole does not have.
+    """
     of = getattr(restriction, "of", None)
     which = getattr(restriction, "which", None)
     size = of[0] if isinstance(of, tuple) else of
-    inside = which is None or size is None or not which.numel() or (which.min() >= 0 and which.max() < size)
+    inside = (
+        which is None
+        or size is None
+        or not which.numel()
+        or (which.min() >= 0 and which.max() < size)
+    )
     if not inside or getattr(restriction, "gone", 0) < 0:
-        raise LoadError(f"{where}: {type(restriction).__name__} selects indices outside of the whole")
+        raise LoadError(
+            f"{where}: {type(restriction).__name__} selects indices outside of the whole"
+        )
 
 
 def _describe(value: Any) -> str:
-    """Return a value for an error message: a tensor by its dtype and shape, anything else by at most 80 characters."""
-    return f"a tensor of {value.dtype}, {list(value.shape)}" if isinstance(value, Tensor) else repr(value)[:80]
+    """Return a value for an error message: a tensor by its dtype and shape, anything else by at
+    most 80 characters.
+    """
+    return (
+        f"a tensor of {value.dtype}, {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else repr(value)[:80]
+    )

@@ -8,7 +8,8 @@ from ..words import one_line
 
 
 class LoadError(ValueError):
-    """Raised where a file cannot be read: one sentence with the file, the tensor or field, what came and what fits.
+    """Raised where a file cannot be read: one sentence with the file, the tensor or field, what
+    came and what fits.
 
     Nothing in the file was executed, and no model or recording was built.
 
@@ -29,7 +30,8 @@ class LoadError(ValueError):
 class WriteError(OSError, ValueError):
     """Raised where a file or folder cannot be written: one sentence with its path and the reason.
 
-    What was there before is still whole. `reason` is the part of the sentence that tells what is wrong and what to do.
+    What was there before is still whole. `reason` is the part of the sentence that tells what is
+    wrong and what to do.
     """
 
     def __init__(self, path: str | os.PathLike[str], problem: Exception) -> None:
@@ -39,7 +41,9 @@ class WriteError(OSError, ValueError):
         number = int(match[1]) if match else getattr(problem, "errno", None)
         system = str(problem) if number is None else os.strerror(number)
         is_full = number in (ENOSPC, EDQUOT)
-        self.reason = "the disk is full; make room, and run the same command again" if is_full else system
+        self.reason = (
+            "the disk is full; make room, and run the same command again" if is_full else system
+        )
         super().__init__(one_line(f"{path} cannot be written: {self.reason}"))
         self.errno = number
         self.strerror = system

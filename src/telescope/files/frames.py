@@ -17,7 +17,9 @@ LIBRARIES = ("pandas", "polars")
 
 
 class Names(NamedTuple):
-    """A column of text in which few texts repeat: the number of the text in each row, and the texts."""
+    """A column of text in which few texts repeat: the number of the text in each row, and the
+    texts.
+    """
 
     codes: Any
     texts: tuple[str, ...]
@@ -72,7 +74,9 @@ def frame(columns: Columns, library: str = "pandas") -> Any:
 
 
 def write_parquet(file: Path, parts: Iterable[Columns]) -> None:
-    """Write columns to a Parquet file, one row group for each part, so that one part is in memory at a time."""
+    """Write columns to a Parquet file, one row group for each part, so that one part is in memory
+    at a time.
+    """
     arrow = _imported("pyarrow")
     parquet = _imported("pyarrow.parquet")
     writer = None
@@ -98,8 +102,12 @@ def _array(column: Any) -> Any:
     """Return a numpy array; bfloat16, which numpy does not have, as float32."""
     if isinstance(column, Tensor):
         column = column.detach().cpu()
-        return (column.float() if column.element_size() < 4 and column.is_floating_point() else column).numpy()
-    return column if isinstance(column, numpy.ndarray) else numpy.array(column, dtype=_dtype(column))
+        return (
+            column.float() if column.element_size() < 4 and column.is_floating_point() else column
+        ).numpy()
+    return (
+        column if isinstance(column, numpy.ndarray) else numpy.array(column, dtype=_dtype(column))
+    )
 
 
 def _dtype(column: Any) -> Any:
@@ -122,4 +130,6 @@ def _imported(name: str) -> Any:
         return import_module("pyarrow.parquet")
     except ImportError:
         package = name.partition(".")[0]
-        raise ValueError(f"this needs {package}, which is not installed: pip install {package}") from None
+        raise ValueError(
+            f"this needs {package}, which is not installed: pip install {package}"
+        ) from None

@@ -1,4 +1,6 @@
-"""Lock a file for this process, until it ends: two runs that would write to one place notice each other."""
+"""Lock a file for this process, until it ends: two runs that would write to one place notice each
+other.
+"""
 
 import json
 import os
@@ -27,9 +29,13 @@ class FileLock:
             os.pwrite(self._descriptor, contents, 0)
 
     def is_of(self, file: Path) -> bool:
-        """Return whether the file of this name is the locked one: its last owner may have removed it meanwhile."""
+        """Return whether the file of this name is the locked one: its last owner may have removed
+        it meanwhile.
+        """
         try:
-            return self._descriptor is None or os.path.samestat(os.fstat(self._descriptor), file.stat())
+            return self._descriptor is None or os.path.samestat(
+                os.fstat(self._descriptor), file.stat()
+            )
         except FileNotFoundError:
             return False
 
@@ -41,7 +47,8 @@ class FileLock:
 
 
 def is_locked(file: Path) -> bool:
-    """Return whether a process holds the lock of a file; False where the system or the disk cannot lock files.
+    """Return whether a process holds the lock of a file; False where the system or the disk cannot
+    lock files.
 
     The lock that is tried is a shared one, so that several processes can ask at once.
     """
@@ -84,12 +91,15 @@ def lock_file(file: Path) -> FileLock | None:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Make a folder where there is none, and lock it for this process; the file .lock in it says who has the lock.
+    """Make a folder where there is none, and lock it for this process; the file .lock in it says
+    who has the lock.
 
-    Afterwards the file is removed, and so is a folder that was made here and is still empty. The lock of a process that
-    was killed is free: the system holds the lock, and the file only describes its owner.
+    Afterwards the file is removed, and so is a folder that was made here and is still empty. The
+    lock of a process that was killed is free: the system holds the lock, and the file only
+    describes its owner.
 
-    Raises a ValueError that names the process, its host and the time since when, if another process has the lock.
+    Raises a ValueError that names the process, its host and the time since when, if another process
+    has the lock.
     """
     file = folder / LOCK
     is_new = not folder.exists()
@@ -98,7 +108,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
     except OSError as problem:
         raise WriteError(folder, problem) from None
     if lock is None:
-        raise ValueError(f"{folder} is in use by {_describe_owner(file)}; wait until it ends, or choose another folder")
+        raise ValueError(
+            f"{folder} is in use by {_describe_owner(file)}; wait until it ends, or choose another "
+            "folder"
+        )
     try:
         yield
     finally:

@@ -5,9 +5,13 @@ from typing import Any
 
 
 def import_optional(module: str, what: str, extra: str) -> Any:
-    """Import a module of an optional extra; raise a ValueError that says what needs it and how to install it."""
+    """Import a module of an optional extra; raise a ValueError that says what needs it and how to
+    install it.
+    """
     try:
         return import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise ValueError(f"{what} needs {package}: pip install 'telescope-attention[{extra}]'") from None
+        raise ValueError(
+            f"{what} needs {package}: pip install 'telescope-attention[{extra}]'"
+        ) from None

@@ -12,7 +12,8 @@ class PanicError(ValueError):
 def panics_as_errors(what: str) -> Iterator[None]:
     """Raise a PanicError, "`what`: ...", in place of a panic inside the block.
 
-    pyo3 raises PanicException, which is no Exception, so that nobody catches it, and which cannot be imported.
+    pyo3 raises PanicException, which is no Exception, so that nobody catches it, and which cannot
+    be imported.
     """
     try:
         yield

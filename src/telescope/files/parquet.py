@@ -1,6 +1,8 @@
-"""Read texts from Parquet files. pyarrow has an error for each way of being damaged; here all are one ValueError.
+"""Read texts from Parquet files. pyarrow has an error for each way of being damaged; here all are
+one ValueError.
 
-The sentence of the error continues the name of the file: "is not a Parquet file that can be read: ...".
+The sentence of the error continues the name of the file: "is not a Parquet file that can be read:
+...".
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +23,8 @@ def column_names(file: Path) -> list[str]:
 def read_texts(file: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, ...]]:
     """Yield the texts of these columns, a tuple for each row, with None for an empty cell.
 
-    Raise a ValueError where the file is damaged, has no such column, or a column holds something else than texts. Rows
-    before the damage are yielded first.
+    Raise a ValueError where the file is damaged, has no such column, or a column holds something
+    else than texts. Rows before the damage are yielded first.
     """
     opened = _open(file)
     kinds = {field.name: field.type for field in opened.schema_arrow}
@@ -30,16 +32,26 @@ def read_texts(file: Path, columns: Sequence[str]) -> Iterator[tuple[str | None,
         if column not in kinds:
             raise ValueError(one_line(f'has no column "{column}"; {hint(column, kinds)}'))
         if not _is_text(kinds[column]):
-            raise ValueError(one_line(f'holds something else than texts in the column "{column}": {kinds[column]}'))
+            raise ValueError(
+                one_line(
+                    f'holds something else than texts in the column "{column}": {kinds[column]}'
+                )
+            )
 
     batches = opened.iter_batches(batch_size=ROWS, columns=list(columns))
     row = 0
     while True:
         try:
             batch = next(batches, None)
-            rows = [] if batch is None else [*zip(*(batch.column(name).to_pylist() for name in columns), strict=True)]
+            rows = (
+                []
+                if batch is None
+                else [*zip(*(batch.column(name).to_pylist() for name in columns), strict=True)]
+            )
         except Exception as problem:
-            raise ValueError(f"cannot be read from row {row + 1:,} on: {_reason(problem)}") from None
+            raise ValueError(
+                f"cannot be read from row {row + 1:,} on: {_reason(problem)}"
+            ) from None
         if batch is None:
             return
         yield from rows
@@ -47,7 +59,9 @@ def read_texts(file: Path, columns: Sequence[str]) -> Iterator[tuple[str | None,
 
 
 def _open(file: Path) -> Any:
-    """Return pyarrow's reader of a file, whose footer was read; its pages are compared with their checksums."""
+    """Return pyarrow's reader of a file, whose footer was read; its pages are compared with their
+    checksums.
+    """
     parquet = import_optional("pyarrow.parquet", "a .parquet file", "atlas")
     try:
         opened = parquet.ParquetFile(file, page_checksum_verification=True)
@@ -62,7 +76,10 @@ def _is_text(kind: Any) -> bool:
     types = import_optional("pyarrow", "a .parquet file", "atlas").types
     if types.is_dictionary(kind):
         kind = kind.value_type
-    return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_string_view, types.is_null))
+    return any(
+        test(kind)
+        for test in (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    )
 
 
 def _reason(problem: Exception) -> str:

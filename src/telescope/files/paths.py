@@ -1,4 +1,6 @@
-"""Paths and JSON files from outside: each function returns what it checked, or raises a LoadError of one sentence."""
+"""Paths and JSON files from outside: each function returns what it checked, or raises a LoadError
+of one sentence.
+"""
 
 import json
 import os
@@ -14,13 +16,17 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def check_exists(path: str | os.PathLike[str]) -> Path:
-    """Return the path, if a file or folder exists there; else raise a LoadError that suggests a similar name."""
+    """Return the path, if a file or folder exists there; else raise a LoadError that suggests a
+    similar name.
+    """
     place = Path(path)
     try:
         place.stat()
     except FileNotFoundError:
         if place.is_symlink():
-            raise LoadError(f"{place} is a link to {os.readlink(place)}, which does not exist") from None
+            raise LoadError(
+                f"{place} is a link to {os.readlink(place)}, which does not exist"
+            ) from None
         raise LoadError(f"{place} does not exist{_suggestion(place)}") from None
     except (OSError, ValueError) as error:
         raise LoadError(f"{place} cannot be read: {describe_error(error)}") from None
@@ -62,7 +68,9 @@ def read_bytes(place: Path, *, at_most: int) -> bytes:
     """Return the contents of a file; a LoadError where the file has more than `at_most` bytes."""
     contents = read_start(place, at_most + 1)
     if len(contents) > at_most:
-        raise LoadError(f"{place} is larger than {at_most:,} bytes, more than a file of its kind holds")
+        raise LoadError(
+            f"{place} is larger than {at_most:,} bytes, more than a file of its kind holds"
+        )
     return contents
 
 
@@ -78,13 +86,17 @@ def read_start(place: Path, count: int) -> bytes:
 def pickle_error(place: Path) -> LoadError:
     """Return the error for a pickle, with the line that converts it to safetensors."""
     return LoadError(
-        f"{place} is a pickle, which can run any code when it is opened, so it is not; where you trust it, "
-        f'safetensors.torch.save_file(torch.load("{place.name}", weights_only=True), "model.safetensors") converts it'
+        f"{place} is a pickle, which can run any code when it is opened, so it is not; where you "
+        "trust it, "
+        f'safetensors.torch.save_file(torch.load("{place.name}", weights_only=True), '
+        '"model.safetensors") converts it'
     )
 
 
 def read_json(place: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of at most 100 MB; a LoadError where a field occurs twice."""
+    """Return the JSON object in a file of at most 100 MB; a LoadError where a field occurs
+    twice.
+    """
     return parse_json(read_bytes(place, at_most=100_000_000), str(place))
 
 
@@ -97,7 +109,9 @@ def parse_json(contents: bytes, name: str) -> dict[str, Any]:
     except ValueError as error:  # invalid JSON, invalid UTF-8, or a field that occurs twice
         raise LoadError(f"{name} is not JSON that can be read: {error}") from None
     if not isinstance(parsed, dict):
-        raise LoadError(f"{name} holds a JSON {type(parsed).__name__}; it should be an object, {{...}}")
+        raise LoadError(
+            f"{name} holds a JSON {type(parsed).__name__}; it should be an object, {{...}}"
+        )
     return parsed
 
 
@@ -106,7 +120,11 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, PermissionError):
         return "no permission"
     if isinstance(error, OSError):
-        return "its links go in a circle" if error.errno == ELOOP else str(error.strerror or error).lower()
+        return (
+            "its links go in a circle"
+            if error.errno == ELOOP
+            else str(error.strerror or error).lower()
+        )
     return str(error)
 
 
@@ -121,7 +139,9 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _suggestion(place: Path) -> str:
-    """Return '; did you mean "gpt2"?' with the most similar name in the same folder, or an empty string."""
+    """Return '; did you mean "gpt2"?' with the most similar name in the same folder, or an empty
+    string.
+    """
     try:
         similar = closest_name(place.name, os.listdir(place.parent))
     except OSError:

@@ -1,4 +1,6 @@
-"""Tensors in one or several safetensors files. Headers are checked before any tensor is read. And checksums."""
+"""Tensors in one or several safetensors files. Headers are checked before any tensor is read. And
+checksums.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -42,14 +44,17 @@ class TensorEntry:
         """The dtype in PyTorch; a LoadError where it is not a floating-point dtype of weights."""
         if self.kind not in DTYPES:
             raise LoadError(
-                f'{self.file}: tensor "{self.name}" is {self.kind}; weights are {", ".join(DTYPES)}, '
+                f'{self.file}: tensor "{self.name}" is {self.kind}; weights are '
+                f"{', '.join(DTYPES)}, "
                 "so quantised weights must be dequantised first"
             )
         return DTYPES[self.kind]
 
 
 class StoredTensors(Mapping[str, TensorEntry]):
-    """The tensors of one or several files: a mapping from name to description. `reader()` reads their numbers."""
+    """The tensors of one or several files: a mapping from name to description. `reader()` reads
+    their numbers.
+    """
 
     def __init__(self, source: Path, entries: dict[str, TensorEntry]) -> None:
         self.source = source  # the file that lists all tensors: the index, or the only file
@@ -65,16 +70,23 @@ class StoredTensors(Mapping[str, TensorEntry]):
         return len(self._entries)
 
     def renamed(self, rename: Callable[[str], str]) -> "StoredTensors":
-        """Return the same tensors under the names that `rename` returns; a LoadError where two names become equal."""
+        """Return the same tensors under the names that `rename` returns; a LoadError where two
+        names become equal.
+        """
         renamed: dict[str, TensorEntry] = {}
         for name, entry in self.items():
             if (other := renamed.setdefault(rename(name), entry)) is not entry:
-                raise LoadError(f'{entry.file}: tensors "{other.name}" and "{name}" are two names of the same tensor')
+                raise LoadError(
+                    f'{entry.file}: tensors "{other.name}" and "{name}" are two names of the same '
+                    "tensor"
+                )
         return StoredTensors(self.source, renamed)
 
     @contextmanager
     def reader(self) -> Iterator[Callable[[str], Tensor]]:
-        """Yield a function that returns the tensor of a name; the files stay open until the block ends."""
+        """Yield a function that returns the tensor of a name; the files stay open until the block
+        ends.
+        """
         with ExitStack() as stack:
 
             @cache
@@ -117,7 +129,8 @@ class TensorsInMemory(StoredTensors):
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str]) -> None:
     """Write tensors to a file; equal tensors and metadata give equal bytes.
 
-    The safetensors library writes metadata in another order in each process: sort the header afterwards, in place.
+    The safetensors library writes metadata in another order in each process: sort the header
+    afterwards, in place.
     """
     save_file(dict(tensors), file, metadata=dict(metadata))
     with file.open("r+b") as opened:
@@ -125,14 +138,17 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[st
         header = json.loads(opened.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        # Spaces may follow the header; so many that its length, and with it the place of all tensors, is as before.
+        # Spaces may follow the header; so many that its length, and with it the place of all
+        # tensors, is as before.
         assert len(text) <= length, "the safetensors library writes longer JSON than Python"
         opened.seek(8)
         opened.write(text.ljust(length))
 
 
 def scan_folder(folder: Path) -> StoredTensors:
-    """Return the tensors of a folder: of model.safetensors or, where there is an index instead, of all its files."""
+    """Return the tensors of a folder: of model.safetensors or, where there is an index instead, of
+    all its files.
+    """
     names = paths.list_names(folder)
     if WEIGHTS_FILE in names:
         return scan_file(folder / WEIGHTS_FILE)
@@ -147,14 +163,19 @@ def scan_folder(folder: Path) -> StoredTensors:
 def scan_file(file: Path) -> StoredTensors:
     """Return the tensors of one file, from its header."""
     return StoredTensors(
-        file, {name: TensorEntry(file, name, kind, shape) for name, (kind, shape) in read_header(file).items()}
+        file,
+        {
+            name: TensorEntry(file, name, kind, shape)
+            for name, (kind, shape) in read_header(file).items()
+        },
     )
 
 
 def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the dtype and the shape of each tensor in a file, after checking the whole layout.
 
-    The format: 8 bytes with the length of the header, the header as JSON, then the tensors without gaps.
+    The format: 8 bytes with the length of the header, the header as JSON, then the tensors without
+    gaps.
     """
     size = paths.check_is_file(file).stat().st_size
     length = int.from_bytes(paths.read_start(file, 8), "little")
@@ -164,27 +185,35 @@ def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             f"its header should have {length:,} bytes, and the whole file has {size:,}"
         )
     if length > MAX_HEADER_BYTES:
-        raise LoadError(f"{file}: its header has {length:,} bytes; more than {MAX_HEADER_BYTES:,} are not read")
+        raise LoadError(
+            f"{file}: its header has {length:,} bytes; more than {MAX_HEADER_BYTES:,} are not read"
+        )
     described = paths.parse_json(paths.read_start(file, 8 + length)[8:], f"{file}: its header")
     described.pop("__metadata__", None)
 
     spans = {
-        name: _byte_range(f'{file}: tensor "{name}"', entry, size - 8 - length) for name, entry in described.items()
+        name: _byte_range(f'{file}: tensor "{name}"', entry, size - 8 - length)
+        for name, entry in described.items()
     }
     stop = 0
     for name, (start, past) in sorted(spans.items(), key=lambda span: span[1]):
         if start != stop:
-            raise LoadError(f'{file}: tensor "{name}" starts at byte {start:,}, where {stop:,} is the next one free')
+            raise LoadError(
+                f'{file}: tensor "{name}" starts at byte {start:,}, where {stop:,} is the next one '
+                "free"
+            )
         stop = past
     if stop != size - 8 - length:
         raise LoadError(
-            f"{file} has {size - 8 - length - stop:,} bytes after its last tensor, which its header does not describe"
+            f"{file} has {size - 8 - length - stop:,} bytes after its last tensor, which its "
+            "header does not describe"
         )
     return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in described.items()}
 
 
 def _byte_range(tensor: str, entry: Any, available: int) -> tuple[int, int]:
-    """Return the first byte of a tensor and the byte after its last, if the header's entry is consistent.
+    """Return the first byte of a tensor and the byte after its last, if the header's entry is
+    consistent.
 
     tensor     file and name, for errors
     available  the number of bytes after the header
@@ -204,18 +233,22 @@ def _byte_range(tensor: str, entry: Any, available: int) -> tuple[int, int]:
         raise LoadError(f"{tensor} runs from byte {start:,} to {past:,}, which is before its start")
     if past > available:
         raise LoadError(
-            f"{tensor} should end at byte {past:,}, but only {available:,} are there: the file is truncated"
+            f"{tensor} should end at byte {past:,}, but only {available:,} are there: the file is "
+            "truncated"
         )
     if prod(shape) * BYTES[kind] != past - start:
         raise LoadError(
-            f"{tensor} should be {kind} of shape {list(shape)}, {prod(shape) * BYTES[kind]:,} bytes, "
+            f"{tensor} should be {kind} of shape {list(shape)}, {prod(shape) * BYTES[kind]:,} "
+            "bytes, "
             f"and has {past - start:,}"
         )
     return start, past
 
 
 def _scan_shards(folder: Path) -> StoredTensors:
-    """Return the tensors of all files that the index names; each tensor must be in the file that the index says."""
+    """Return the tensors of all files that the index names; each tensor must be in the file that
+    the index says.
+    """
     index = folder / INDEX_FILE
     weight_map = paths.read_json(index).get("weight_map")
     if (
@@ -226,30 +259,46 @@ def _scan_shards(folder: Path) -> StoredTensors:
         raise LoadError(f'{index} has no "weight_map" that says in which file each tensor lies')
     shards = sorted(set(weight_map.values()))
     for shard in shards:
-        if shard in (".", "..") or {"/", "\\", "\0"} & set(shard) or not shard.endswith(".safetensors"):
-            raise LoadError(f"{index} names {shard!r}, which is not a safetensors file in the same folder")
+        if (
+            shard in (".", "..")
+            or {"/", "\\", "\0"} & set(shard)
+            or not shard.endswith(".safetensors")
+        ):
+            raise LoadError(
+                f"{index} names {shard!r}, which is not a safetensors file in the same folder"
+            )
     entries: dict[str, TensorEntry] = {}
     for shard in shards:
         for name, entry in scan_file(folder / shard).items():
             if name in entries:
-                raise LoadError(f'tensor "{name}" is in two files, {entries[name].file} and {folder / shard}')
+                raise LoadError(
+                    f'tensor "{name}" is in two files, {entries[name].file} and {folder / shard}'
+                )
             if weight_map.get(name) != shard:
-                raise LoadError(f'{folder / shard}: tensor "{name}" is not listed for this file in {INDEX_FILE}')
+                raise LoadError(
+                    f'{folder / shard}: tensor "{name}" is not listed for this file in {INDEX_FILE}'
+                )
             entries[name] = entry
     for name, shard in weight_map.items():
         if name not in entries:
-            raise LoadError(f'{folder / shard}: tensor "{name}" is missing, though {INDEX_FILE} names this file')
+            raise LoadError(
+                f'{folder / shard}: tensor "{name}" is missing, though {INDEX_FILE} names this file'
+            )
     return StoredTensors(index, entries)
 
 
 def tensor_checksum(tensor: Shaped[Tensor, "..."]) -> int:
-    """Return the CRC-32 of a tensor's dtype, shape and bytes, so that errors in a file's header are detected too."""
+    """Return the CRC-32 of a tensor's dtype, shape and bytes, so that errors in a file's header are
+    detected too.
+    """
     description = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     numbers = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
     return crc32(numbers, crc32(description.encode()))
 
 
 def manifest_checksum(manifest: dict[str, Any]) -> int:
-    """Return the CRC-32 of a manifest's content, independent of its layout and without its field "crc32"."""
+    """Return the CRC-32 of a manifest's content, independent of its layout and without its field
+    "crc32".
+    """
     rest = {name: value for name, value in manifest.items() if name != "crc32"}
     return crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())

@@ -1,4 +1,6 @@
-"""Run the module inside the wrappers of a training: without torch.compile, DDP, dropout or gradients."""
+"""Run the module inside the wrappers of a training: without torch.compile, DDP, dropout or
+gradients.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +13,9 @@ WRAPPERS = ("_orig_mod", "module")  # of torch.compile; of DDP, DataParallel and
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module inside torch.compile, DDP and the like; a model that is sharded by FSDP2 is itself."""
+    """Return the module inside torch.compile, DDP and the like; a model that is sharded by FSDP2 is
+    itself.
+    """
     while True:
         names = [name for name in WRAPPERS if name in model._modules and len(model._modules) == 1]
         inner = model._modules[names[0]] if names else None
@@ -37,7 +41,9 @@ def eager_modules(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off while the block runs; no random number is drawn, so that the training goes on unchanged."""
+    """Switch dropout off while the block runs; no random number is drawn, so that the training goes
+    on unchanged.
+    """
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -50,7 +56,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def first_sequences(inputs: Any, count: int) -> Any:
-    """Return the first sequences of a batch: of a tensor, or of all tensors in a dict, list or tuple.
+    """Return the first sequences of a batch: of a tensor, or of all tensors in a dict, list or
+    tuple.
 
     Tensors whose first axis is not the batch's, and everything else, are left as they are.
     """

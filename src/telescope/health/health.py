@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, distributed, nn
 
 from ..attention.padding_queries import real_query_masks
+from ..interception.tensor_parallel import tensor_parallel_size
+from ..interception.watch import record_calls
 from ..recording.call_facts import KeepOptions
 from ..recording.names import list_names
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
-from ..watch.tensor_parallel import tensor_parallel_size
-from ..watch.watch import record_calls
 from .eager import eager_modules, evaluating, first_sequences, unwrapped
 from .key_bias import drifted_key_biases
 from .qk_clip import qk_clip
@@ -23,23 +23,24 @@ Log = Callable[[dict[str, float], int], object]
 
 
 class Health:
-    """The health of a model's attention while it trains: every N steps, one forward pass of a few sequences is watched.
+    """The health of a model's attention while it trains: every N steps, one forward pass of a few
+    sequences is watched.
 
-    The pass runs on the module inside torch.compile and DDP, in eval mode and without gradients, so that neither
-    gradients nor random numbers of the training change. Of a model sharded by FSDP, or run by several processes
-    together, every process must call `step`. An alert is a warning, unless `on_alert` is given.
+    The pass runs on the module inside torch.compile and DDP, in eval mode and without gradients, so
+    that neither gradients nor random numbers of the training change. Of a model sharded by FSDP, or
+    run by several processes together, every process must call `step`. An alert is a warning, unless
+    `on_alert` is given.
 
     Args:
-        model: the model that trains, wrapped or not.
-        every: measure at each `every`-th call of `step`.
-        sequences: how many sequences of a batch are watched.
-        rules: when to give an alert; by default a logit above 100, or a head of a mean entropy below 0.001 nats.
-        log: called with the numbers by name, and the step: lambda numbers, step: wandb.log(numbers, step=step).
-        on_alert: called with the `HealthReport` where it has alerts.
-        tau: after each measurement, `qk_clip` keeps the largest logit of every head at this limit, over the batches of
+        model: the model that trains, wrapped or not. every: measure at each `every`-th call of
+        `step`. sequences: how many sequences of a batch are watched. rules: when to give an alert;
+        by default a logit above 100, or a head of a mean entropy below 0.001 nats. log: called with
+        the numbers by name, and the step: lambda numbers, step: wandb.log(numbers, step=step).
+        on_alert: called with the `HealthReport` where it has alerts. tau: after each measurement,
+        `qk_clip` keeps the largest logit of every head at this limit, over the batches of
             all processes; None does nothing.
-        run: called with the module and the inputs, to run the forward pass; by default module(*inputs, **named), or
-            module(**inputs) where the one input is a dict.
+        run: called with the module and the inputs, to run the forward pass; by default
+            module(*inputs, **named), or module(**inputs) where the one input is a dict.
 
     Example:
         >>> import torch, telescope as ts
@@ -65,7 +66,9 @@ class Health:
         run: Callable[..., object] | None = None,
     ) -> None:
         if every < 1 or sequences < 1:
-            raise ValueError(f"every={every} and sequences={sequences} are counts; both take 1 or more")
+            raise ValueError(
+                f"every={every} and sequences={sequences} are counts; both take 1 or more"
+            )
         self.model = model
         self.every = every
         self.sequences = sequences
@@ -80,7 +83,8 @@ class Health:
         self._told: set[str] = set()
 
     def step(self, *inputs: Any, **named: Any) -> HealthReport | None:
-        """Count a training step; every N steps, measure its batch, log the numbers and return the report.
+        """Count a training step; every N steps, measure its batch, log the numbers and return the
+        report.
 
         `inputs` are those of the model. Call this after the optimiser's step.
         """
@@ -91,7 +95,11 @@ class Health:
         """Measure a batch now; then log, warn and clip as told."""
         module = unwrapped(self.model)
         inputs, named = first_sequences((inputs, named), self.sequences)
-        with eager_modules(module), evaluating(module), record_calls(module, KeepOptions(top=1)) as recording:
+        with (
+            eager_modules(module),
+            evaluating(module),
+            record_calls(module, KeepOptions(top=1)) as recording,
+        ):
             if self.run is not None:
                 self.run(module, *inputs, **named)
             elif len(inputs) == 1 and not named and isinstance(inputs[0], dict):
@@ -102,14 +110,19 @@ class Health:
         if not layers:
             what = f"no attention that can be recorded, only {list_names(recording.left_out)},"
             called = what if recording.left_out else "no attention"
-            raise ValueError(f"{type(module).__name__} called {called} for this batch, so there is nothing to measure")
+            raise ValueError(
+                f"{type(module).__name__} called {called} for this batch, so there is nothing to "
+                "measure"
+            )
         alerts = [*alerts_of(layers, self.rules), *_drift_alerts(module)]
         report = HealthReport(self.steps, layers, tuple(alerts), recording.left_out)
         if self.log is not None:
             self.log(report.scalars(), self.steps)
         self._tell(report)
         if self.tau is not None:
-            self.clipped = qk_clip(module, self.tau, _largest_of_all_processes(module, report.logits))
+            self.clipped = qk_clip(
+                module, self.tau, _largest_of_all_processes(module, report.logits)
+            )
         return report
 
     def _tell(self, report: HealthReport) -> None:
@@ -128,13 +141,16 @@ class Health:
 def health_of(recording: Recording) -> dict[str, HeadHealth]:
     """Return the health of each attention that was called, over all sequences of the recording.
 
-    Calls of one shape are measured together: on a GPU, launching kernels takes longer than these run.
+    Calls of one shape are measured together: on a GPU, launching kernels takes longer than these
+    run.
     """
     alike: dict[Any, list[tuple[str, dict[str, Tensor]]]] = {}
     for name, watched in recording.items():
         for call in watched.calls:
             parts = _parts(call)
-            shapes = tuple((each, part.shape[0], part.shape[2], part.device) for each, part in parts.items())
+            shapes = tuple(
+                (each, part.shape[0], part.shape[2], part.device) for each, part in parts.items()
+            )
             alike.setdefault((call.across, shapes), []).append((name, parts))
     measured: dict[str, list[Tensor]] = {}
     for (across, _), calls in alike.items():
@@ -154,7 +170,9 @@ def health_of(recording: Recording) -> dict[str, HeadHealth]:
 
 
 def _parts(call: RecordedCall) -> dict[str, Tensor]:
-    """Return the kept tensors of a call that was recorded with top=1; the second axis of each is the heads."""
+    """Return the kept tensors of a call that was recorded with top=1; the second axis of each is
+    the heads.
+    """
     parts = {name: part.tensor for name, part in call.parts.items()}
     chosen: dict[str, Tensor] = {}
     chosen |= {name: parts[name] for name in ("received", "entropy", "lse") if name in parts}
@@ -167,7 +185,9 @@ def _parts(call: RecordedCall) -> dict[str, Tensor]:
 
 
 def _numbers(parts: dict[str, Tensor], across: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the largest logit of each head, its mean entropy, and its largest share on one key of a sequence."""
+    """Return the largest logit of each head, its mean entropy, and its largest share on one key of
+    a sequence.
+    """
     seen = parts["top_keys"] >= 0
     chooses = seen.clone()
     if "first" in parts:  # behind padding
@@ -176,7 +196,9 @@ def _numbers(parts: dict[str, Tensor], across: bool) -> tuple[Tensor, Tensor, Te
         chooses &= torch.arange(keys - queries, keys, device=seen.device) > parts["first"]
     elif not across:
         chooses[:, :, :1] = False  # the first token has no choice
-    entropy = torch.where(chooses, parts["entropy"], 0.0).sum((0, 2)) / chooses.sum((0, 2)).clamp(min=1)
+    entropy = torch.where(chooses, parts["entropy"], 0.0).sum((0, 2)) / chooses.sum((0, 2)).clamp(
+        min=1
+    )
     if "lse" in parts:
         logits = parts["lse"] + parts["top_weights"].log()
         logit = torch.where(seen, logits, -torch.inf).amax((0, 2))
@@ -187,12 +209,22 @@ def _numbers(parts: dict[str, Tensor], across: bool) -> tuple[Tensor, Tensor, Te
     return logit, entropy, sink
 
 
-def _largest_of_all_processes(module: nn.Module, logits: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
-    """Return the largest logits over the batches of all processes, so that all of them scale their weights alike."""
-    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+def _largest_of_all_processes(
+    module: nn.Module, logits: dict[str, tuple[float, ...]]
+) -> dict[str, tuple[float, ...]]:
+    """Return the largest logits over the batches of all processes, so that all of them scale their
+    weights alike.
+    """
+    if (
+        not distributed.is_available()
+        or not distributed.is_initialized()
+        or distributed.get_world_size() == 1
+    ):
         return logits
     if tensor_parallel_size(module) > 1:
-        raise ValueError("tau= cannot clip a model whose heads are divided among processes; leave it out")
+        raise ValueError(
+            "tau= cannot clip a model whose heads are divided among processes; leave it out"
+        )
     device = next(module.parameters()).device
     joined = torch.tensor([logit for layer in logits.values() for logit in layer], device=device)
     distributed.all_reduce(joined, distributed.ReduceOp.MAX)
@@ -202,7 +234,8 @@ def _largest_of_all_processes(module: nn.Module, logits: dict[str, tuple[float, 
 
 def _drift_alerts(module: nn.Module) -> list[str]:
     return [
-        f"{name}: key bias drift, its standard deviation is {keys:.2g} where the queries' is {queries:.2g}; it changes "
+        f"{name}: key bias drift, its standard deviation is {keys:.2g} where the queries' is "
+        f"{queries:.2g}; it changes "
         "nothing but the size of the scores, and ts.health.remove_key_bias(model) removes it"
         for name, (keys, queries) in drifted_key_biases(module).items()
     ]

@@ -1,8 +1,10 @@
-"""Find the query and key projections of a model's attentions, and scale or clear the rows of single heads.
+"""Find the query and key projections of a model's attentions, and scale or clear the rows of single
+heads.
 
-Known are Telescope's MultiHeadAttention; modules of transformers with q_proj and k_proj (Llama, Qwen2, Mistral, OPT,
-BART, Marian, ...), query and key (BERT, ALBERT) or q and k (T5); and modules that hold both in one projection: GPT-2's
-c_attn, GPT-NeoX's query_key_value, Phi-3's qkv_proj and ModernBERT's Wqkv.
+Known are Telescope's MultiHeadAttention; modules of transformers with q_proj and k_proj (Llama,
+Qwen2, Mistral, OPT, BART, Marian, ...), query and key (BERT, ALBERT) or q and k (T5); and modules
+that hold both in one projection: GPT-2's c_attn, GPT-NeoX's query_key_value, Phi-3's qkv_proj and
+ModernBERT's Wqkv.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,24 +19,38 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from ..attention import softmax
 from ..attention.biases import Alibi
 from ..attention.scores import Dot, General
+from ..interception import telescope_models
 from ..layers import MultiHeadAttention
 from ..recording.names import modules_by_path
-from ..watch import telescope_models
 
 QUERY_NAMES = ("q_proj", "query", "q_lin")
 KEY_NAMES = ("k_proj", "key", "k_lin")
-NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "qk_norm", "query_layernorm", "key_layernorm")
-FUSED = {  # the projection of a class that holds queries, keys and values in one, and whether it alternates by head
+NORMS = (
+    "q_norm",
+    "k_norm",
+    "q_layernorm",
+    "k_layernorm",
+    "qk_norm",
+    "query_layernorm",
+    "key_layernorm",
+)
+# The projection of a class that holds queries, keys and values in one, and whether it alternates by
+# head.
+FUSED = {
     "GPTNeoXAttention": ("query_key_value", True),
     "Phi3Attention": ("qkv_proj", False),
     "ModernBertAttention": ("Wqkv", False),
 }
-KNOWN = "q_proj and k_proj, query and key, or one of " + ", ".join(["c_attn", *(name for name, _ in FUSED.values())])
+KNOWN = "q_proj and k_proj, query and key, or one of " + ", ".join(
+    ["c_attn", *(name for name, _ in FUSED.values())]
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of one projection inside a parameter: their numbers along `axis`, one head after the other."""
+    """The rows of one projection inside a parameter: their numbers along `axis`, one head after the
+    other.
+    """
 
     parameter: Tensor
     axis: int
@@ -47,9 +63,13 @@ class Rows:
 
     @torch.no_grad()
     def scale(self, factors: Sequence[float]) -> None:
-        """Multiply the rows of each head by its factor, in place; also of a parameter that FSDP shards."""
+        """Multiply the rows of each head by its factor, in place; also of a parameter that FSDP
+        shards.
+        """
         vector = torch.ones(self.parameter.shape[self.axis], dtype=torch.float32)
-        vector[self.numbers] = torch.tensor(factors).repeat_interleave(len(self.numbers) // len(factors))
+        vector[self.numbers] = torch.tensor(factors).repeat_interleave(
+            len(self.numbers) // len(factors)
+        )
         shape = [1] * self.parameter.ndim
         shape[self.axis] = -1
         whole: Tensor = vector.reshape(shape).to(self.parameter.device, self.parameter.dtype)
@@ -82,7 +102,9 @@ class Projections:
 
 
 def projections_of(model: nn.Module) -> dict[str, Projections]:
-    """Return the projections of every attention that is known, under the name that `ts.watch` gives the attention."""
+    """Return the projections of every attention that is known, under the name that `ts.watch` gives
+    the attention.
+    """
     modules = modules_by_path(model)
     found: dict[str, Projections] = {}
     for name, attend in telescope_models.attentions(modules).items():
@@ -153,8 +175,15 @@ def _of_transformers(module: Any) -> Projections | None:
         heads = query.weight.shape[0] // width
         key_heads = key.weight.shape[0] // width
         rows = [Rows.between(part.weight, 0, 0, part.weight.shape[0]) for part in (query, key)]
-        biases = [None if part.bias is None else Rows.between(part.bias, 0, 0, len(part.bias)) for part in (query, key)]
-    elif stacked is not None and type(stacked).__name__ == "Conv1D" and not getattr(module, "is_cross_attention", 0):
+        biases = [
+            None if part.bias is None else Rows.between(part.bias, 0, 0, len(part.bias))
+            for part in (query, key)
+        ]
+    elif (
+        stacked is not None
+        and type(stacked).__name__ == "Conv1D"
+        and not getattr(module, "is_cross_attention", 0)
+    ):
         size = stacked.weight.shape[1] // 3
         heads = key_heads = int(module.num_heads)
         rows = [Rows.between(stacked.weight, 1, start, size) for start in (0, size)]
@@ -170,12 +199,17 @@ def _of_transformers(module: Any) -> Projections | None:
         return None
     why = _why_not_linear(module, children, config)
     rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
-    matters = "rotary positions turn it" if rotary else why or ("sinks take part" if hasattr(module, "sinks") else "")
+    matters = (
+        "rotary positions turn it"
+        if rotary
+        else why or ("sinks take part" if hasattr(module, "sinks") else "")
+    )
     return Projections(heads, key_heads, rows[0], rows[1], biases[0], biases[1], why, matters)
 
 
 def _linear(children: Mapping[str, Any], names: Sequence[str]) -> nn.Linear | None:
-    """Return the first child of these names that is a plain nn.Linear, whose numbers can be multiplied in place.
+    """Return the first child of these names that is a plain nn.Linear, whose numbers can be
+    multiplied in place.
 
     Not one that is quantised, parametrised or wrapped by an adapter.
     """
@@ -184,7 +218,11 @@ def _linear(children: Mapping[str, Any], names: Sequence[str]) -> nn.Linear | No
         if not isinstance(child, nn.Linear):
             continue
         weight = child._parameters.get("weight")
-        is_tensor = type(weight) in (nn.Parameter, Tensor, DTensor)  # not a packed or quantised kind of tensor
+        is_tensor = type(weight) in (
+            nn.Parameter,
+            Tensor,
+            DTensor,
+        )  # not a packed or quantised kind of tensor
         alone = child._parameters.keys() <= {"weight", "bias"} and not child._modules
         if weight is not None and is_tensor and alone and weight.is_floating_point():
             return child
@@ -192,9 +230,11 @@ def _linear(children: Mapping[str, Any], names: Sequence[str]) -> nn.Linear | No
 
 
 def _fused_rows(rows: int, heads: int, key_heads: int, by_head: bool) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the rows of queries and of keys in a projection of `rows` rows that also holds values.
+    """Return the numbers of the rows of queries and of keys in a projection of `rows` rows that
+    also holds values.
 
-    By head: queries, keys and values of head 0, then those of head 1, ...; otherwise all queries, all keys, all values.
+    By head: queries, keys and values of head 0, then those of head 1, ...; otherwise all queries,
+    all keys, all values.
     """
     width = rows // (heads + 2 * key_heads)
     if by_head:
@@ -204,30 +244,46 @@ def _fused_rows(rows: int, heads: int, key_heads: int, by_head: bool) -> tuple[T
 
 
 def _why_not_linear(module: Any, children: Mapping[str, Any], config: Any) -> str:
-    """Return why the scores of an attention of transformers do not grow with its projections, or nothing."""
+    """Return why the scores of an attention of transformers do not grow with its projections, or
+    nothing.
+    """
     normed = next((name for name in NORMS if children.get(name) is not None), None)
-    # Of T5, only the attention of a decoder to its source has no bias: it is in a decoder, and not causal.
+    # Of T5, only the attention of a decoder to its source has no bias: it is in a decoder, and not
+    # causal.
     is_cross = getattr(module, "is_decoder", False) and not getattr(module, "is_causal", True)
     reasons = {
         f"{normed} normalises them after the projection": normed is not None,
         "clip_qkv bounds them after the projection": bool(getattr(config, "clip_qkv", None)),
-        "a bias by position is added to the scores": hasattr(module, "has_relative_attention_bias") and not is_cross,
-        "a softcap bounds the scores already": bool(getattr(config, "attn_logit_softcapping", None)),
+        "a bias by position is added to the scores": hasattr(module, "has_relative_attention_bias")
+        and not is_cross,
+        "a softcap bounds the scores already": bool(
+            getattr(config, "attn_logit_softcapping", None)
+        ),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def why_unknown(model: nn.Module, name: str) -> str | None:
-    """Return why the projections of an attention are not known; None if the model has no module of this name."""
+    """Return why the projections of an attention are not known; None if the model has no module of
+    this name.
+    """
     module = modules_by_path(model).get(name)
     if module is None:
         return None
     kind = type(module).__name__
     names = {*QUERY_NAMES, *KEY_NAMES, "q", "k", "c_attn", *(name for name, _ in FUSED.values())}
-    children = {name: child for name, child in module._modules.items() if name in names and child is not None}
+    children = {
+        name: child
+        for name, child in module._modules.items()
+        if name in names and child is not None
+    }
     for child_name, child in children.items():
         if "base_layer" in child._modules:
-            return f"an adapter, {type(child).__name__}, is added to {child_name} of {kind}; merge the adapter first"
+            return (
+                f"an adapter, {type(child).__name__}, is added to {child_name} of {kind}; "
+                "merge "
+                "the adapter first"
+            )
         if type(child).__name__ != "Conv1D" and _linear(children, (child_name,)) is None:
             return f"{child_name} of {kind} is {type(child).__name__}, not a plain nn.Linear"
     return f"{kind} has none that are known: {KNOWN}"

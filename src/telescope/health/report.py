@@ -7,17 +7,19 @@ from math import isnan
 from rich.table import Table
 
 from ..recording.names import list_names
-from ..trace.render import render_text
+from ..traces.render import render_text
 from ..words import hint
 
 COLLAPSED = 0.05  # nats: mean entropy of a head whose queries attend to one key each
-DEAD = 0.98  # share of the weight on one key, the same for all queries, of a head that transports nothing
+# Share of the weight on one key, the same for all queries, of a head that transports nothing.
+DEAD = 0.98
 MEASURES = ("logit", "entropy", "sink", "dead", "collapsed")
 
 
 @dataclass(frozen=True)
 class HeadHealth:
-    """One layer: for each head its largest logit, mean entropy in nats, and largest share of weight on one key.
+    """One layer: for each head its largest logit, mean entropy in nats, and largest share of weight
+    on one key.
 
     Example:
         >>> from telescope.health import HeadHealth
@@ -41,7 +43,9 @@ class HeadHealth:
         return sum(entropy < COLLAPSED and share < DEAD for entropy, share in pairs)
 
     def value(self, measure: str) -> float:
-        """Return the number that a rule is about: the largest logit or sink, the smallest entropy, or a count."""
+        """Return the number that a rule is about: the largest logit or sink, the smallest entropy,
+        or a count.
+        """
         if measure == "logit":
             return max(self.logit)
         if measure == "entropy":
@@ -53,8 +57,8 @@ class HeadHealth:
 class Rule:
     """An alert rule: a measure of any layer above or below a threshold.
 
-    measure  "logit": the largest of a layer; "entropy": that of the head with the smallest mean; "sink": the largest
-             share; "dead", "collapsed": the number of such heads
+    measure  "logit": the largest of a layer; "entropy": that of the head with the smallest mean;
+             "sink": the largest share; "dead", "collapsed": the number of such heads
 
     Example:
         >>> import telescope as ts
@@ -68,7 +72,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.measure not in MEASURES:
-            raise ValueError(f'there is no measure "{self.measure}"; {hint(self.measure, MEASURES)}')
+            raise ValueError(
+                f'there is no measure "{self.measure}"; {hint(self.measure, MEASURES)}'
+            )
         if (self.above is None) == (self.below is None):
             raise ValueError(f'a rule about "{self.measure}" takes either above= or below=')
 
@@ -79,7 +85,9 @@ class Rule:
 
     def __str__(self) -> str:
         return (
-            f"{self.measure} above {self.above:g}" if self.above is not None else f"{self.measure} below {self.below:g}"
+            f"{self.measure} above {self.above:g}"
+            if self.above is not None
+            else f"{self.measure} below {self.below:g}"
         )
 
 
@@ -103,7 +111,9 @@ class HealthReport:
     alerts: Sequence[str] = ()
     """A sentence for each layer that breaks a rule, and for each key bias that has drifted."""
     left_out: Sequence[str] = ()
-    """The attentions that are not among the layers, since they cannot be watched or ran past the watch."""
+    """The attentions that are not among the layers, since they cannot be watched or ran past the
+    watch.
+    """
 
     @property
     def logits(self) -> dict[str, tuple[float, ...]]:
@@ -117,18 +127,35 @@ class HealthReport:
             for measure in MEASURES[:3]
             for name, layer in self.layers.items()
         }
-        found["attention/largest_logit"] = max((max(layer.logit) for layer in self.layers.values()), default=0.0)
+        found["attention/largest_logit"] = max(
+            (max(layer.logit) for layer in self.layers.values()), default=0.0
+        )
         found["attention/dead_heads"] = float(sum(layer.dead for layer in self.layers.values()))
-        found["attention/collapsed_heads"] = float(sum(layer.collapsed for layer in self.layers.values()))
+        found["attention/collapsed_heads"] = float(
+            sum(layer.collapsed for layer in self.layers.values())
+        )
         found["attention/alerts"] = float(len(self.alerts))
         return {name: value for name, value in found.items() if not isnan(value)}
 
     def __rich__(self) -> Table:
-        table = Table(title=f"attention at step {self.step:,}", box=None, pad_edge=False, title_justify="left")
-        for name in ("layer", "largest logit", "smallest entropy", "largest sink", "dead", "collapsed"):
+        table = Table(
+            title=f"attention at step {self.step:,}", box=None, pad_edge=False, title_justify="left"
+        )
+        for name in (
+            "layer",
+            "largest logit",
+            "smallest entropy",
+            "largest sink",
+            "dead",
+            "collapsed",
+        ):
             table.add_column(name, justify="left" if name == "layer" else "right", no_wrap=True)
         for name, layer in self.layers.items():
-            numbers = (f"{layer.value('logit'):.1f}", f"{layer.value('entropy'):.2f}", f"{layer.value('sink'):.0%}")
+            numbers = (
+                f"{layer.value('logit'):.1f}",
+                f"{layer.value('entropy'):.2f}",
+                f"{layer.value('sink'):.0%}",
+            )
             table.add_row(name, *numbers, str(layer.dead), str(layer.collapsed))
         return table
 

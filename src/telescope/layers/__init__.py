@@ -1,6 +1,8 @@
-"""Trainable layers: attention layers with a definition, the blocks of the Transformer, caches. Batch first always.
+"""Trainable layers: attention layers with a definition, the blocks of the Transformer, caches.
+Batch first always.
 
-May import engines, attention and words. Read multi_head.py first, then blocks.py for how layers are combined.
+May import engines, attention and words. Read multi_head.py first, then blocks.py for how layers are
+combined.
 """
 
 from .attend import Attend

@@ -1,4 +1,6 @@
-"""`Attend`, the module in which every layer attends, and `DefinedLayer`, the base class of layers with a definition."""
+"""`Attend`, the module in which every layer attends, and `DefinedLayer`, the base class of layers
+with a definition.
+"""
 
 from collections.abc import Callable
 from threading import Lock
@@ -44,12 +46,17 @@ class Attend(nn.Module):
     ) -> Float[Tensor, "batch heads query d_v"]:
         """Return the context, softmax(q kᵀ · scale) v by default.
 
-        `across` tells hooks whether the keys come from another sequence than the queries; no number depends on it.
+        `across` tells hooks whether the keys come from another sequence than the queries; no number
+        depends on it.
         """
-        return attend(queries, keys, values, attention, dropout=self.dropout if self.training else 0.0)
+        return attend(
+            queries, keys, values, attention, dropout=self.dropout if self.training else 0.0
+        )
 
 
-def split_heads(features: Float[Tensor, "batch n heads_d"], heads: int) -> Float[Tensor, "batch heads n d"]:
+def split_heads(
+    features: Float[Tensor, "batch n heads_d"], heads: int
+) -> Float[Tensor, "batch heads n d"]:
     """Return a view (batch, heads, n, d) of the features."""
     batch, n, width = features.shape
     return features.reshape(batch, n, heads, width // heads).transpose(1, 2)
@@ -60,17 +67,20 @@ def join_heads(context: Float[Tensor, "batch heads n d"]) -> Float[Tensor, "batc
     return context.transpose(1, 2).flatten(-2)
 
 
-# The results of one `.to()`, `.half()` or the like: the key is the function that PyTorch passes to every submodule,
-# the value maps id(tensor) to the tensor and its converted copy.
-_converted: "WeakKeyDictionary[Callable[[Tensor], Tensor], dict[int, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
+# The results of one `.to()`, `.half()` or the like: the key is the function that PyTorch passes to
+# every submodule, the value maps id(tensor) to the tensor and its converted copy.
+_converted: "WeakKeyDictionary[Callable[[Tensor], Tensor], dict[int, tuple[Tensor, Tensor]]]" = (
+    WeakKeyDictionary()
+)
 _converted_lock = Lock()  # held while `_converted` changes
 
 
 class DefinitionModule(nn.Module):
-    """A module that registers the tensors of a definition, so that `.to()`, optimisers and `state_dict` reach them.
+    """A module that registers the tensors of a definition, so that `.to()`, optimisers and
+    `state_dict` reach them.
 
-    A tensor is named by its path in the definition: the table of bias=ts.relative(table) is "bias_table". A bias that
-    is a module becomes a submodule.
+    A tensor is named by its path in the definition: the table of bias=ts.relative(table) is
+    "bias_table". A bias that is a module becomes a submodule.
     """
 
     def __init__(self, attention: Attention) -> None:
@@ -90,7 +100,9 @@ class DefinitionModule(nn.Module):
         self._attention = attention
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DefinitionModule":
-        """Convert each tensor once, so that layers that share a tensor still share it afterwards."""
+        """Convert each tensor once, so that layers that share a tensor still share it
+        afterwards.
+        """
         with _converted_lock:
             shared = _converted.setdefault(fn, {})
 
@@ -103,9 +115,13 @@ class DefinitionModule(nn.Module):
 
     @property
     def attention(self) -> Attention:
-        """The definition with the tensors that are registered now; a new object only after a tensor was replaced."""
+        """The definition with the tensors that are registered now; a new object only after a tensor
+        was replaced.
+        """
         current = [getattr(self, name) for name in self.names]
-        if any(one is not other for one, other in zip(current, tensors(self._attention), strict=True)):
+        if any(
+            one is not other for one, other in zip(current, tensors(self._attention), strict=True)
+        ):
             remaining = iter(current)
             self._attention = map_tensors(self._attention, lambda _: next(remaining))
         return self._attention
@@ -125,10 +141,14 @@ class DefinedLayer(nn.Module):
 
     @attention.setter
     def attention(self, attention: Attention) -> None:
-        """Set the definition; one without tensors is stored as it is, so that the layer gains no empty submodule."""
+        """Set the definition; one without tensors is stored as it is, so that the layer gains no
+        empty submodule.
+        """
         self._modules.pop("definition", None)
         self.__dict__.pop("definition", None)
-        has_tensors = any(isinstance(leaf, Tensor | nn.Module) for _, leaf in named_leaves(attention))
+        has_tensors = any(
+            isinstance(leaf, Tensor | nn.Module) for _, leaf in named_leaves(attention)
+        )
         self.definition = DefinitionModule(attention) if has_tensors else attention
 
 
@@ -139,6 +159,7 @@ def _check_is_trainable(name: str, tensor: Tensor) -> None:
     """
     if tensor.requires_grad and tensor.is_leaf:
         raise ValueError(
-            f"attention.{name} requires a gradient but is not an nn.Parameter, so no optimiser would find "
+            f"attention.{name} requires a gradient but is not an nn.Parameter, so no optimiser "
+            "would find "
             f"it; pass nn.Parameter(tensor) to train it, or tensor.detach() to keep it as it is"
         )

@@ -1,4 +1,6 @@
-"""The blocks of the Transformer: feed-forward networks, residual connections, encoder and decoder blocks."""
+"""The blocks of the Transformer: feed-forward networks, residual connections, encoder and decoder
+blocks.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +42,13 @@ class FeedForward(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, d_hidden: int, *, activation: str = "relu", bias: bool = True, dropout: float = 0.0
+        self,
+        d_model: int,
+        d_hidden: int,
+        *,
+        activation: str = "relu",
+        bias: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_sizes(d_model=d_model, d_hidden=d_hidden)
@@ -63,7 +71,8 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(FeedForward):
-    """FFN(x) = (activation(x W_1) ⊙ x W_3) W_2, as in Llama, where the activation is SiLU  (Shazeer 2020).
+    """FFN(x) = (activation(x W_1) ⊙ x W_3) W_2, as in Llama, where the activation is SiLU  (Shazeer
+    2020).
 
     Arguments are those of `FeedForward`.
 
@@ -75,7 +84,13 @@ class GatedFeedForward(FeedForward):
     """
 
     def __init__(
-        self, d_model: int, d_hidden: int, *, activation: str = "silu", bias: bool = False, dropout: float = 0.0
+        self,
+        d_model: int,
+        d_hidden: int,
+        *,
+        activation: str = "silu",
+        bias: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model, d_hidden, activation=activation, bias=bias, dropout=dropout)
         self.W_3 = nn.Linear(d_model, d_hidden, bias)
@@ -87,12 +102,14 @@ class GatedFeedForward(FeedForward):
 
 
 class AddNorm(nn.Module):
-    """norm(x + sublayer(x)) (Vaswani et al. 2017), or x + sublayer(norm(x)) with pre_norm=True (Xiong et al. 2020).
+    """norm(x + sublayer(x)) (Vaswani et al. 2017), or x + sublayer(norm(x)) with pre_norm=True
+    (Xiong et al. 2020).
 
     d_model   width of x
     pre_norm  whether the norm comes before the sublayer instead of after the sum
     norm      called with d_model to construct the norm: nn.LayerNorm, nn.RMSNorm
-    dropout   the probability with which a feature of the sublayer's output is dropped, in training only
+    dropout   the probability with which a feature of the sublayer's output is dropped, in training
+              only
 
     Example:
         >>> import torch
@@ -119,19 +136,23 @@ class AddNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch n d_model"], sublayer: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "batch n d_model"]:
-        """Return x plus the sublayer's output, normalised; a ValueError where the sublayer changes the shape."""
+        """Return x plus the sublayer's output, normalised; a ValueError where the sublayer changes
+        the shape.
+        """
         check_features(self, "x", x, "d_model")
         output = sublayer(self.norm(x) if self.pre_norm else x)
         if output.shape != x.shape:
             raise ValueError(
-                f"sublayer gives shape {tuple(output.shape)}; to be added to x it must be {tuple(x.shape)} again"
+                f"sublayer gives shape {tuple(output.shape)}; to be added to x it must be "
+                f"{tuple(x.shape)} again"
             )
         y: Tensor = x + (self.dropout(output) if self.training else output)
         return y if self.pre_norm else self.norm(y)
 
 
 class EncoderBlock(nn.Module):
-    """self-attention → add & norm → feed forward → add & norm. With a causal mask this is GPT's block.
+    """self-attention → add & norm → feed forward → add & norm. With a causal mask this is GPT's
+    block.
 
     self_attention  a layer called as self_attention(x, mask=mask, ...)
     feed_forward    a layer called as feed_forward(x)
@@ -171,7 +192,8 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """masked self-attention → add & norm → encoder-decoder attention → add & norm → feed forward → add & norm.
+    """masked self-attention → add & norm → encoder-decoder attention → add & norm → feed forward →
+    add & norm.
 
     self_attention   a layer called as self_attention(x, mask=mask, ...), with a causal mask
     cross_attention  a layer called as cross_attention(x, memory, mask=memory_mask)
@@ -216,8 +238,8 @@ class DecoderBlock(nn.Module):
     ) -> Float[Tensor, "batch n d_model"]:
         """Return the block's output for x, given the encoder's output, the memory.
 
-        `mask` is for the self-attention, `memory_mask` for the cross-attention; `how` is passed to the
-        self-attention: `cache` and `at`.
+        `mask` is for the self-attention, `memory_mask` for the cross-attention; `how` is passed to
+        the self-attention: `cache` and `at`.
         """
         x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
         x = self.add_norm_2(x, lambda x: self.cross_attention(x, memory, mask=memory_mask))

@@ -1,4 +1,5 @@
-"""Key-value caches for decoding. The caller owns a cache and passes it to the model; layers store no state.
+"""Key-value caches for decoding. The caller owns a cache and passes it to the model; layers store
+no state.
 
 cache = model.cache(batch=2, room=256)
 logits = model(prompt, cache=cache)            # prompt: (2, n) tokens, read at once
@@ -23,11 +24,13 @@ from ..attention.values import identity_key
 class CachePosition:
     """The cache slots and the positions of the tokens of one call, computed once for all layers.
 
-    start      the slot of the first token, which is the number of keys before it; for a cache of fixed shape, a tensor
-               (n,) with the slot of each token
-    positions  the position of each token in its own sequence, where these are not start, start + 1, ...
+    start      the slot of the first token, which is the number of keys before it; for a cache of
+               fixed shape, a tensor (n,) with the slot of each token
+    positions  the position of each token in its own sequence, where these are not start, start + 1,
+               ...
     rotation   the rotation of queries and keys at these positions, for layers with rotary positions
-    written    memo of `LayerCache.hide_unwritten`, so that layers with equal definitions share one object
+    written    memo of `LayerCache.hide_unwritten`, so that layers with equal definitions share one
+               object
 
     Example:
         >>> from telescope.layers import CachePosition
@@ -43,7 +46,8 @@ class CachePosition:
 
 @dataclass(eq=False)
 class LayerCache:
-    """The keys and values of one attention layer: tensors allocated for `room` tokens and written in place.
+    """The keys and values of one attention layer: tensors allocated for `room` tokens and written
+    in place.
 
     Example:
         >>> import torch
@@ -65,8 +69,9 @@ class LayerCache:
     ) -> tuple[Float[Tensor, "batch key_heads all d_k"], Float[Tensor, "batch key_heads all d_v"]]:
         """Write keys and values of n tokens and return views of the cache.
 
-        start  the slot of the first token: the views end with the last one. Or a tensor with the slot of each token:
-               the views are the whole cache, and `hide_unwritten` masks the rest.
+        start  the slot of the first token: the views end with the last one. Or a tensor with the
+               slot of each token: the views are the whole cache, and `hide_unwritten` masks the
+               rest.
 
         Raises a ValueError where the tokens do not fit.
         """
@@ -78,25 +83,32 @@ class LayerCache:
         room = self.keys.shape[2]
         if stop > room:
             raise ValueError(
-                f"the cache has room={room}, but these tokens reach up to {stop}; make it with room={stop}"
+                f"the cache has room={room}, but these tokens reach up to {stop}; make it with "
+                f"room={stop}"
             )
         self.keys[:, :, start:stop] = keys
         self.values[:, :, start:stop] = values
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
     def hide_unwritten(self, attention: Attention, at: CachePosition) -> Attention:
-        """Return the definition for the keys that `append` returned: slots that are not written yet are masked."""
+        """Return the definition for the keys that `append` returned: slots that are not written yet
+        are masked.
+        """
         if isinstance(at.start, int):
             return attention
         if torch.compiler.is_compiling():  # the compiler removes repeated computations by itself
             return restrict_to_written_keys(attention, self.keys.shape[2], at.start[-1] + 1)
         key = identity_key(attention)
         if key not in at.written:
-            at.written[key] = restrict_to_written_keys(attention, self.keys.shape[2], at.start[-1] + 1)
+            at.written[key] = restrict_to_written_keys(
+                attention, self.keys.shape[2], at.start[-1] + 1
+            )
         return at.written[key]
 
     def reorder(self, index: Int[Tensor, " new_batch"], filled: int, since: int = 0) -> None:
-        """Copy sequence index[i] to sequence i, for slots from `since` to `filled`; earlier slots are equal already."""
+        """Copy sequence index[i] to sequence i, for slots from `since` to `filled`; earlier slots
+        are equal already.
+        """
         self.keys = _reorder_batch(self.keys, index, filled, since)
         self.values = _reorder_batch(self.values, index, filled, since)
 
@@ -108,7 +120,8 @@ class Cache:
 
     rooms    one LayerCache for each layer
     length   the number of tokens written, an int; after `fixed()` a tensor
-    pads     how many of the first slots of each sequence are padding, (batch,); None where there is no padding
+    pads     how many of the first slots of each sequence are padding, (batch,); None where there is
+             no padding
 
     Raises a ValueError where `pads` has another length than the batch, or a number below 0.
 
@@ -122,13 +135,20 @@ class Cache:
         (3, 16)
     """
 
-    def __init__(self, rooms: Sequence[LayerCache], pads: Int[Tensor, " batch"] | Sequence[int] | None = None) -> None:
+    def __init__(
+        self, rooms: Sequence[LayerCache], pads: Int[Tensor, " batch"] | Sequence[int] | None = None
+    ) -> None:
         self.rooms = list(rooms)
         self.length: int | Int[Tensor, ""] = 0
-        self.pads = None if pads is None else torch.as_tensor(pads, device=self.rooms[0].keys.device)
-        if self.pads is not None and (self.pads.shape != (self.batch,) or bool((self.pads < 0).any())):
+        self.pads = (
+            None if pads is None else torch.as_tensor(pads, device=self.rooms[0].keys.device)
+        )
+        if self.pads is not None and (
+            self.pads.shape != (self.batch,) or bool((self.pads < 0).any())
+        ):
             raise ValueError(
-                f"pads={self.pads.tolist()} does not fit a batch of {self.batch}: one number each, none below 0"
+                f"pads={self.pads.tolist()} does not fit a batch of {self.batch}: one number each, "
+                "none below 0"
             )
 
     def __getitem__(self, layer: int) -> LayerCache:
@@ -146,14 +166,17 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all keys and values: 2 · layers · batch · key heads · room · d_k numbers, where d_v is d_k."""
+        """The bytes of all keys and values: 2 · layers · batch · key heads · room · d_k numbers,
+        where d_v is d_k.
+        """
         return sum(room.keys.nbytes + room.values.nbytes for room in self.rooms)
 
     def fixed(self) -> "Cache":
-        """Fix the shapes of all later steps, so that a CUDA graph can capture a step, and return the cache itself.
+        """Fix the shapes of all later steps, so that a CUDA graph can capture a step, and return
+        the cache itself.
 
-        Every layer then attends to the whole cache, with the slots that are not written yet masked. `length` becomes
-        a tensor on the cache's device, so that no step waits for the GPU.
+        Every layer then attends to the whole cache, with the slots that are not written yet masked.
+        `length` becomes a tensor on the cache's device, so that no step waits for the GPU.
         """
         if isinstance(self.length, int):
             self.length = torch.tensor(self.length, device=self.rooms[0].keys.device)
@@ -163,18 +186,24 @@ class Cache:
         return self
 
     def start(self, n: int) -> int | Int[Tensor, " n"]:
-        """Return the slot of the next token or, after `fixed()`, the slots of the next n tokens; see CachePosition."""
+        """Return the slot of the next token or, after `fixed()`, the slots of the next n tokens;
+        see CachePosition.
+        """
         if isinstance(self.length, int):
             return self.length
         return self.length + torch.arange(n, device=self.length.device)
 
     def positions(self, n: int) -> Int[Tensor, "*batch n"]:
-        """Return the positions of the next n tokens in their own sequences: (n,), or (batch, n) with `pads`."""
+        """Return the positions of the next n tokens in their own sequences: (n,), or (batch, n)
+        with `pads`.
+        """
         slots = self.length + torch.arange(n, device=self.rooms[0].keys.device)
         return slots if self.pads is None else (slots - self.pads[:, None]).clamp(min=0)
 
     def mask(self, other: Mask | None = None) -> Mask | None:
-        """Return the mask that hides padding on the left, combined with `other` by &; None if nothing is hidden."""
+        """Return the mask that hides padding on the left, combined with `other` by &; None if
+        nothing is hidden.
+        """
         if self.pads is None:
             return other
         real = padding(left=self.pads)
@@ -188,9 +217,11 @@ class Cache:
             self.length.add_(n)  # in place: a captured step reads this tensor
 
     def reorder(self, index: Int[Tensor, " new_batch"], since: int = 0) -> None:
-        """Replace sequence i by sequence index[i], for every i: for beams that survive, or a batch that shrinks.
+        """Replace sequence i by sequence index[i], for every i: for beams that survive, or a batch
+        that shrinks.
 
-        since  how many first tokens sequences i and index[i] have in common, for every i; these are not copied
+        since  how many first tokens sequences i and index[i] have in common, for every i; these are
+        not copied
         """
         filled = self.length if isinstance(self.length, int) else self.room
         for room in self.rooms:
@@ -207,9 +238,13 @@ class Cache:
 
 
 def _reorder_batch(
-    kept: Shaped[Tensor, "batch key_heads room d"], index: Int[Tensor, " new_batch"], filled: int, since: int
+    kept: Shaped[Tensor, "batch key_heads room d"],
+    index: Int[Tensor, " new_batch"],
+    filled: int,
+    since: int,
 ) -> Shaped[Tensor, "new_batch key_heads room d"]:
-    """Return `kept` with its sequences in the order of `index`; only slots below `filled` are copied.
+    """Return `kept` with its sequences in the order of `index`; only slots below `filled` are
+    copied.
 
     Where the batch keeps its size this happens in place, so that a captured step finds its tensors.
     """

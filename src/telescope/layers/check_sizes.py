@@ -1,4 +1,6 @@
-"""Checks of a layer's sizes and inputs. Each raises one sentence that names the argument, its value and what fits."""
+"""Checks of a layer's sizes and inputs. Each raises one sentence that names the argument, its value
+and what fits.
+"""
 
 from collections.abc import Iterable
 
@@ -9,14 +11,18 @@ from ..words import hint
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Raise a ValueError where a size is below 1, a TypeError where a size is not an int. None means "not given"."""
+    """Raise a ValueError where a size is below 1, a TypeError where a size is not an int. None
+    means "not given".
+    """
     for name, size in sizes.items():
         if size is not None and require_int(name, size) < 1:
             raise ValueError(f"{name}={size} must be at least 1")
 
 
 def head_width(d_model: int, heads: int) -> int:
-    """Return d_model / heads, the width of one head; raise a ValueError where the division leaves a remainder."""
+    """Return d_model / heads, the width of one head; raise a ValueError where the division leaves a
+    remainder.
+    """
     if d_model % heads:
         below = d_model - d_model % heads
         near = f"{below} or {below + heads}" if below else f"{heads}"
@@ -25,24 +31,34 @@ def head_width(d_model: int, heads: int) -> int:
 
 
 def group_size(heads: int, key_heads: int) -> int:
-    """Return heads / key_heads, the number of query heads that share one key head (grouped-query attention)."""
+    """Return heads / key_heads, the number of query heads that share one key head (grouped-query
+    attention).
+    """
     if heads % key_heads:
-        divisors = ", ".join(str(n) for n in range(1, min(heads, 1024) + 1) if heads % n == 0)  # a file may say 2^62
-        raise ValueError(f"key_heads={key_heads} does not divide heads={heads}; these do: {divisors}")
+        divisors = ", ".join(
+            str(n) for n in range(1, min(heads, 1024) + 1) if heads % n == 0
+        )  # a file may say 2^62
+        raise ValueError(
+            f"key_heads={key_heads} does not divide heads={heads}; these do: {divisors}"
+        )
     return heads // key_heads
 
 
 def check_choice(name: str, choice: str, choices: Iterable[str]) -> None:
-    """Raise a ValueError unless `choice` is one of `choices`; the error suggests the nearest one."""
+    """Raise a ValueError unless `choice` is one of `choices`; the error suggests the nearest
+    one.
+    """
     known = list(choices)
     if choice not in known:
         raise ValueError(f'there is no {name}="{choice}"; {hint(choice, known)}')
 
 
 def check_features(layer: nn.Module, name: str, tensor: Tensor, argument: str) -> None:
-    """Raise a ValueError unless `tensor` is (batch, position, width), where width is the layer's attribute `argument`.
+    """Raise a ValueError unless `tensor` is (batch, position, width), where width is the layer's
+    attribute `argument`.
 
-    `name` is what the caller calls the tensor, for the error message. Raise a TypeError if the tensor is not dense.
+    `name` is what the caller calls the tensor, for the error message. Raise a TypeError if the
+    tensor is not dense.
     """
     require_dense(name, tensor)
     width = getattr(layer, argument)

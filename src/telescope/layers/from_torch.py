@@ -22,16 +22,19 @@ def from_torch(module: nn.TransformerEncoderLayer) -> EncoderBlock: ...
 @overload
 def from_torch(module: nn.TransformerDecoderLayer) -> DecoderBlock: ...
 def from_torch(module: nn.Module) -> nn.Module:
-    """Return Telescope's counterpart of a PyTorch layer, with a copy of its weights: equal outputs for equal inputs.
+    """Return Telescope's counterpart of a PyTorch layer, with a copy of its weights: equal outputs
+    for equal inputs.
 
     module  an nn.MultiheadAttention, nn.TransformerEncoderLayer or nn.TransformerDecoderLayer
 
-    The returned layer takes (batch, position, feature), whatever `module.batch_first` is. Convert masks for each
-    call: `attn_mask` with ts.from_forbidden (bool) or, as a bias, with ts.from_additive (float); `key_padding_mask`
-    with ts.padding(keep=~key_padding_mask). A query that sees no key gives zeros, where PyTorch gives NaN.
+    The returned layer takes (batch, position, feature), whatever `module.batch_first` is. Convert
+    masks for each call: `attn_mask` with ts.from_forbidden (bool) or, as a bias, with
+    ts.from_additive (float); `key_padding_mask` with ts.padding(keep=~key_padding_mask). A query
+    that sees no key gives zeros, where PyTorch gives NaN.
 
-    A converted nn.MultiheadAttention can stand in a layer of PyTorch: encoder_layer.self_attn = from_torch(
-    encoder_layer.self_attn). Called as PyTorch calls its own, the layer takes the same arguments and masks.
+    A converted nn.MultiheadAttention can stand in a layer of PyTorch: encoder_layer.self_attn =
+    from_torch( encoder_layer.self_attn). Called as PyTorch calls its own, the layer takes the same
+    arguments and masks.
 
     Raises a TypeError for any other class, a ValueError for an option without a counterpart.
 
@@ -50,7 +53,8 @@ def from_torch(module: nn.Module) -> nn.Module:
     if type(module) is nn.TransformerDecoderLayer:
         return _decoder(module)
     raise TypeError(
-        f"from_torch takes an nn.MultiheadAttention, nn.TransformerEncoderLayer or nn.TransformerDecoderLayer, "
+        "from_torch takes an nn.MultiheadAttention, nn.TransformerEncoderLayer or "
+        "nn.TransformerDecoderLayer, "
         f"not {type(module).__name__}"
     )
 
@@ -58,15 +62,18 @@ def from_torch(module: nn.Module) -> nn.Module:
 class ConvertedAttention(MultiHeadAttention):
     """A converted nn.MultiheadAttention, which layers of torch may call as they call their own.
 
-    layer(x, memory, mask) is a call of Telescope. layer(query, key, value, ...), with a tensor in the third place, is
-    a call of torch, as nn.TransformerEncoderLayer and nn.TransformerDecoderLayer make: with their masks, with the batch
-    where `batch_first` says, and with (Y, None) returned.
+    layer(x, memory, mask) is a call of Telescope. layer(query, key, value, ...), with a tensor in
+    the third place, is a call of torch, as nn.TransformerEncoderLayer and
+    nn.TransformerDecoderLayer make: with their masks, with the batch where `batch_first` says, and
+    with (Y, None) returned.
     """
 
     batch_first: bool = True
     """Whether calls of torch have the batch first; calls of Telescope always do."""
     in_proj_bias = None
-    """Read by nn.TransformerEncoderLayer: without it, torch calls this layer, and not a kernel of its own."""
+    """Read by nn.TransformerEncoderLayer: without it, torch calls this layer, and not a kernel of
+    its own.
+    """
     _qkv_same_embed_dim = False
     """Read by nn.TransformerEncoder, for the same kernel."""
 
@@ -78,8 +85,8 @@ class ConvertedAttention(MultiHeadAttention):
     def forward(self, x: Tensor, memory: Any = None, mask: Any = None, **options: Any) -> Any:
         """Return Y as MultiHeadAttention does or, for a call of torch, (Y, None).
 
-        Raises a ValueError where torch is asked for what these layers do not have: weights, or values that are not of
-        the same sequence as the keys.
+        Raises a ValueError where torch is asked for what these layers do not have: weights, or
+        values that are not of the same sequence as the keys.
         """
         if isinstance(mask, Tensor):
             return self._run_as_torch(x, memory, mask, **options)
@@ -96,18 +103,26 @@ class ConvertedAttention(MultiHeadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """Run a call with the parameters of nn.MultiheadAttention. `is_causal` counts where there is no `attn_mask`."""
+        """Run a call with the parameters of nn.MultiheadAttention. `is_causal` counts where there
+        is no `attn_mask`.
+        """
         if need_weights:
             raise ValueError(
-                "need_weights=True: this layer never forms its weights; pass need_weights=False, and read them by "
+                "need_weights=True: this layer never forms its weights; pass need_weights=False, "
+                "and read them by "
                 "ts.watch or ts.trace"
             )
         if key is not value:
-            raise ValueError("key and value are two sequences; here both come from one memory: layer(x, memory)")
+            raise ValueError(
+                "key and value are two sequences; here both come from one memory: layer(x, memory)"
+            )
         attention = self.attention
         if is_causal and attn_mask is None:
             attention = attention.with_extra_mask(causal)
-        for given in (attn_mask, None if key_padding_mask is None else key_padding_mask[:, None, None]):
+        for given in (
+            attn_mask,
+            None if key_padding_mask is None else key_padding_mask[:, None, None],
+        ):
             attention = _with_torch_mask(attention, given, self.heads)
         memory = None if key is query else key
         if not self.batch_first:
@@ -118,7 +133,9 @@ class ConvertedAttention(MultiHeadAttention):
 
 
 def _with_torch_mask(attention: Attention, given: Tensor | None, heads: int) -> Attention:
-    """Return the definition with a mask of torch: True is forbidden, and numbers are added to the scores."""
+    """Return the definition with a mask of torch: True is forbidden, and numbers are added to the
+    scores.
+    """
     if given is None:
         return attention
     if given.dtype == torch.bool:
@@ -132,10 +149,13 @@ def _with_torch_mask(attention: Attention, given: Tensor | None, heads: int) -> 
 
 def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
     if theirs.bias_k is not None:
-        raise ValueError("add_bias_kv=True has no counterpart: Telescope's layers learn no extra key and value")
+        raise ValueError(
+            "add_bias_kv=True has no counterpart: Telescope's layers learn no extra key and value"
+        )
     if theirs.kdim != theirs.vdim:
         raise ValueError(
-            f"kdim={theirs.kdim} and vdim={theirs.vdim} differ; here keys and values come from one memory of one width"
+            f"kdim={theirs.kdim} and vdim={theirs.vdim} differ; here keys and values come from one "
+            "memory of one width"
         )
     with torch.device("meta"):
         ours = ConvertedAttention(
@@ -143,7 +163,9 @@ def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
             theirs.num_heads,
             d_memory=theirs.kdim,
             bias=theirs.in_proj_bias is not None,
-            attention=Attention(sink=0.0 if theirs.add_zero_attn else None),  # the extra key and value of zeros
+            attention=Attention(
+                sink=0.0 if theirs.add_zero_attn else None
+            ),  # the extra key and value of zeros
             dropout=theirs.dropout,
         )
     if theirs.in_proj_weight is not None:  # W_q, W_k and W_v are stacked, as in W_qkv
@@ -161,7 +183,9 @@ def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
 
 
 def _encoder(theirs: nn.TransformerEncoderLayer) -> EncoderBlock:
-    ours = EncoderBlock(theirs.self_attn.embed_dim, _multi_head(theirs.self_attn), _feed_forward(theirs))
+    ours = EncoderBlock(
+        theirs.self_attn.embed_dim, _multi_head(theirs.self_attn), _feed_forward(theirs)
+    )
     ours.add_norm_1 = _add_norm(theirs.norm1, theirs.dropout1, theirs.norm_first)
     ours.add_norm_2 = _add_norm(theirs.norm2, theirs.dropout2, theirs.norm_first)
     return ours.train(theirs.training)
@@ -195,7 +219,12 @@ def _feed_forward(theirs: nn.TransformerEncoderLayer | nn.TransformerDecoderLaye
 
 
 def _add_norm(norm: nn.LayerNorm, dropout: nn.Dropout, pre_norm: bool) -> AddNorm:
-    return AddNorm(norm.normalized_shape[0], pre_norm=pre_norm, norm=lambda _: deepcopy(norm), dropout=dropout.p)
+    return AddNorm(
+        norm.normalized_shape[0],
+        pre_norm=pre_norm,
+        norm=lambda _: deepcopy(norm),
+        dropout=dropout.p,
+    )
 
 
 def _activation(theirs: Callable[[Tensor], Tensor]) -> str:
@@ -205,10 +234,16 @@ def _activation(theirs: Callable[[Tensor], Tensor]) -> str:
         return "gelu_tanh" if getattr(theirs, "approximate", "none") == "tanh" else "gelu"
     if theirs is silu or isinstance(theirs, nn.SiLU):
         return "silu"
-    raise ValueError(f"activation={theirs!r} has no counterpart; there are {', '.join(ACTIVATIONS)}")
+    raise ValueError(
+        f"activation={theirs!r} has no counterpart; there are {', '.join(ACTIVATIONS)}"
+    )
 
 
 def _copy(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """Give a linear layer on the "meta" device copies of weight and bias, with their dtype and device."""
+    """Give a linear layer on the "meta" device copies of weight and bias, with their dtype and
+    device.
+    """
     weights = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    linear.load_state_dict({name: tensor.detach().clone() for name, tensor in weights.items()}, assign=True)
+    linear.load_state_dict(
+        {name: tensor.detach().clone() for name, tensor in weights.items()}, assign=True
+    )

@@ -1,4 +1,6 @@
-"""Luong attention: the states of a decoder attend to the states of an encoder (Luong et al. 2015)."""
+"""Luong attention: the states of a decoder attend to the states of an encoder (Luong et al.
+2015).
+"""
 
 from dataclasses import replace
 
@@ -12,7 +14,8 @@ from .check_sizes import check_choice, check_features, check_sizes
 
 
 class LuongAttention(DefinedLayer):
-    """c_i = Σ_j α_ij h_j, α_i = softmax(e_i), e_ij = similarity(s_i, h_j): h_j is both key and value.
+    """c_i = Σ_j α_ij h_j, α_i = softmax(e_i), e_ij = similarity(s_i, h_j): h_j is both key and
+    value.
 
     score        "dot" s·h, "general" s·W·h, "concat" v·tanh(s W_q + h W_k)
     d_query      width of s_i
@@ -54,7 +57,10 @@ class LuongAttention(DefinedLayer):
                 'score="general" and score="concat" take two'
             )
         if score != "concat" and d_attention is not None:
-            raise ValueError(f'd_attention={d_attention} is for score="concat" only; leave it out for score="{score}"')
+            raise ValueError(
+                f'd_attention={d_attention} is for score="concat" only; leave it out for '
+                f'score="{score}"'
+            )
         if score == "general":
             self.W = _xavier_parameter(d_query, self.d_memory)
         if score == "concat":

@@ -1,4 +1,6 @@
-"""Multi-head attention, within one sequence (self-attention) or from one sequence to another (cross-attention)."""
+"""Multi-head attention, within one sequence (self-attention) or from one sequence to another
+(cross-attention).
+"""
 
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,7 +18,9 @@ from .check_sizes import check_features, check_sizes, group_size, head_width
 
 
 class Affine(NamedTuple):
-    """The weight and the bias of one matrix in a `StackedLinear`: views, so writing into them changes the stack."""
+    """The weight and the bias of one matrix in a `StackedLinear`: views, so writing into them
+    changes the stack.
+    """
 
     weight: Float[Tensor, "d_out d_in"]
     bias: Float[Tensor, " d_out"] | None
@@ -38,7 +42,9 @@ class StackedLinear(nn.Linear):
         return self.rows(name)
 
     def rows(self, *names: str) -> Affine:
-        """Return the weight and the bias of matrices that are neighbours in the stack, named from top to bottom."""
+        """Return the weight and the bias of matrices that are neighbours in the stack, named from
+        top to bottom.
+        """
         start = self.span(names[0]).start
         stop = self.span(names[-1]).stop
         return Affine(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
@@ -48,26 +54,32 @@ class StackedLinear(nn.Linear):
         stop = dict(zip(self.widths, accumulate(self.widths.values()), strict=True))[name]
         return slice(stop - self.widths[name], stop)
 
-    def project(self, x: Float[Tensor, "batch n d_in"], *names: str) -> Float[Tensor, "batch n d_out"]:
+    def project(
+        self, x: Float[Tensor, "batch n d_in"], *names: str
+    ) -> Float[Tensor, "batch n d_out"]:
         """Return x Wᵀ + b for the named matrices alone, which are neighbours in the stack."""
         return self(x) if len(names) == len(self.widths) else linear(x, *self.rows(*names))
 
 
-KeysAndValues = tuple[Float[Tensor, "sources key_heads key d_k"], Float[Tensor, "sources key_heads key d_v"]]
+KeysAndValues = tuple[
+    Float[Tensor, "sources key_heads key d_k"], Float[Tensor, "sources key_heads key d_v"]
+]
 
 
 class MultiHeadAttention(DefinedLayer):
-    """Y = [Y_1 … Y_T] W_O, Y_s = softmax(Q_s K_sᵀ / √d_k) V_s, with Q_s = X W_q, K_s = M W_k, V_s = M W_v of head s.
+    """Y = [Y_1 … Y_T] W_O, Y_s = softmax(Q_s K_sᵀ / √d_k) V_s, with Q_s = X W_q, K_s = M W_k, V_s =
+    M W_v of head s.
 
-    The memory M is X itself (self-attention), or another sequence (cross-attention). W_q, W_k and W_v are stacked in
-    one matrix W_qkv, so that self-attention takes one product; `projections()` returns each of them. A layer whose
-    d_memory differs from d_model has W_q and W_kv instead.
+    The memory M is X itself (self-attention), or another sequence (cross-attention). W_q, W_k and
+    W_v are stacked in one matrix W_qkv, so that self-attention takes one product; `projections()`
+    returns each of them. A layer whose d_memory differs from d_model has W_q and W_kv instead.
 
     d_model    width of X
     heads      number of query heads
-    key_heads  number of key and value heads, `heads` unless given; fewer are grouped-query attention, in which each
-               key head serves heads / key_heads query heads
-    d_k, d_v   width of one head's queries and keys, d_model / heads unless given; of its values, d_k unless given
+    key_heads  number of key and value heads, `heads` unless given; fewer are grouped-query
+               attention, in which each key head serves heads / key_heads query heads
+    d_k, d_v   width of one head's queries and keys, d_model / heads unless given; of its values,
+               d_k unless given
     d_memory   width of M, d_model unless given
     d_out      width of Y, d_model unless given
     bias       whether W_q, W_k, W_v and, unless `out_bias` is given, W_O have a bias
@@ -104,7 +116,15 @@ class MultiHeadAttention(DefinedLayer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes(d_model=d_model, heads=heads, key_heads=key_heads, d_k=d_k, d_v=d_v, d_memory=d_memory, d_out=d_out)
+        check_sizes(
+            d_model=d_model,
+            heads=heads,
+            key_heads=key_heads,
+            d_k=d_k,
+            d_v=d_v,
+            d_memory=d_memory,
+            d_out=d_out,
+        )
         self.d_model = d_model
         self.heads = heads
         self.key_heads = heads if key_heads is None else key_heads
@@ -126,18 +146,26 @@ class MultiHeadAttention(DefinedLayer):
         self.attend = Attend(dropout)
 
     def projections(self) -> dict[str, Affine]:
-        """Return the weight and the bias of W_q, W_k and W_v: views, so writing into them changes the layer."""
+        """Return the weight and the bias of W_q, W_k and W_v: views, so writing into them changes
+        the layer.
+        """
         query_stack, key_stack = self._stacks()
         return {"W_q": query_stack["W_q"], "W_k": key_stack["W_k"], "W_v": key_stack["W_v"]}
 
     def ignored_bias(self) -> tuple[nn.Parameter, slice] | None:
-        """Return the bias of W_k, as a parameter and a part of it, if this bias changes no attention weight.
+        """Return the bias of W_k, as a parameter and a part of it, if this bias changes no
+        attention weight.
 
-        q · (k + b) = q · k + q · b adds one number to a row, which softmax ignores. The gradient of such a bias is
-        rounding noise, which Adam scales up to full steps: a bias that is trained drifts, and the scores with it.
+        q · (k + b) = q · k + q · b adds one number to a row, which softmax ignores. The gradient of
+        such a bias is rounding noise, which Adam scales up to full steps: a bias that is trained
+        drifts, and the scores with it.
         """
         _, stack = self._stacks()
-        plain = self.attention.score == dot and self.attention.normalize is softmax and self.rotary is None
+        plain = (
+            self.attention.score == dot
+            and self.attention.normalize is softmax
+            and self.rotary is None
+        )
         shifts = plain and self.attention.softcap is None and self.attention.sink is None
         return (stack.bias, stack.span("W_k")) if shifts and stack.bias is not None else None
 
@@ -152,14 +180,16 @@ class MultiHeadAttention(DefinedLayer):
     ) -> Float[Tensor, "batch query d_out"]:
         """Return Y, the attention of x to the memory or, without a memory, to x itself.
 
-        memory  another sequence, or its keys and values from `keys_and_values`, computed once for many calls. The
-                batch of x may be a multiple of the number of memories: a batch of 6 and 2 sources are 3 beams for
-                each source, in order.
+        memory  another sequence, or its keys and values from `keys_and_values`, computed once for
+                many calls. The batch of x may be a multiple of the number of memories: a batch of 6
+                and 2 sources are 3 beams for each source, in order.
         mask    a mask for this call, combined with the definition's by &
         at      the positions of x in the sequence and in the cache
-        cache   keys and values of earlier tokens: those of x are written behind them, and x sees them all
+        cache   keys and values of earlier tokens: those of x are written behind them, and x sees
+                them all
 
-        Raises a ValueError where the shapes do not fit, or a memory comes with a cache or with rotary positions.
+        Raises a ValueError where the shapes do not fit, or a memory comes with a cache or with
+        rotary positions.
         """
         self._check(memory, cache)
         return self._run(x, memory, self.attention.with_extra_mask(mask), at, cache)
@@ -181,7 +211,9 @@ class MultiHeadAttention(DefinedLayer):
         else:
             queries = self.queries(x)
             keys, values = self.keys_and_values(memory) if isinstance(memory, Tensor) else memory
-        context = self._attend(queries, keys, values, attention, across=memory is not None and memory is not x)
+        context = self._attend(
+            queries, keys, values, attention, across=memory is not None and memory is not x
+        )
         y: Tensor = self.W_O(join_heads(context))
         return y
 
@@ -195,21 +227,31 @@ class MultiHeadAttention(DefinedLayer):
     def keys_and_values(
         self, memory: Float[Tensor, "sources key d_memory"], at: CachePosition = CachePosition()
     ) -> KeysAndValues:
-        """Return M W_k and M W_v, split into heads: pass the pair as `memory` to reuse it in later calls."""
+        """Return M W_k and M W_v, split into heads: pass the pair as `memory` to reuse it in later
+        calls.
+        """
         check_features(self, "memory", memory, "d_memory")
         stacked = self._stacks()[1].project(memory, "W_k", "W_v")
-        keys, values = torch.split(stacked, [self.key_heads * self.d_k, self.key_heads * self.d_v], dim=-1)
-        return self._rotate(split_heads(keys, self.key_heads), at), split_heads(values, self.key_heads)
+        keys, values = torch.split(
+            stacked, [self.key_heads * self.d_k, self.key_heads * self.d_v], dim=-1
+        )
+        return self._rotate(split_heads(keys, self.key_heads), at), split_heads(
+            values, self.key_heads
+        )
 
     def room(self, batch: int, room: int) -> LayerCache:
-        """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and on their device."""
+        """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and
+        on their device.
+        """
         check_sizes(batch=batch, room=room)
         front = (batch, self.key_heads, room)
         like = self.W_O.weight.detach()
         return LayerCache(like.new_empty(*front, self.d_k), like.new_empty(*front, self.d_v))
 
     def _project_all(self, x: Tensor, at: CachePosition) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of x from one product; queries and keys are rotated in one call."""
+        """Return queries, keys and values of x from one product; queries and keys are rotated in
+        one call.
+        """
         check_features(self, "x", x, "d_model")
         widths = list(self.W_qkv.widths.values())
         if self.rotary is None:
@@ -220,15 +262,20 @@ class MultiHeadAttention(DefinedLayer):
                 split_heads(values, self.key_heads),
             )
         queries_and_keys, values = torch.split(self.W_qkv(x), [sum(widths[:2]), widths[2]], dim=-1)
-        queries_and_keys = self._rotate(split_heads(queries_and_keys, self.heads + self.key_heads), at)
+        queries_and_keys = self._rotate(
+            split_heads(queries_and_keys, self.heads + self.key_heads), at
+        )
         queries, keys = torch.split(queries_and_keys, [self.heads, self.key_heads], dim=1)
         return queries, keys, split_heads(values, self.key_heads)
 
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, *, across: bool) -> Tensor:
-        """Attend; the beams of one source become queries of one sequence, so that its keys are not repeated.
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, *, across: bool
+    ) -> Tensor:
+        """Attend; the beams of one source become queries of one sequence, so that its keys are not
+        repeated.
 
-        That is exact only where neither mask nor bias depends on the position of the query; otherwise the engines
-        get the batch as it is.
+        That is exact only where neither mask nor bias depends on the position of the query;
+        otherwise the engines get the batch as it is.
         """
         batch, heads, n, _ = queries.shape
         sources = keys.shape[0]
@@ -256,7 +303,8 @@ class MultiHeadAttention(DefinedLayer):
     def _check(self, memory: Tensor | KeysAndValues | None, cache: LayerCache | None) -> None:
         if memory is None and self.d_memory != self.d_model:
             raise ValueError(
-                f"memory is missing: a layer with d_model={self.d_model} and d_memory={self.d_memory} "
+                f"memory is missing: a layer with d_model={self.d_model} and "
+                f"d_memory={self.d_memory} "
                 "attends to another sequence, layer(x, memory)"
             )
         if memory is not None and self.rotary is not None:

@@ -1,4 +1,6 @@
-"""Positions added to embeddings: learned, or sines and cosines. (Rotary positions: see MultiHeadAttention.)"""
+"""Positions added to embeddings: learned, or sines and cosines. (Rotary positions: see
+MultiHeadAttention.)
+"""
 
 import torch
 from jaxtyping import Float, Int
@@ -32,7 +34,8 @@ class LearnedPositions(nn.Module):
     ) -> Float[Tensor, "batch n d_model"]:
         """Return x plus the embedding of each position.
 
-        start  the position of the first token, or a tensor (n,) or (batch, n) with the position of each
+        start  the position of the first token, or a tensor (n,) or (batch, n) with the position of
+        each
 
         Raises a ValueError where `start` is a number and a position is outside the table.
         """
@@ -43,13 +46,15 @@ class LearnedPositions(nn.Module):
         if start < 0 or stop > self.max_positions:
             raise ValueError(
                 f"x has {x.shape[1]} positions from start={start}; LearnedPositions with "
-                f"max_positions={self.max_positions} has the positions 0 to {self.max_positions - 1}"
+                f"max_positions={self.max_positions} has the positions 0 to "
+                f"{self.max_positions - 1}"
             )
         return x + self.P[start:stop]
 
 
 class SinusoidalPositions(nn.Module):
-    """x_i + PE(start + i), see `telescope.sinusoidal`. Nothing is learned, and positions are not limited.
+    """x_i + PE(start + i), see `telescope.sinusoidal`. Nothing is learned, and positions are not
+    limited.
 
     d_model  width of x, an even number
     pairs    "neighbours": sines and cosines alternate; "halves": sines first, then cosines
@@ -64,7 +69,8 @@ class SinusoidalPositions(nn.Module):
     def __init__(self, d_model: int, *, pairs: Pairing = "neighbours") -> None:
         super().__init__()
         check_sizes(d_model=d_model)
-        # Raises now, not at the first call, where d_model is odd. On the CPU: "meta" would import PyTorch's compiler.
+        # Raises now, not at the first call, where d_model is odd. On the CPU: "meta" would import
+        # PyTorch's compiler.
         sinusoidal(torch.zeros(1, dtype=torch.int64, device="cpu"), d_model, pairs=pairs)
         self.d_model = d_model
         self.pairs = pairs
@@ -74,8 +80,13 @@ class SinusoidalPositions(nn.Module):
     ) -> Float[Tensor, "batch n d_model"]:
         """Return x plus the sines and cosines of each position.
 
-        start  the position of the first token, or a tensor (n,) or (batch, n) with the position of each
+        start  the position of the first token, or a tensor (n,) or (batch, n) with the position of
+        each
         """
         check_features(self, "x", x, "d_model")
-        positions = torch.arange(start, start + x.shape[1], device=x.device) if isinstance(start, int) else start
+        positions = (
+            torch.arange(start, start + x.shape[1], device=x.device)
+            if isinstance(start, int)
+            else start
+        )
         return x + sinusoidal(positions, self.d_model, pairs=self.pairs, dtype=x.dtype)

@@ -1,8 +1,8 @@
 """Tell hooks which queries of a running attention are real, where no mask of the attention says so.
 
-A text that has ended goes on in its batch until the others end, and a recurrent decoder has no self-attention whose
-mask could hide the padding of its targets. Such queries change no number of another token; only what counts queries
-has to know about them.
+A text that has ended goes on in its batch until the others end, and a recurrent decoder has no
+self-attention whose mask could hide the padding of its targets. Such queries change no number of
+another token; only what counts queries has to know about them.
 """
 
 from contextvars import ContextVar, Token
@@ -14,7 +14,8 @@ _running: ContextVar[Tensor | None] = ContextVar("real_queries", default=None)
 
 
 class OnlyReal:
-    """Tell hooks, while the block runs, which of the latest tokens of each sequence count; None tells nothing.
+    """Tell hooks, while the block runs, which of the latest tokens of each sequence count; None
+    tells nothing.
 
     The last token is that of the last query. Tokens before those given count as their masks say.
     """

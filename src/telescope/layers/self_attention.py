@@ -45,7 +45,9 @@ class SelfAttention(DefinedLayer):
         self.W_v = nn.Linear(d_model, self.d_v, bias)
         self.attend = Attend(dropout)
 
-    def forward(self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None) -> Float[Tensor, "batch n d_v"]:
+    def forward(
+        self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None
+    ) -> Float[Tensor, "batch n d_v"]:
         """Return Z; `mask` is combined with the definition's by &."""
         check_features(self, "x", x, "d_model")
         queries = self.W_q(x)

@@ -1,4 +1,6 @@
-"""The Synthesizer: attention whose scores come from the query alone, without keys (Tay et al. 2020; CS224N, a5)."""
+"""The Synthesizer: attention whose scores come from the query alone, without keys (Tay et al. 2020;
+CS224N, a5).
+"""
 
 import torch
 from jaxtyping import Float
@@ -12,10 +14,12 @@ from .check_sizes import check_features, check_sizes, head_width
 
 
 class SynthesizerAttention(DefinedLayer):
-    """Y = [Y_1 … Y_T] W_O, Y_i = softmax(ReLU(X A_i + b1) B_i + b2) (X V_i), for sequences of at most `block` tokens.
+    """Y = [Y_1 … Y_T] W_O, Y_i = softmax(ReLU(X A_i + b1) B_i + b2) (X V_i), for sequences of at
+    most `block` tokens.
 
-    Fused kernels can compute these scores, because they are a dot product: the queries are ReLU(X A + b1) with a
-    constant 1 as one more feature, the keys are the columns of B with b2 as that feature.
+    Fused kernels can compute these scores, because they are a dot product: the queries are ReLU(X A
+    + b1) with a constant 1 as one more feature, the keys are the columns of B with b2 as that
+    feature.
 
     d_model    width of X and Y
     heads      number of heads; divides d_model
@@ -70,7 +74,8 @@ class SynthesizerAttention(DefinedLayer):
 
         mask   a mask for this call, combined with the definition's by &
         at     the positions of x in the sequence and in the cache
-        cache  columns and values of earlier tokens: those of x are written behind them, and x sees them all
+        cache  columns and values of earlier tokens: those of x are written behind them, and x sees
+               them all
         """
         check_features(self, "x", x, "d_model")
         attention = self.attention.with_extra_mask(mask)
@@ -85,14 +90,18 @@ class SynthesizerAttention(DefinedLayer):
         return y
 
     def queries(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch heads n d_k"]:
-        """Return ReLU(X A + b1), split into heads, with a constant 1 as last feature where there is a b2."""
+        """Return ReLU(X A + b1), split into heads, with a constant 1 as last feature where there is
+        a b2.
+        """
         queries = split_heads(relu(self.A(x)), self.heads)
         return queries if self.b2 is None else pad(queries, (0, 1), value=1.0)
 
     def keys(
         self, x: Float[Tensor, "batch n d_model"], at: CachePosition = CachePosition()
     ) -> Float[Tensor, "batch heads n d_k"]:
-        """Return the columns of B (and b2) at the positions of x; they do not depend on the contents of x."""
+        """Return the columns of B (and b2) at the positions of x; they do not depend on the
+        contents of x.
+        """
         columns = self.B if self.b2 is None else torch.cat([self.B, self.b2], dim=1)
         positions = at.start if at.positions is None else at.positions
         if isinstance(positions, int):
@@ -108,9 +117,13 @@ class SynthesizerAttention(DefinedLayer):
         return keys.expand(x.shape[0], self.heads, -1, -1)
 
     def room(self, batch: int, room: int) -> LayerCache:
-        """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and on their device."""
+        """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and
+        on their device.
+        """
         check_sizes(batch=batch, room=room)
         d_k = self.d_model // self.heads
         front = (batch, self.heads, room)
         like = self.W_O.weight.detach()
-        return LayerCache(like.new_empty(*front, d_k + (self.b2 is not None)), like.new_empty(*front, d_k))
+        return LayerCache(
+            like.new_empty(*front, d_k + (self.b2 is not None)), like.new_empty(*front, d_k)
+        )

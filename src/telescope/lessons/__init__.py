@@ -1,7 +1,8 @@
-"""What the notebooks of lessons/ need: checks of the exercises, the vectors of the examples, plain weight matrices.
+"""What the notebooks of lessons/ need: checks of the exercises, the vectors of the examples, plain
+weight matrices.
 
-May import watch and what is below it. Read check.py first: each function of it takes a reader's own solution, compares
-it with the library, and says what is wrong with a wrong one.
+May import watch and what is below it. Read check.py first: each function of it takes a reader's own
+solution, compares it with the library, and says what is wrong with a wrong one.
 """
 
 from . import check

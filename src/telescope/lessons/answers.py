@@ -1,4 +1,6 @@
-"""Compare a reader's answer with the right one, and say what is wrong: a known mistake, a shape, a place, a number."""
+"""Compare a reader's answer with the right one, and say what is wrong: a known mistake, a shape, a
+place, a number.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,16 +23,22 @@ class WrongAnswer(AssertionError):  # noqa: N818  a reader made no error
 
 
 def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what the reader's function returns; an exercise that was not begun, or an error, is one sentence."""
+    """Return what the reader's function returns; an exercise that was not begun, or an error, is
+    one sentence.
+    """
     if not callable(function):
         raise WrongAnswer(f"{name} should be a function, and is {_describe(function)}")
     try:
         found = function(*arguments)
     except NotImplementedError:
-        raise WrongAnswer(f"{name} is not written yet: replace `raise NotImplementedError` by your code") from None
+        raise WrongAnswer(
+            f"{name} is not written yet: replace `raise NotImplementedError` by your code"
+        ) from None
     except Exception as problem:
         sizes = ", ".join(_describe(argument) for argument in arguments)
-        raise WrongAnswer(f"{name}({sizes}) raised {type(problem).__name__}: {problem}") from problem
+        raise WrongAnswer(
+            f"{name}({sizes}) raised {type(problem).__name__}: {problem}"
+        ) from problem
     if found is None:
         raise WrongAnswer(f"{name} returned nothing: is there a `return` at its end?")
     return found
@@ -65,7 +73,9 @@ def compare(
     right = torch.as_tensor(right)
     if not isinstance(found, Tensor):
         if not isinstance(found, int | float):
-            raise WrongAnswer(f"{name} should return {_describe(right)}, and returned {_describe(found)}")
+            raise WrongAnswer(
+                f"{name} should return {_describe(right)}, and returned {_describe(found)}"
+            )
         found = torch.as_tensor(float(found))
     if found.shape == right.shape and _near(found, right, tolerance):
         return
@@ -76,22 +86,28 @@ def compare(
     if found.shape != right.shape:
         turned = found.ndim >= 2 and found.mT.shape == right.shape
         hint = "; it looks transposed" if turned else ""
-        raise WrongAnswer(f"{name} has shape {tuple(found.shape)}, and should have {tuple(right.shape)}{hint}")
+        raise WrongAnswer(
+            f"{name} has shape {tuple(found.shape)}, and should have {tuple(right.shape)}{hint}"
+        )
     if not found.is_floating_point() and right.is_floating_point():
         found = found.double()
     if bool(found.double().isnan().any()):
         raise WrongAnswer(
-            f"{name} has NaN at {_place(found.double().isnan())}: look for 0 / 0, or a softmax over nothing but -inf"
+            f"{name} has NaN at {_place(found.double().isnan())}: look for 0 / 0, or a softmax "
+            "over nothing but -inf"
         )
     if found.ndim >= 2 and found.shape[-1] == found.shape[-2] and _near(found.mT, right, tolerance):
         raise WrongAnswer(f"{name} is transposed: queries are rows, keys are columns")
     ratio = _constant_ratio(found, right)
     if ratio is not None:
-        raise WrongAnswer(f"{name} is {ratio:.4g} times too large everywhere: a factor is missing or too many")
+        raise WrongAnswer(
+            f"{name} is {ratio:.4g} times too large everywhere: a factor is missing or too many"
+        )
     difference = (found.double() - right.double()).abs()
     where = int(difference.argmax())
     raise WrongAnswer(
-        f"{name} is {found.flatten()[where].item():.4f} at {_place(difference == difference.max())}, and should be "
+        f"{name} is {found.flatten()[where].item():.4f} at "
+        f"{_place(difference == difference.max())}, and should be "
         f"{right.flatten()[where].item():.4f}"
     )
 
@@ -114,7 +130,10 @@ def _constant_ratio(found: Tensor, right: Tensor) -> float | None:
         return None
     ratios = found.double()[known] / right.double()[known]
     ratio = ratios.mean()
-    constant = bool((ratios - ratio).abs().max() <= 1e-3 * ratio.abs().clamp(min=1e-6)) and abs(ratio.item()) > 1e-6
+    constant = (
+        bool((ratios - ratio).abs().max() <= 1e-3 * ratio.abs().clamp(min=1e-6))
+        and abs(ratio.item()) > 1e-6
+    )
     return ratio.item() if constant and known.sum() > 1 else None
 
 
@@ -127,4 +146,8 @@ def _place(chosen: Tensor) -> str:
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a number"
-    return f"{type(value).__name__} {value!r}" if isinstance(value, int | float | str) else f"a {type(value).__name__}"
+    return (
+        f"{type(value).__name__} {value!r}"
+        if isinstance(value, int | float | str)
+        else f"a {type(value).__name__}"
+    )

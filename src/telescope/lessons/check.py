@@ -1,6 +1,8 @@
-"""Checks of the exercises: each takes the reader's solution, and says what is wrong with a wrong one.
+"""Checks of the exercises: each takes the reader's solution, and says what is wrong with a wrong
+one.
 
-A check compares with the library on inputs that the reader has not seen, and knows the usual mistakes of its exercise.
+A check compares with the library on inputs that the reader has not seen, and knows the usual
+mistakes of its exercise.
 """
 
 from .check_attention import (

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ..attention import Attention, by_sum
 from ..engines import attend
-from ..trace import trace
+from ..traces import trace
 from .answers import Solution, WrongAnswer, as_tensor, call, compare, given, passed
 from .material import causal_matrix, journey, normal
 
-# ------------------------------------------------------------------------------------------------- 1  without weights
+# ------------------------------------------------------------------------------- 1  without weights
 
 
 def scores(function: Solution) -> None:
@@ -25,9 +25,12 @@ def scores(function: Solution) -> None:
             found,
             x @ x.mT,
             {
-                "these are cosines; a dot product is not divided by the lengths of the vectors": units @ units.mT,
-                "the products are not summed: a score is one number for each pair": x[:, None] * x[None],
-                "these are products of features, (d, d); multiply x by its transpose, not its transpose by x": x.mT @ x,
+                "these are cosines; a dot product is not divided by the lengths of the vectors": units
+                @ units.mT,
+                "the products are not summed: a score is one number for each pair": x[:, None]
+                * x[None],
+                "these are products of features, (d, d); multiply x by its transpose, not its "
+                "transpose by x": x.mT @ x,
             },
         )
     passed("scores", "every dot product agrees")
@@ -44,9 +47,16 @@ def weight_free(function: Solution) -> None:
             steps.context[0, 0],
             {
                 "these are the weights; the context is the weights times x": steps.weights[0, 0],
-                "softmax runs over the queries: each row of weights should sum to 1, so use dim=-1": raw.softmax(0) @ x,
-                "the scores are divided by their sum; this exercise wants softmax": raw / raw.sum(-1, keepdim=True) @ x,
-                "the scores are divided by √d already; that comes in lesson 4": (raw / sqrt(x.shape[-1])).softmax(-1)
+                "softmax runs over the queries: each row of weights should sum to 1, so use dim=-1": raw.softmax(
+                    0
+                )
+                @ x,
+                "the scores are divided by their sum; this exercise wants softmax": raw
+                / raw.sum(-1, keepdim=True)
+                @ x,
+                "the scores are divided by √d already; that comes in lesson 4": (
+                    raw / sqrt(x.shape[-1])
+                ).softmax(-1)
                 @ x,
                 "the scores are not normalised": raw @ x,
             },
@@ -54,7 +64,7 @@ def weight_free(function: Solution) -> None:
     passed("context", "agrees with ts.trace")
 
 
-# -------------------------------------------------------------------------------------------------- 2  softmax or sum
+# -------------------------------------------------------------------------------- 2  softmax or sum
 
 
 def softmax(function: Solution) -> None:
@@ -65,7 +75,8 @@ def softmax(function: Solution) -> None:
         call("softmax", function, plain),
         plain.softmax(-1),
         {
-            "all numbers are divided by one sum; each row has its own, over dim=-1": plain.exp() / plain.exp().sum(),
+            "all numbers are divided by one sum; each row has its own, over dim=-1": plain.exp()
+            / plain.exp().sum(),
             "the sum runs over the columns; use dim=-1 and keepdim=True": plain.softmax(0),
             "this is exp(scores); divide by its sum over the last axis": plain.exp(),
             "this is the logarithm of softmax": plain.log_softmax(-1),
@@ -75,7 +86,8 @@ def softmax(function: Solution) -> None:
     found = call("softmax", function, large)
     if isinstance(found, Tensor) and bool(found.isnan().any()):
         raise WrongAnswer(
-            "softmax: exp(1000) is infinite, and inf / inf is NaN; subtract the largest score of each row first"
+            "softmax: exp(1000) is infinite, and inf / inf is NaN; subtract the largest score of "
+            "each row first"
         )
     compare("softmax", found, large.softmax(-1))
     passed("softmax", "agrees with torch, also for scores of 1000")
@@ -89,17 +101,28 @@ def negative_weight(row: Sequence[float] | Tensor) -> None:
         raise WrongAnswer(f"give three scores, not a tensor of shape {tuple(numbers.shape)}")
     if numbers.sum() == 0:
         raise WrongAnswer(
-            "the sum of these scores is 0, so that division gives no numbers at all: another reason for softmax"
+            "the sum of these scores is 0, so that division gives no numbers at all: another "
+            "reason for softmax"
         )
     weights = numbers / numbers.sum()
     if bool((weights >= 0).all()):
-        raise WrongAnswer(f"the weights are {weights.tolist()}, all from 0 to 1; a score must have the other sign")
+        raise WrongAnswer(
+            f"the weights are {weights.tolist()}, all from 0 to 1; a score must have the other sign"
+        )
     x = numbers[None, None, None]
-    compare("by_sum", weights, trace(x.mT * 0 + 1, x.mT, x.mT, Attention(scale=1.0, normalize=by_sum)).weights[0, 0, 0])
-    passed("scores", f"by sum the weights are {[round(w, 3) for w in weights.tolist()]}; no mean of values has these")
+    compare(
+        "by_sum",
+        weights,
+        trace(x.mT * 0 + 1, x.mT, x.mT, Attention(scale=1.0, normalize=by_sum)).weights[0, 0, 0],
+    )
+    passed(
+        "scores",
+        f"by sum the weights are {[round(w, 3) for w in weights.tolist()]}; no mean of values has "
+        "these",
+    )
 
 
-# ------------------------------------------------------------------------------------------- 3  queries, keys, values
+# ------------------------------------------------------------------------- 3  queries, keys, values
 
 
 def attention_of(function: Solution) -> None:
@@ -120,13 +143,26 @@ def attention_of(function: Solution) -> None:
             right,
             {
                 "the scores are not divided by √d_k": raw.softmax(-1) @ v,
-                "the scores are divided by d_k; divide by its square root": (raw / d_k).softmax(-1) @ v,
-                "√ of the number of tokens is used; d_k is the width of a key": (raw / sqrt(n)).softmax(-1) @ v,
-                "√ of the width of x is used; d_k is the width of a key": (raw / sqrt(d)).softmax(-1) @ v,
+                "the scores are divided by d_k; divide by its square root": (raw / d_k).softmax(-1)
+                @ v,
+                "√ of the number of tokens is used; d_k is the width of a key": (
+                    raw / sqrt(n)
+                ).softmax(-1)
+                @ v,
+                "√ of the width of x is used; d_k is the width of a key": (raw / sqrt(d)).softmax(
+                    -1
+                )
+                @ v,
                 "softmax runs over the queries; use dim=-1": (raw / sqrt(d_k)).softmax(0) @ v,
-                "keys ask and queries answer: scores are q kᵀ": (raw.mT / sqrt(d_k)).softmax(-1) @ v,
-                "the weights multiply x; they should multiply the values": (raw / sqrt(d_k)).softmax(-1) @ x,
-                "these are the weights; the context is the weights times the values": (raw / sqrt(d_k)).softmax(-1),
+                "keys ask and queries answer: scores are q kᵀ": (raw.mT / sqrt(d_k)).softmax(-1)
+                @ v,
+                "the weights multiply x; they should multiply the values": (
+                    raw / sqrt(d_k)
+                ).softmax(-1)
+                @ x,
+                "these are the weights; the context is the weights times the values": (
+                    raw / sqrt(d_k)
+                ).softmax(-1),
             },
         )
     passed("attention", "agrees with ts.attend")
@@ -138,18 +174,21 @@ def even_weights(W_k: Tensor) -> None:
     W_k = as_tensor(W_k)
     x = journey()
     if not isinstance(W_k, Tensor) or W_k.ndim != 2 or W_k.shape[0] != 3:
-        raise WrongAnswer(f"W_k should be a matrix (3, d_k), and is {tuple(getattr(W_k, 'shape', ()))}")
+        raise WrongAnswer(
+            f"W_k should be a matrix (3, d_k), and is {tuple(getattr(W_k, 'shape', ()))}"
+        )
     k = (x @ W_k)[None, None]
     weights = trace(normal(1, 1, 6, W_k.shape[1]), k, k).weights[0, 0]
     if not torch.allclose(weights, torch.full_like(weights, 1 / 6), atol=1e-4):
         i, j = divmod(int((weights - 1 / 6).abs().argmax()), 6)
         raise WrongAnswer(
-            f"query {i} gives key {j} the weight {weights[i, j]:.3f}, not 1/6: are all keys the same vector?"
+            f"query {i} gives key {j} the weight {weights[i, j]:.3f}, not 1/6: are all keys the "
+            "same vector?"
         )
     passed("W_k", "every weight is 1/6: keys that are equal cannot be told apart")
 
 
-# ------------------------------------------------------------------------------------------------------- 4  why √d_k
+# -------------------------------------------------------------------------------------- 4  why √d_k
 
 
 def score_variance(function: Solution) -> None:
@@ -167,7 +206,10 @@ def score_variance(function: Solution) -> None:
             "the variance before scaling",
             found[0],
             before,
-            {"this is a standard deviation; its square is the variance": before**0.5, "this is the mean": raw.mean()},
+            {
+                "this is a standard deviation; its square is the variance": before**0.5,
+                "this is the mean": raw.mean(),
+            },
             tolerance=2e-2,
         )
         compare(
@@ -202,12 +244,14 @@ def entropy(function: Solution) -> None:
     certain = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     found = call("entropy", function, certain)
     if isinstance(found, Tensor) and bool(found.isnan().any()):
-        raise WrongAnswer("entropy: 0 · ln 0 is NaN, and should count as 0; torch.xlogy(w, w) does that")
+        raise WrongAnswer(
+            "entropy: 0 · ln 0 is NaN, and should count as 0; torch.xlogy(w, w) does that"
+        )
     compare("entropy", found, torch.tensor([0.0, log(2)]))
     passed("entropy", "agrees with ts.survey, also where a weight is 0")
 
 
-# ------------------------------------------------------------------------------------------------------- 5  geometry
+# -------------------------------------------------------------------------------------- 5  geometry
 
 
 def cosine(function: Solution) -> None:
@@ -239,24 +283,30 @@ def towards(x: Tensor) -> None:
     near, far = ((moved - word).norm().item() for word in (money, river))
     if not near < far:
         raise WrongAnswer(
-            f"after attention, bank is {near:.3f} from money and {far:.3f} from river; give bank a larger dot product "
+            f"after attention, bank is {near:.3f} from money and {far:.3f} from river; give bank a "
+            "larger dot product "
             "with money than with river"
         )
     passed("bank", f"after attention it is {near:.3f} from money and {far:.3f} from river")
 
 
-# ---------------------------------------------------------------------------------------------------------- 6  masks
+# ----------------------------------------------------------------------------------------- 6  masks
 
 
 def causal_mask(function: Solution) -> None:
-    """Check causal_mask(queries, keys): True where a query may see a key; the last query sees the last key."""
+    """Check causal_mask(queries, keys): True where a query may see a key; the last query sees the
+    last key.
+    """
     for queries, keys in ((4, 4), (2, 5), (1, 3)):
         right = causal_matrix(queries, keys)
         strict = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries - 1)
         top_left = torch.ones(queries, keys, dtype=torch.bool).tril()
         found = call("causal_mask", function, queries, keys)
         if isinstance(found, Tensor) and found.dtype != torch.bool:
-            raise WrongAnswer(f"causal_mask holds {found.dtype}; True and False say who may see, so use torch.bool")
+            raise WrongAnswer(
+                f"causal_mask holds {found.dtype}; True and False say who may see, so use "
+                "torch.bool"
+            )
         compare(
             f"causal_mask({queries}, {keys})",
             found,
@@ -264,14 +314,17 @@ def causal_mask(function: Solution) -> None:
             {
                 "True and False are exchanged: True means that a query may see a key": ~right,
                 "a token should see itself too": strict,
-                "the mask is aligned to the first query; with a cache, the last query is the last key": top_left,
+                "the mask is aligned to the first query; with a cache, the last query is the last "
+                "key": top_left,
             },
         )
     passed("causal_mask", "agrees with ts.causal, also with a cache")
 
 
 def masked_softmax(function: Solution) -> None:
-    """Check masked_softmax(scores, mask): weights 0 where the mask is False, and zeros where a row sees nothing."""
+    """Check masked_softmax(scores, mask): weights 0 where the mask is False, and zeros where a row
+    sees nothing.
+    """
     raw = normal(4, 4)
     mask = causal_matrix(4, 4)
     right = raw.masked_fill(~mask, -torch.inf).softmax(-1)
@@ -280,8 +333,12 @@ def masked_softmax(function: Solution) -> None:
         call("masked_softmax", function, raw, mask),
         right,
         {
-            "the mask is exchanged: True means may see": raw.masked_fill(mask, -torch.inf).softmax(-1).nan_to_num(),
-            "the weights are set to 0 after softmax, so rows do not sum to 1; put -inf before it": raw.softmax(-1)
+            "the mask is exchanged: True means may see": raw.masked_fill(mask, -torch.inf)
+            .softmax(-1)
+            .nan_to_num(),
+            "the weights are set to 0 after softmax, so rows do not sum to 1; put -inf before it": raw.softmax(
+                -1
+            )
             * mask,
             "masked scores are 0, and exp(0) = 1 is a weight; use -inf": (raw * mask).softmax(-1),
             "the mask is not used": raw.softmax(-1),
@@ -290,6 +347,8 @@ def masked_softmax(function: Solution) -> None:
     nothing = torch.zeros(4, 4, dtype=torch.bool)
     found = call("masked_softmax", function, raw, nothing)
     if isinstance(found, Tensor) and bool(found.isnan().any()):
-        raise WrongAnswer("masked_softmax: a query that sees nothing gives NaN (0 / 0); let its weights be 0")
+        raise WrongAnswer(
+            "masked_softmax: a query that sees nothing gives NaN (0 / 0); let its weights be 0"
+        )
     compare("masked_softmax of a row that sees nothing", found, torch.zeros(4, 4))
     passed("masked_softmax", "agrees with ts.attend, also for a query that sees nothing")

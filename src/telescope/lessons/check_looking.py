@@ -1,4 +1,6 @@
-"""Checks of lessons 14 to 19: fast kernels, surveys, watching, changing, sources of answers, atlases."""
+"""Checks of lessons 14 to 19: fast kernels, surveys, watching, changing, sources of answers,
+atlases.
+"""
 
 from math import sqrt
 
@@ -6,16 +8,16 @@ import torch
 from torch import Tensor
 
 from ..engines import attend
+from ..interception import watch
 from ..layers import (
     MultiHeadAttention,
 )
 from ..models import GPT, GPTConfig
-from ..survey import survey
-from ..watch import watch
+from ..surveys import survey
 from .answers import Solution, WrongAnswer, call, compare, passed
 from .material import causal_matrix, matrices, normal
 
-# --------------------------------------------------------------------------------------------------- 14  fast kernels
+# --------------------------------------------------------------------------------- 14  fast kernels
 
 
 def attend_in_blocks(function: Solution) -> None:
@@ -32,15 +34,22 @@ def attend_in_blocks(function: Solution) -> None:
         call("attend_in_blocks", function, q, k, v, 3),
         right,
         {
-            "each block has a softmax of its own, and they are averaged; keep one sum over all blocks": each.mean(0),
-            "each block has a softmax of its own, and they are added; keep one sum over all blocks": each.sum(0),
+            "each block has a softmax of its own, and they are averaged; keep one sum over all "
+            "blocks": each.mean(0),
+            "each block has a softmax of its own, and they are added; keep one sum over all blocks": each.sum(
+                0
+            ),
             "the scores are not divided by √d_k": (q @ k.mT).softmax(-1) @ v,
         },
     )
     big = call("attend_in_blocks", function, 60 * q, 60 * k, v, 4)
     if isinstance(big, Tensor) and not bool(big.isfinite().all()):
-        raise WrongAnswer("attend_in_blocks: large scores overflow; subtract the largest score so far before exp")
-    passed("attend_in_blocks", "agrees with ts.attend, and never held more than one block of scores")
+        raise WrongAnswer(
+            "attend_in_blocks: large scores overflow; subtract the largest score so far before exp"
+        )
+    passed(
+        "attend_in_blocks", "agrees with ts.attend, and never held more than one block of scores"
+    )
 
 
 def bytes_of_weights(function: Solution) -> None:
@@ -52,15 +61,22 @@ def bytes_of_weights(function: Solution) -> None:
             "there is a number for each pair of tokens: n²": float(2 * n * heads * layers),
             "each layer has its own matrices": right / layers,
         }
-        compare("bytes_of_weights", call("bytes_of_weights", function, n, heads, layers), right, mistakes)
+        compare(
+            "bytes_of_weights",
+            call("bytes_of_weights", function, n, heads, layers),
+            right,
+            mistakes,
+        )
     passed("bytes_of_weights", "32,768 tokens, 12 heads, 28 layers: 672 GiB")
 
 
-# ------------------------------------------------------------------------------------ 15  looking without the matrix
+# ------------------------------------------------------------------- 15  looking without the matrix
 
 
 def received(function: Solution) -> None:
-    """Check received(q, k, lse, block): what each key gets from all queries, from a few queries at a time."""
+    """Check received(q, k, lse, block): what each key gets from all queries, from a few queries at
+    a time.
+    """
     q = normal(9, 4)
     k = normal(7, 4, seed=1)
     seen = survey(q[None, None], k[None, None], top=0)
@@ -92,17 +108,22 @@ def entropy_from_lse(function: Solution) -> None:
         right,
         {
             "the sign is exchanged: H = lse - Σ w s": -right,
-            "the mean score has even weights here; weigh each score with exp(s - lse)": lse - raw.mean(-1),
+            "the mean score has even weights here; weigh each score with exp(s - lse)": lse
+            - raw.mean(-1),
         },
     )
-    passed("entropy_from_lse", "H = lse - E[s]: one number for each query, no logarithm of a weight")
+    passed(
+        "entropy_from_lse", "H = lse - E[s]: one number for each query, no logarithm of a weight"
+    )
 
 
-# ------------------------------------------------------------------------------------------- 16  watching a real model
+# ------------------------------------------------------------------------ 16  watching a real model
 
 
 def previous_share(function: Solution) -> None:
-    """Check previous_share(weights): the mean weight that queries, from the second on, give to the token before."""
+    """Check previous_share(weights): the mean weight that queries, from the second on, give to the
+    token before.
+    """
     weights = normal(3, 6, 6).masked_fill(~causal_matrix(6, 6), -torch.inf).softmax(-1)
     right = weights.diagonal(-1, 1, 2).mean(-1)
     compare(
@@ -113,7 +134,10 @@ def previous_share(function: Solution) -> None:
             "this is the weight on the token itself; the one before stands one below the diagonal": weights.diagonal(
                 0, 1, 2
             ).mean(-1),
-            "the first query has no token before it; do not count it": weights.diagonal(-1, 1, 2).sum(-1) / 6,
+            "the first query has no token before it; do not count it": weights.diagonal(
+                -1, 1, 2
+            ).sum(-1)
+            / 6,
             "all heads are averaged; return one number for each head": right.mean(),
         },
     )
@@ -121,11 +145,15 @@ def previous_share(function: Solution) -> None:
 
 
 def induction_share(function: Solution) -> None:
-    """Check induction_share(weights, ids): to the tokens that followed earlier occurrences of the query's token."""
+    """Check induction_share(weights, ids): to the tokens that followed earlier occurrences of the
+    query's token.
+    """
     ids = [7, 3, 5, 7, 3, 9, 7]
     weights = normal(2, 7, 7).masked_fill(~causal_matrix(7, 7), -torch.inf).softmax(-1)
     n = len(ids)
-    after = torch.tensor([[0 < j <= i and ids[j - 1] == ids[i] and j - 1 < i for j in range(n)] for i in range(n)])
+    after = torch.tensor(
+        [[0 < j <= i and ids[j - 1] == ids[i] and j - 1 < i for j in range(n)] for i in range(n)]
+    )
     same = torch.tensor([[j < i and ids[j] == ids[i] for j in range(n)] for i in range(n)])
     repeated = same.any(-1)
     right = (weights * after).sum(-1)[:, repeated].mean(-1)
@@ -134,25 +162,33 @@ def induction_share(function: Solution) -> None:
         call("induction_share", function, weights, torch.tensor(ids)),
         right,
         {
-            "this is the weight on the earlier token itself; induction is the token after it": (weights * same)
+            "this is the weight on the earlier token itself; induction is the token after it": (
+                weights * same
+            )
             .sum(-1)[:, repeated]
             .mean(-1),
-            "average over the queries whose token occurred before, not over all": (weights * after).sum(-1).mean(-1),
+            "average over the queries whose token occurred before, not over all": (weights * after)
+            .sum(-1)
+            .mean(-1),
         },
     )
     passed("induction_share", "agrees with recording.heads()")
 
 
-# --------------------------------------------------------------------------------------------------- 17  changing it
+# ---------------------------------------------------------------------------------- 17  changing it
 
 
 def muted(function: Solution) -> None:
-    """Check muted(x, W_q, W_k, W_v, W_o, heads, off): multi-head attention with the context of one head set to 0."""
+    """Check muted(x, W_q, W_k, W_v, W_o, heads, off): multi-head attention with the context of one
+    head set to 0.
+    """
     torch.manual_seed(3)
     layer = MultiHeadAttention(8, 4, bias=False)
     x = normal(1, 5, 8)
     w = matrices(layer)
-    q, k, v = ((x[0] @ w[name]).reshape(5, 4, 2).transpose(0, 1)[None] for name in ("W_q", "W_k", "W_v"))
+    q, k, v = (
+        (x[0] @ w[name]).reshape(5, 4, 2).transpose(0, 1)[None] for name in ("W_q", "W_k", "W_v")
+    )
     context = attend(q, k, v)[0]
     for off in (0, 2):
         kept = context.clone()
@@ -165,7 +201,8 @@ def muted(function: Solution) -> None:
             call("muted", function, x[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 4, off),
             kept.transpose(0, 1).reshape(5, 8) @ w["W_o"],
             {
-                "a slice of the output is 0; W_o has mixed the heads by then, so put the 0 before it": sliced,
+                "a slice of the output is 0; W_o has mixed the heads by then, so put the 0 before "
+                "it": sliced,
                 "no head is muted": after,
                 "the context is not multiplied by W_o": kept.transpose(0, 1).reshape(5, 8),
             },
@@ -199,11 +236,13 @@ def hidden(function: Solution) -> None:
     passed("hidden", "agrees with attention over the other keys: no weight was formed again")
 
 
-# -------------------------------------------------------------------------------------- 18  where an answer comes from
+# ------------------------------------------------------------------- 18  where an answer comes from
 
 
 def carried(function: Solution) -> None:
-    """Check carried(weights, values, W_o): the share of what each key carries to some rows, of one layer."""
+    """Check carried(weights, values, W_o): the share of what each key carries to some rows, of one
+    layer.
+    """
     weights = normal(3, 4, 6).softmax(-1)
     values = normal(3, 6, 2, seed=1)
     W_o = normal(3, 2, 5, seed=2)
@@ -218,16 +257,23 @@ def carried(function: Solution) -> None:
         right / right.sum(),
         {
             "these are not shares yet: divide by their sum": right,
-            "these are plain weights; each counts with the length of W_o v of its key": weights.sum((0, 1)) / 12,
-            "the length of v is used; a head adds W_o v to the residual stream": without_W_o / without_W_o.sum(),
-            "the vectors of all heads are added before their length is taken": vectors / vectors.sum(),
+            "these are plain weights; each counts with the length of W_o v of its key": weights.sum(
+                (0, 1)
+            )
+            / 12,
+            "the length of v is used; a head adds W_o v to the residual stream": without_W_o
+            / without_W_o.sum(),
+            "the vectors of all heads are added before their length is taken": vectors
+            / vectors.sum(),
         },
     )
     passed("carried", "a key that is looked at and carries nothing counts for nothing")
 
 
 def rollout(function: Solution) -> None:
-    """Check rollout(layers): what the last token comes from, through all layers and residual connections."""
+    """Check rollout(layers): what the last token comes from, through all layers and residual
+    connections.
+    """
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocabulary=9, max_positions=8, d_model=8, blocks=3, heads=2)).eval()
     with torch.no_grad():
@@ -251,10 +297,12 @@ def rollout(function: Solution) -> None:
                 joined[0] @ joined[1] @ joined[2]
             )[-1],
             "this is the mean of the layers; multiply them": torch.stack(layers).mean(0)[-1],
-            "this is the matrix of all tokens; return the row of the last one": joined[2] @ joined[1] @ joined[0],
-            "this is what the first token gives; return the row of the last token": (joined[2] @ joined[1] @ joined[0])[
-                :, 0
-            ],
+            "this is the matrix of all tokens; return the row of the last one": joined[2]
+            @ joined[1]
+            @ joined[0],
+            "this is what the first token gives; return the row of the last token": (
+                joined[2] @ joined[1] @ joined[0]
+            )[:, 0],
         },
     )
     passed("rollout", "agrees with recording.sources(how='rollout')")
@@ -275,19 +323,25 @@ def rank_correlation(function: Solution) -> None:
             "this is the correlation of the numbers; replace each by its rank first": torch.corrcoef(
                 torch.stack([a, b])
             )[0, 1],
-            "argsort gives the order, not the ranks: ranks are argsort of argsort": torch.corrcoef(order)[0, 1],
-            "this is the covariance of the ranks; divide by both standard deviations": torch.cov(ranks)[0, 1],
+            "argsort gives the order, not the ranks: ranks are argsort of argsort": torch.corrcoef(
+                order
+            )[0, 1],
+            "this is the covariance of the ranks; divide by both standard deviations": torch.cov(
+                ranks
+            )[0, 1],
         },
     )
     compare("rank_correlation", call("rank_correlation", function, a, a.exp()), torch.tensor(1.0))
     passed("rank_correlation", "1 where the order is the same, whatever the numbers are")
 
 
-# ---------------------------------------------------------------------------------------------- 19  heads over a corpus
+# -------------------------------------------------------------------------- 19  heads over a corpus
 
 
 def corpus_mean(function: Solution) -> None:
-    """Check corpus_mean(sums, counts): the mean over all queries of a corpus, from the sums of its texts."""
+    """Check corpus_mean(sums, counts): the mean over all queries of a corpus, from the sums of its
+    texts.
+    """
     sums = torch.tensor([9.0, 1.0, 0.0])
     counts = torch.tensor([10.0, 40.0, 0.0])
     compare(
@@ -296,11 +350,15 @@ def corpus_mean(function: Solution) -> None:
         torch.tensor(0.2),
         {
             "a text without a query that counts gives 0 / 0; add first, then divide": torch.nan,
-            "this is the mean of the texts' means; a long text has more queries than a short one": 0.925 / 2,
+            "this is the mean of the texts' means; a long text has more queries than a short one": 0.925
+            / 2,
             "this is the mean of the sums; divide by the number of queries": 10.0 / 3,
         },
     )
-    passed("corpus_mean", "sums and counts are added, and divided once: so the order of the texts cannot matter")
+    passed(
+        "corpus_mean",
+        "sums and counts are added, and divided once: so the order of the texts cannot matter",
+    )
 
 
 def changed(function: Solution) -> None:
@@ -322,8 +380,8 @@ def _compare_change(function: Solution, before: Tensor, after: Tensor) -> None:
         change / error,
         {
             "this is the change; divide it by its standard error": change,
-            "divided by the spread of the texts; the error of a mean is smaller by √(number of texts)": change
-            / (before.var(correction=0) + after.var(correction=0)).sqrt(),
+            "divided by the spread of the texts; the error of a mean is smaller by √(number of "
+            "texts)": change / (before.var(correction=0) + after.var(correction=0)).sqrt(),
             "the two errors are added; add their squares, and take the root": change
             / (variances[0].sqrt() + variances[1].sqrt()),
             "the sign is exchanged: after - before": -change / error,
@@ -333,7 +391,9 @@ def _compare_change(function: Solution, before: Tensor, after: Tensor) -> None:
 
 
 def clipped(function: Solution) -> None:
-    """Check clipped(W_q, W_k, logit, tau): the matrices of one head whose largest logit becomes tau."""
+    """Check clipped(W_q, W_k, logit, tau): the matrices of one head whose largest logit becomes
+    tau.
+    """
     x = normal(6, 4)
     W_q = normal(4, 3, seed=1)
     W_k = normal(4, 3, seed=2)
@@ -351,9 +411,8 @@ def clipped(function: Solution) -> None:
                 own,
                 factor * plain,
                 {
-                    "both matrices are multiplied by tau / logit, so that scores shrink by its square; take the root": (
-                        factor**2 * plain
-                    ),
+                    "both matrices are multiplied by tau / logit, so that scores shrink by its "
+                    "square; take the root": (factor**2 * plain),
                     "the matrix is unchanged": plain,
                 },
             )

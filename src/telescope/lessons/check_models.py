@@ -1,4 +1,6 @@
-"""Checks of lessons 7 to 13: heads, two sequences, the Synthesizer, the Transformer, GPT, recall."""
+"""Checks of lessons 7 to 13: heads, two sequences, the Synthesizer, the Transformer, GPT,
+recall.
+"""
 
 from math import sqrt
 from typing import Any
@@ -20,29 +22,39 @@ from ..models import GPT, GPTConfig, Transformer, TransformerConfig
 from .answers import Solution, WrongAnswer, as_tensor, call, compare, passed
 from .material import causal_matrix, matrices, normal
 
-# --------------------------------------------------------------------------------------------- 7  one head, one reading
+# ------------------------------------------------------------------------- 7  one head, one reading
 
 
 def two_readings(function: Solution) -> None:
-    """Check query_for(target): a query, of the features of the telescope sentence, that reads one word."""
+    """Check query_for(target): a query, of the features of the telescope sentence, that reads one
+    word.
+    """
     features = torch.eye(6)
     for target, name in ((1, "subject"), (3, "object")):
         query = as_tensor(call("query_for", function, target))
         if not isinstance(query, Tensor) or query.shape != (6,):
-            raise WrongAnswer("query_for should return a vector of six numbers, one for each feature")
+            raise WrongAnswer(
+                "query_for should return a vector of six numbers, one for each feature"
+            )
         weights = (features @ query.float() / sqrt(6)).softmax(-1)
         best = int(weights.argmax())
         if best != target:
             raise WrongAnswer(
-                f"query_for({target}) reads feature {best} with weight {weights[best]:.2f}, not the {name}"
+                f"query_for({target}) reads feature {best} with weight {weights[best]:.2f}, not "
+                f"the {name}"
             )
         if weights[target] < 0.8:
-            raise WrongAnswer(f"query_for({target}) gives the {name} {weights[target]:.2f}; make it clearer, above 0.8")
+            raise WrongAnswer(
+                f"query_for({target}) gives the {name} {weights[target]:.2f}; make it clearer, "
+                "above 0.8"
+            )
     passed("query_for", "two queries, two readings")
 
 
 def reads(function: Solution) -> None:
-    """Check reads(weights, even): which of two words gets more than even, and more so than the other; else None."""
+    """Check reads(weights, even): which of two words gets more than even, and more so than the
+    other; else None.
+    """
     cases = [
         (([0.5, 0.1], [0.1, 0.1]), 0),
         (([0.1, 0.5], [0.1, 0.1]), 1),
@@ -53,7 +65,9 @@ def reads(function: Solution) -> None:
         try:
             found = function(torch.tensor(weights), torch.tensor(even))
         except NotImplementedError:
-            raise WrongAnswer("reads is not written yet: replace `raise NotImplementedError` by your code") from None
+            raise WrongAnswer(
+                "reads is not written yet: replace `raise NotImplementedError` by your code"
+            ) from None
         if found != right:
             larger = int(torch.tensor(weights).argmax())
             hint = ""
@@ -65,7 +79,7 @@ def reads(function: Solution) -> None:
     passed("reads", "four cases agree")
 
 
-# ----------------------------------------------------------------------------------------------------- 8  many heads
+# ------------------------------------------------------------------------------------ 8  many heads
 
 
 def split_heads(function: Solution) -> None:
@@ -76,11 +90,12 @@ def split_heads(function: Solution) -> None:
         call("split_heads", function, x, 3),
         x.reshape(5, 3, 2).transpose(0, 1),
         {
-            "rows are mixed: view as (n, heads, d) first, then exchange the first two axes": x.reshape(3, 5, 2),
+            "rows are mixed: view as (n, heads, d) first, then exchange the first two axes": x.reshape(
+                3, 5, 2
+            ),
             "the heads stand in the middle; exchange the first two axes": x.reshape(5, 3, 2),
-            "neighbouring features went to different heads: view as (n, heads, d), not (n, d, heads)": x.reshape(
-                5, 2, 3
-            ).permute(2, 0, 1),
+            "neighbouring features went to different heads: view as (n, heads, d), not (n, d, "
+            "heads)": x.reshape(5, 2, 3).permute(2, 0, 1),
         },
     )
     passed("split_heads", "agrees")
@@ -108,7 +123,10 @@ def multi_head(function: Solution) -> None:
     heads = [tensor.reshape(5, 2, 4).transpose(0, 1)[None] for tensor in (q, k, v)]
     context = attend(heads[0], heads[1], heads[2])[0].transpose(0, 1).reshape(5, 8)
     wide = (
-        attend(heads[0], heads[1], heads[2], Attention(scale=1 / sqrt(8)))[0].transpose(0, 1).reshape(5, 8) @ w["W_o"]
+        attend(heads[0], heads[1], heads[2], Attention(scale=1 / sqrt(8)))[0]
+        .transpose(0, 1)
+        .reshape(5, 8)
+        @ w["W_o"]
     )
     one = attend(q[None, None], k[None, None], v[None, None])[0, 0] @ w["W_o"]
     with torch.no_grad():
@@ -137,11 +155,16 @@ def parameters(function: Solution) -> None:
             "W_o maps all heads together: T·l rows, not l": d * (2 * m + width) * heads + width * d,
             "W_q and W_k are both d x m": d * (m + width) * heads + heads * width * d,
         }
-        compare("parameters", found, float(right), {key: float(value) for key, value in mistakes.items()})
+        compare(
+            "parameters",
+            found,
+            float(right),
+            {key: float(value) for key, value in mistakes.items()},
+        )
     passed("parameters", "d·(2m + l)·T + T·l·d")
 
 
-# ------------------------------------------------------------------------------------- 9  Luong, and two sequences
+# ---------------------------------------------------------------------- 9  Luong, and two sequences
 
 
 def luong(function: Solution) -> None:
@@ -156,9 +179,13 @@ def luong(function: Solution) -> None:
         right,
         {
             "Luong's dot score has no √d_k": (raw / 2).softmax(-1) @ memory[0],
-            "softmax runs over the states; each state spreads its weight over the memory, dim=-1": raw.softmax(0)
+            "softmax runs over the states; each state spreads its weight over the memory, dim=-1": raw.softmax(
+                0
+            )
             @ memory[0],
-            "the states attend to themselves; keys and values are the memory": (states[0] @ states[0].mT).softmax(-1)
+            "the states attend to themselves; keys and values are the memory": (
+                states[0] @ states[0].mT
+            ).softmax(-1)
             @ states[0],
         },
     )
@@ -178,7 +205,11 @@ def general_score(function: Solution) -> None:
         "general",
         call("general", function, states[0], memory[0], W),
         right,
-        {"these are the weights; multiply them by the memory": (states[0] @ W @ memory[0].mT).softmax(-1)},
+        {
+            "these are the weights; multiply them by the memory": (
+                states[0] @ W @ memory[0].mT
+            ).softmax(-1)
+        },
     )
     passed("general", 'agrees with ts.layers.LuongAttention("general")')
 
@@ -196,7 +227,9 @@ def cross_attention(function: Solution) -> None:
         swapped = layer(memory, y)[0]
     compare(
         "cross_attention",
-        call("cross_attention", function, y[0], memory[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 2),
+        call(
+            "cross_attention", function, y[0], memory[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 2
+        ),
         right,
         {
             "keys and values are made of y; they come from the memory": within,
@@ -206,13 +239,17 @@ def cross_attention(function: Solution) -> None:
     passed("cross_attention", "agrees with ts.layers.MultiHeadAttention(...)(y, memory)")
 
 
-# ------------------------------------------------------------------------------------------------- 10  the Synthesizer
+# ------------------------------------------------------------------------------ 10  the Synthesizer
 
 
 def synthesizer(function: Solution) -> None:
-    """Check synthesizer(x, A, b1, B, b2, V): softmax(ReLU(x A + b1) B + b2) x V, causal, one head."""
+    """Check synthesizer(x, A, b1, B, b2, V): softmax(ReLU(x A + b1) B + b2) x V, causal, one
+    head.
+    """
     torch.manual_seed(0)
-    layer = SynthesizerAttention(d_model=4, heads=1, block=8, attention=Attention(scale=1.0, mask=causal))
+    layer = SynthesizerAttention(
+        d_model=4, heads=1, block=8, attention=Attention(scale=1.0, mask=causal)
+    )
     x = normal(1, 5, 4)
     with torch.no_grad():
         layer.B.normal_()
@@ -253,22 +290,34 @@ def synthesizer(function: Solution) -> None:
 
 
 def synthesizer_parameters(function: Solution) -> None:
-    """Check synthesizer_parameters(d, block): A and b1, B and b2, V, of one head, without biases of V."""
+    """Check synthesizer_parameters(d, block): A and b1, B and b2, V, of one head, without biases of
+    V.
+    """
     for d, block in ((256, 128), (6, 4)):
         right = d * d + d + d * block + block + d * d
         mistakes = {
             "b1 and b2 are missing": float(2 * d * d + d * block),
             "V is missing": float(d * d + d + d * block + block),
         }
-        compare("synthesizer_parameters", call("synthesizer_parameters", function, d, block), float(right), mistakes)
-    passed("synthesizer_parameters", "the count does not depend on the text, but the longest text is fixed")
+        compare(
+            "synthesizer_parameters",
+            call("synthesizer_parameters", function, d, block),
+            float(right),
+            mistakes,
+        )
+    passed(
+        "synthesizer_parameters",
+        "the count does not depend on the text, but the longest text is fixed",
+    )
 
 
-# -------------------------------------------------------------------------------------------- 11  the whole Transformer
+# ------------------------------------------------------------------------ 11  the whole Transformer
 
 
 def positions(function: Solution) -> None:
-    """Check positions(n, d): sinusoidal positional encoding, sines at even features and cosines at odd ones."""
+    """Check positions(n, d): sinusoidal positional encoding, sines at even features and cosines at
+    odd ones.
+    """
     right = sinusoidal(6, 8)
     halves = torch.cat([right[:, 0::2], right[:, 1::2]], 1)
     compare(
@@ -276,7 +325,9 @@ def positions(function: Solution) -> None:
         call("positions", function, 6, 8),
         right,
         {
-            "sines and cosines are exchanged: even features are sines": right.reshape(6, 4, 2).flip(-1).reshape(6, 8),
+            "sines and cosines are exchanged: even features are sines": right.reshape(6, 4, 2)
+            .flip(-1)
+            .reshape(6, 8),
             "sines come first and cosines after; they alternate": halves,
             "positions count from 0": sinusoidal(7, 8)[1:],
         },
@@ -327,7 +378,11 @@ def encoder_block(function: Solution) -> None:
         no_residual = norm(block.feed_forward(norm(attended, (8,))), (8,))[0]
         linear = norm(x + attended, (8,))
         flat = norm(
-            linear + linear @ matrices(block)["feed_forward"]["W_1"] @ matrices(block)["feed_forward"]["W_2"], (8,)
+            linear
+            + linear
+            @ matrices(block)["feed_forward"]["W_1"]
+            @ matrices(block)["feed_forward"]["W_2"],
+            (8,),
         )[0]
     compare(
         "encoder_block",
@@ -345,10 +400,14 @@ def encoder_block(function: Solution) -> None:
 
 
 def decoder_block(function: Solution) -> None:
-    """Check decoder_block(y, memory, w, heads): masked self-attention, cross-attention, feed forward."""
+    """Check decoder_block(y, memory, w, heads): masked self-attention, cross-attention, feed
+    forward.
+    """
     torch.manual_seed(2)
     masked = MultiHeadAttention(8, 2, bias=False, attention=Attention(mask=causal))
-    block = DecoderBlock(8, masked, MultiHeadAttention(8, 2, bias=False), FeedForward(8, 16, bias=False))
+    block = DecoderBlock(
+        8, masked, MultiHeadAttention(8, 2, bias=False), FeedForward(8, 16, bias=False)
+    )
     y = normal(1, 4, 8, seed=4)
     memory = normal(1, 6, 8, seed=5)
     with torch.no_grad():
@@ -398,13 +457,17 @@ def transformer(function: Solution) -> None:
     passed("transformer", "agrees with ts.models.Transformer: you have written one")
 
 
-# ------------------------------------------------------------------------------------------------------------ 12  GPT
+# ------------------------------------------------------------------------------------------ 12  GPT
 
 
 def gpt(function: Solution) -> None:
-    """Check gpt(ids, w, heads): a pre-norm GPT with GELU and learned positions; logits of every next token."""
+    """Check gpt(ids, w, heads): a pre-norm GPT with GELU and learned positions; logits of every
+    next token.
+    """
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocabulary=11, max_positions=16, d_model=8, blocks=2, heads=2, bias=False)).eval()
+    model = GPT(
+        GPTConfig(vocabulary=11, max_positions=16, d_model=8, blocks=2, heads=2, bias=False)
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
@@ -431,7 +494,7 @@ def gpt(function: Solution) -> None:
     passed("gpt", "agrees with ts.models.GPT")
 
 
-# --------------------------------------------------------------------------------------------------------- 13  recall
+# --------------------------------------------------------------------------------------- 13  recall
 
 
 def corrupt(function: Solution) -> None:
@@ -445,6 +508,11 @@ def corrupt(function: Solution) -> None:
         if found != right:
             hint = ""
             if isinstance(found, list) and found.count("⁇") != 2:
-                hint = "; there are two ⁇: where the words were, and before the words that were cut out"
-            raise WrongAnswer(f"corrupt(words, {start}, {stop}) is {found}, and should be {right}{hint}")
+                hint = (
+                    "; there are two ⁇: where the words were, and before the words that were "
+                    "cut out"
+                )
+            raise WrongAnswer(
+                f"corrupt(words, {start}, {stop}) is {found}, and should be {right}{hint}"
+            )
     passed("corrupt", "agrees with the pretraining of recipes/recall-*.toml")

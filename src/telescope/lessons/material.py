@@ -1,4 +1,6 @@
-"""What the lessons work with: the sentences and vectors of the notes, and the weights of layers as plain matrices."""
+"""What the lessons work with: the sentences and vectors of the notes, and the weights of layers as
+plain matrices.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ TELESCOPE = ("The", "man", "saw", "the", "astronomer", "with", "a", "telescope")
 
 
 def journey() -> Float[Tensor, "6 3"]:
-    """Return the six vectors of "Your journey starts with one step" (Raschka, Build a Large Language Model, chapter 3).
+    """Return the six vectors of "Your journey starts with one step" (Raschka, Build a Large
+    Language Model, chapter 3).
 
     Example:
         >>> from telescope.lessons import journey
@@ -35,7 +38,8 @@ def journey() -> Float[Tensor, "6 3"]:
 
 
 def passages() -> list[str]:
-    """Return 24 passages of Shakespeare, some 500 characters each, which the model "shakespeare" was not trained on.
+    """Return 24 passages of Shakespeare, some 500 characters each, which the model "shakespeare"
+    was not trained on.
 
     They stand at the beginning of the tenth of tiny Shakespeare that was held out.
 
@@ -44,15 +48,21 @@ def passages() -> list[str]:
         >>> len(passages())
         24
     """
-    return Path(__file__).with_name("passages.txt").read_text(encoding="utf-8").rstrip("\n").split("\n\n---\n\n")
+    return (
+        Path(__file__)
+        .with_name("passages.txt")
+        .read_text(encoding="utf-8")
+        .rstrip("\n")
+        .split("\n\n---\n\n")
+    )
 
 
 def matrices(module: nn.Module) -> dict[str, Any]:
     """Return the weights of a layer, a block or a whole model as plain matrices, for y = x W.
 
-    An attention has W_q, W_k, W_v and W_o; a feed-forward network W_1 and W_2; a block `self`, `feed_forward` and, in a
-    decoder, `cross`; a model `embedding`, `positions` where they are learned, and lists of blocks. Biases are left out:
-    the models of the lessons have none.
+    An attention has W_q, W_k, W_v and W_o; a feed-forward network W_1 and W_2; a block `self`,
+    `feed_forward` and, in a decoder, `cross`; a model `embedding`, `positions` where they are
+    learned, and lists of blocks. Biases are left out: the models of the lessons have none.
 
     Raises TypeError for any other module.
 
@@ -65,17 +75,30 @@ def matrices(module: nn.Module) -> dict[str, Any]:
     match module:
         case MultiHeadAttention():
             named = {name: part.weight.detach().mT for name, part in module.projections().items()}
-            return {**{name: named[name] for name in ("W_q", "W_k", "W_v")}, "W_o": module.W_O.weight.detach().mT}
+            return {
+                **{name: named[name] for name in ("W_q", "W_k", "W_v")},
+                "W_o": module.W_O.weight.detach().mT,
+            }
         case FeedForward():
             return {name: getattr(module, name).weight.detach().mT for name in ("W_1", "W_2")}
         case EncoderBlock():
-            return {"self": matrices(module.self_attention), "feed_forward": matrices(module.feed_forward)}
+            return {
+                "self": matrices(module.self_attention),
+                "feed_forward": matrices(module.feed_forward),
+            }
         case DecoderBlock():
-            attentions = {"self": matrices(module.self_attention), "cross": matrices(module.cross_attention)}
+            attentions = {
+                "self": matrices(module.self_attention),
+                "cross": matrices(module.cross_attention),
+            }
             return attentions | {"feed_forward": matrices(module.feed_forward)}
         case GPT():
             blocks = [matrices(block) for block in module.blocks]
-            learned = {} if module.positions is None else {"positions": next(module.positions.parameters()).detach()}
+            learned = (
+                {}
+                if module.positions is None
+                else {"positions": next(module.positions.parameters()).detach()}
+            )
             return {"embedding": module.embedding.weight.detach(), **learned, "blocks": blocks}
         case Transformer():
             return {
@@ -84,7 +107,10 @@ def matrices(module: nn.Module) -> dict[str, Any]:
                 "decoder": [matrices(block) for block in module.decoder],
             }
         case _:
-            raise TypeError(f"a {type(module).__name__} is not part of the lessons; MultiHeadAttention or GPT is")
+            raise TypeError(
+                f"a {type(module).__name__} is not part of the lessons; MultiHeadAttention or GPT "
+                "is"
+            )
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

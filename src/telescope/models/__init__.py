@@ -1,6 +1,8 @@
-"""Whole models built from layers, each with a config, a cache for decoding and a loss; saving, loading and export.
+"""Whole models built from layers, each with a config, a cache for decoding and a loss; saving,
+loading and export.
 
-May import layers, engines, files, attention and words. Read model.py first, then gpt.py; saved/load.py for files.
+May import layers, engines, files, attention and words. Read model.py first, then gpt.py;
+saved/load.py for files.
 """
 
 from ..files.errors import LoadError

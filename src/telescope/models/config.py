@@ -1,4 +1,6 @@
-"""The base class of configs (flat, frozen, checked when constructed, stored as JSON), and checks of their fields."""
+"""The base class of configs (flat, frozen, checked when constructed, stored as JSON), and checks of
+their fields.
+"""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -13,10 +15,11 @@ MAX_INT = 2**63  # whole numbers must be smaller: sizes of tensors are signed 64
 
 @dataclass(frozen=True)
 class Config:
-    """The base class of all configs: a frozen dataclass whose fields are numbers, booleans, None or words.
+    """The base class of all configs: a frozen dataclass whose fields are numbers, booleans, None or
+    words.
 
-    Constructing a config checks every field. An unknown field or a value of another type raises a TypeError, a value
-    out of range a ValueError, each with one sentence that names the field.
+    Constructing a config checks every field. An unknown field or a value of another type raises a
+    TypeError, a value out of range a ValueError, each with one sentence that names the field.
 
     Example:
         >>> from telescope.models import GPTConfig
@@ -40,15 +43,22 @@ class Config:
         self.check()
 
     def check(self) -> None:
-        """Raise a ValueError where a value is out of range or the fields contradict each other; for subclasses."""
+        """Raise a ValueError where a value is out of range or the fields contradict each other; for
+        subclasses.
+        """
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """Return the config with the fields in `given`, as `to_dict` returns them; other fields have their defaults.
+        """Return the config with the fields in `given`, as `to_dict` returns them; other fields
+        have their defaults.
 
         Raises a ValueError where a field without a default is missing.
         """
-        needed = [field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING]
+        needed = [
+            field.name
+            for field in fields(cls)
+            if field.default is MISSING and field.default_factory is MISSING
+        ]
         missing = [f'"{name}"' for name in needed if name not in given]
         if missing:
             raise ValueError(f"{cls.__name__} needs {' and '.join(missing)}, which must be given")
@@ -78,7 +88,7 @@ class Special:
     pad: int | None = None
 
 
-# ------------------------------------------------------------------------------- checks of fields, for Config.check
+# --------------------------------------------------------------- checks of fields, for Config.check
 
 
 def check_at_least_one(config: Config, *names: str) -> None:
@@ -98,7 +108,9 @@ def check_at_most(config: Config, most: int, *names: str) -> None:
 
 
 def check_positive(config: Config, *names: str) -> None:
-    """Raise a ValueError where one of the fields `names` is not a finite number above zero; None passes."""
+    """Raise a ValueError where one of the fields `names` is not a finite number above zero; None
+    passes.
+    """
     for name in names:
         number = getattr(config, name)
         if number is not None and not 0.0 < number < float("inf"):
@@ -113,15 +125,21 @@ def check_probabilities(config: Config, *names: str) -> None:
             raise ValueError(f"{name}={p} is a probability: from 0, below 1")
 
 
-def check_heads(d_model: int, heads: int, key_heads: int | None = None, d_k: int | None = None) -> None:
-    """Raise a ValueError where `heads` does not divide d_model (unless d_k is given), or key_heads not `heads`."""
+def check_heads(
+    d_model: int, heads: int, key_heads: int | None = None, d_k: int | None = None
+) -> None:
+    """Raise a ValueError where `heads` does not divide d_model (unless d_k is given), or key_heads
+    not `heads`.
+    """
     if d_k is None:
         head_width(d_model, heads)
     group_size(heads, heads if key_heads is None else key_heads)
 
 
 def _check_type(name: str, value: Any, declared: Any) -> None:
-    """Raise a TypeError unless `value` is of the declared type: int, float, bool, str, None, a Literal or a union."""
+    """Raise a TypeError unless `value` is of the declared type: int, float, bool, str, None, a
+    Literal or a union.
+    """
     kinds = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     if words and isinstance(value, str):
@@ -129,7 +147,18 @@ def _check_type(name: str, value: Any, declared: Any) -> None:
         return
     plain = {float: (float, int), int: (int,), bool: (bool,), str: (str,), NoneType: (NoneType,)}
     if not any(type(value) in plain.get(kind, ()) for kind in kinds):
-        wanted = [*words, *(plain[kind][0].__name__.replace("NoneType", "None") for kind in kinds if kind in plain)]
-        raise TypeError(f"{name}={value!r} is {type(value).__name__}; it takes {' or '.join(wanted)}")
+        wanted = [
+            *words,
+            *(
+                plain[kind][0].__name__.replace("NoneType", "None")
+                for kind in kinds
+                if kind in plain
+            ),
+        ]
+        raise TypeError(
+            f"{name}={value!r} is {type(value).__name__}; it takes {' or '.join(wanted)}"
+        )
     if type(value) is int and abs(value) >= MAX_INT:
-        raise ValueError(f"{name} is a whole number of {value.bit_length()} bits; at most 63 can be")
+        raise ValueError(
+            f"{name} is a whole number of {value.bit_length()} bits; at most 63 can be"
+        )

@@ -1,4 +1,6 @@
-"""An encoder without a decoder: bidirectional blocks, and pooling to one vector for each text (Devlin et al. 2019)."""
+"""An encoder without a decoder: bidirectional blocks, and pooling to one vector for each text
+(Devlin et al. 2019).
+"""
 
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -43,7 +45,9 @@ class EncoderConfig(Config):
     attention_dropout: float | None = None
 
     def check(self) -> None:
-        check_at_least_one(self, "vocabulary", "max_positions", "d_model", "blocks", "heads", "d_hidden")
+        check_at_least_one(
+            self, "vocabulary", "max_positions", "d_model", "blocks", "heads", "d_hidden"
+        )
         check_positive(self, "norm_eps")
         check_probabilities(self, "dropout", "attention_dropout")
         check_heads(self.d_model, self.heads)
@@ -52,7 +56,8 @@ class EncoderConfig(Config):
 
 
 class Encoder(Model, config_type=EncoderConfig):
-    """ids → embedding ⊕ positions ⊕ types → norm → blocks → hidden states; `pool` returns one vector for each text.
+    """ids → embedding ⊕ positions ⊕ types → norm → blocks → hidden states; `pool` returns one
+    vector for each text.
 
     config     sizes and options
     attention  the definition for every block
@@ -68,12 +73,16 @@ class Encoder(Model, config_type=EncoderConfig):
 
     config: EncoderConfig
 
-    def __init__(self, config: EncoderConfig = EncoderConfig(), *, attention: Attention = Attention()) -> None:
+    def __init__(
+        self, config: EncoderConfig = EncoderConfig(), *, attention: Attention = Attention()
+    ) -> None:
         super().__init__()
         self.config = config
         norm = norm_factory(config.norm, config.norm_eps)
         d_hidden = 4 * config.d_model if config.d_hidden is None else config.d_hidden
-        attention_dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
+        attention_dropout = (
+            config.dropout if config.attention_dropout is None else config.attention_dropout
+        )
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         self.positions = LearnedPositions(config.max_positions, config.d_model)
         self.types = nn.Embedding(config.types, config.d_model) if config.types else None
@@ -82,14 +91,18 @@ class Encoder(Model, config_type=EncoderConfig):
         self.blocks = nn.ModuleList(
             EncoderBlock(
                 config.d_model,
-                MultiHeadAttention(config.d_model, config.heads, attention=attention, dropout=attention_dropout),
+                MultiHeadAttention(
+                    config.d_model, config.heads, attention=attention, dropout=attention_dropout
+                ),
                 FeedForward(config.d_model, d_hidden, activation=config.activation),
                 norm=norm,
                 dropout=config.dropout,
             )
             for _ in range(config.blocks)
         )
-        self.pooler = nn.Linear(config.d_model, config.d_model) if config.pooling == "bert" else None
+        self.pooler = (
+            nn.Linear(config.d_model, config.d_model) if config.pooling == "bert" else None
+        )
         self._initialise()
 
     @property
@@ -110,7 +123,8 @@ class Encoder(Model, config_type=EncoderConfig):
         types      the type of each token, 0 unless given
         positions  the position of each token; unless given, 0, 1, 2, …
 
-        Raises a ValueError where ids are not in the vocabulary, too many, or types are given to a model without types.
+        Raises a ValueError where ids are not in the vocabulary, too many, or types are given to a
+        model without types.
         """
         check_ids("ids", ids, self.config.vocabulary)
         x = self.embedding(ids)
@@ -127,7 +141,9 @@ class Encoder(Model, config_type=EncoderConfig):
     def pool(
         self, hidden: Float[Tensor, "batch n d_model"], mask: Mask | None = None
     ) -> Float[Tensor, "batch d_model"]:
-        """Return one vector for each text: the mean over tokens that `mask` shows, or the state of the first token."""
+        """Return one vector for each text: the mean over tokens that `mask` shows, or the state of
+        the first token.
+        """
         if self.config.pooling == "mean":
             real = real_tokens(mask, hidden)[..., None].to(hidden.dtype)
             return (hidden * real).sum(1) / real.sum(1).clamp(min=1.0)
@@ -135,7 +151,9 @@ class Encoder(Model, config_type=EncoderConfig):
         return first if self.pooler is None else torch.tanh(self.pooler(first))
 
     def _initialise(self) -> None:
-        """Draw weights from N(0, 0.02), truncated at two standard deviations as in Devlin et al.'s code."""
+        """Draw weights from N(0, 0.02), truncated at two standard deviations as in Devlin et al.'s
+        code.
+        """
         for _, module in modules_to_initialise(self):
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)

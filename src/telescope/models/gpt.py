@@ -1,4 +1,6 @@
-"""GPT: a decoder-only language model, one stack of causal blocks (Radford et al. 2019; also Llama and Qwen2)."""
+"""GPT: a decoder-only language model, one stack of causal blocks (Radford et al. 2019; also Llama
+and Qwen2).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,9 +34,10 @@ from .model import Model, Norm, check_batch, check_ids, modules_to_initialise, n
 class GPTConfig(Config):
     """The config of a GPT; the defaults are a small GPT-2.
 
-    Llama is positions="rotary", norm="rms", gated=True, activation="silu", bias=False. The meaning of None:
-    key_heads = heads, d_k = d_model / heads, d_hidden = 4 · d_model, attention_bias (of W_q, W_k and W_v) = bias,
-    out_bias (of W_O) = bias, attention_dropout = dropout, synthesizer_block = max_positions, no window.
+    Llama is positions="rotary", norm="rms", gated=True, activation="silu", bias=False. The meaning
+    of None: key_heads = heads, d_k = d_model / heads, d_hidden = 4 · d_model, attention_bias (of
+    W_q, W_k and W_v) = bias, out_bias (of W_O) = bias, attention_dropout = dropout,
+    synthesizer_block = max_positions, no window.
 
     Raises a TypeError or a ValueError with one sentence where a field does not fit.
 
@@ -80,13 +83,32 @@ class GPTConfig(Config):
     attention_dropout: float | None = None
 
     def check(self) -> None:
-        sizes = ("vocabulary", "max_positions", "d_model", "blocks", "heads", "key_heads", "d_k", "d_hidden")
+        sizes = (
+            "vocabulary",
+            "max_positions",
+            "d_model",
+            "blocks",
+            "heads",
+            "key_heads",
+            "d_k",
+            "d_hidden",
+        )
         check_at_least_one(self, *sizes, "window", "synthesizer_block", "rotary_original")
-        check_positive(self, "rotary_base", "rotary_fraction", "rotary_factor", "rotary_low", "rotary_high", "norm_eps")
+        check_positive(
+            self,
+            "rotary_base",
+            "rotary_fraction",
+            "rotary_factor",
+            "rotary_low",
+            "rotary_high",
+            "norm_eps",
+        )
         check_probabilities(self, "dropout", "attention_dropout")
         check_heads(self.d_model, self.heads, self.key_heads, self.d_k)
         if self.rotary_low >= self.rotary_high:
-            raise ValueError(f"rotary_low={self.rotary_low} must be below rotary_high={self.rotary_high}")
+            raise ValueError(
+                f"rotary_low={self.rotary_low} must be below rotary_high={self.rotary_high}"
+            )
         rotary = self.rotary()  # raises where its fields do not fit
         if self.attention == "synthesizer":
             self._check_synthesizer()
@@ -97,9 +119,13 @@ class GPTConfig(Config):
         """Raise a ValueError where a field about keys is set: the Synthesizer has no keys."""
         for name in ("key_heads", "d_k", "attention_bias", "out_bias"):
             if getattr(self, name) is not None:
-                raise ValueError(f'attention="synthesizer" has no {name}={getattr(self, name)}; leave it out')
+                raise ValueError(
+                    f'attention="synthesizer" has no {name}={getattr(self, name)}; leave it out'
+                )
         if self.positions == "rotary":
-            raise ValueError('attention="synthesizer" has no keys to rotate; positions="learned" or "none" fit')
+            raise ValueError(
+                'attention="synthesizer" has no keys to rotate; positions="learned" or "none" fit'
+            )
 
     @property
     def width(self) -> int:
@@ -112,7 +138,9 @@ class GPTConfig(Config):
         if self.rotary_scaling == "linear":
             scaling = LinearScaling(self.rotary_factor)
         if self.rotary_scaling == "llama3":
-            scaling = Llama3Scaling(self.rotary_factor, self.rotary_low, self.rotary_high, self.rotary_original)
+            scaling = Llama3Scaling(
+                self.rotary_factor, self.rotary_low, self.rotary_high, self.rotary_original
+            )
         return Rotary(self.rotary_base, self.rotary_fraction, self.rotary_pairs, scaling)
 
 
@@ -120,8 +148,9 @@ class GPT(Model, config_type=GPTConfig):
     """ids → embedding ⊕ positions → blocks → norm → head → logits of the next token.
 
     config     sizes and options
-    attention  the definition for every block; unless given, causal with the config's window. A given one replaces
-               both, so it needs a mask: ts.Attention(mask=ts.causal, softcap=30.0)
+    attention  the definition for every block; unless given, causal with the config's window. A
+               given one replaces both, so it needs a mask: ts.Attention(mask=ts.causal,
+               softcap=30.0)
 
     Raises a ValueError where `attention` has no mask.
 
@@ -135,17 +164,22 @@ class GPT(Model, config_type=GPTConfig):
 
     config: GPTConfig
 
-    def __init__(self, config: GPTConfig = GPTConfig(), *, attention: Attention | None = None) -> None:
+    def __init__(
+        self, config: GPTConfig = GPTConfig(), *, attention: Attention | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         if attention is not None and attention.mask == everyone:
             raise ValueError(
-                "attention has no mask, so a GPT would see the token it has to guess; add mask=ts.causal to it"
+                "attention has no mask, so a GPT would see the token it has to guess; add "
+                "mask=ts.causal to it"
             )
         norm = norm_factory(config.norm, config.norm_eps, config.bias)
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         self.positions = (
-            LearnedPositions(config.max_positions, config.d_model) if config.positions == "learned" else None
+            LearnedPositions(config.max_positions, config.d_model)
+            if config.positions == "learned"
+            else None
         )
         self.rotary = config.rotary() if config.positions == "rotary" else None
         self.dropout = nn.Dropout(config.dropout)
@@ -161,7 +195,9 @@ class GPT(Model, config_type=GPTConfig):
             for _ in range(config.blocks)
         )
         self.norm = norm(config.d_model)
-        self.head = None if config.tied else nn.Linear(config.d_model, config.vocabulary, bias=False)
+        self.head = (
+            None if config.tied else nn.Linear(config.d_model, config.vocabulary, bias=False)
+        )
         self._initialise()
 
     @property
@@ -169,7 +205,7 @@ class GPT(Model, config_type=GPTConfig):
         """The definition that the blocks were built with."""
         return self._attentions()[0].attention
 
-    # ------------------------------------------------------------------------------------------- from ids to logits
+    # --------------------------------------------------------------------------- from ids to logits
 
     def forward(
         self,
@@ -180,11 +216,15 @@ class GPT(Model, config_type=GPTConfig):
     ) -> Float[Tensor, "batch n vocabulary"]:
         """Return the logits of the token that follows each token.
 
-        mask       combined with the definition's by &, e.g. ts.padding(keep=...); with a cache, over all its keys
-        positions  the position of each token; unless given, 0, 1, 2, … or, with a cache, those after its tokens
-        cache      keys and values of earlier tokens, from `model.cache()`; those of `ids` are appended to it
+        mask       combined with the definition's by &, e.g. ts.padding(keep=...); with a cache,
+                   over all its keys
+        positions  the position of each token; unless given, 0, 1, 2, … or, with a cache, those
+                   after its tokens
+        cache      keys and values of earlier tokens, from `model.cache()`; those of `ids` are
+                   appended to it
 
-        Raises a ValueError where ids are not in the vocabulary, too many, or of another batch than the cache.
+        Raises a ValueError where ids are not in the vocabulary, too many, or of another batch than
+        the cache.
         """
         return self.logits(self.hidden(ids, mask, positions, cache))
 
@@ -195,7 +235,9 @@ class GPT(Model, config_type=GPTConfig):
         positions: Int[Tensor, "*batch n"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch n d_model"]:
-        """Return the hidden states before the head: `logits(hidden[:, -1:])` are the logits of the last token alone."""
+        """Return the hidden states before the head: `logits(hidden[:, -1:])` are the logits of the
+        last token alone.
+        """
         self._check(ids, cache)
         n = ids.shape[1]
         if cache is not None:
@@ -225,16 +267,25 @@ class GPT(Model, config_type=GPTConfig):
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
     ) -> Float[Tensor, ""]:
-        """Return the cross entropy of `targets`, the token that follows each id: mean or sum over all but `ignore`.
+        """Return the cross entropy of `targets`, the token that follows each id: mean or sum over
+        all but `ignore`.
 
-        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in memory at once.
+        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in
+        memory at once.
         """
         hidden = self.hidden(ids, mask, positions)
         return cross_entropy(
-            hidden, self.head_weight, targets, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction
+            hidden,
+            self.head_weight,
+            targets,
+            ignore=ignore,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
         )
 
-    def logits(self, hidden: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n vocabulary"]:
+    def logits(
+        self, hidden: Float[Tensor, "batch n d_model"]
+    ) -> Float[Tensor, "batch n vocabulary"]:
         """Return hidden states times the head."""
         return linear(hidden, self.head_weight)
 
@@ -243,11 +294,14 @@ class GPT(Model, config_type=GPTConfig):
         """The matrix that turns hidden states into logits; the embedding where they are tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def cache(self, batch: int = 1, room: int | None = None, pads: Sequence[int] | Tensor | None = None) -> Cache:
-        """Return an empty cache for `batch` sequences of up to `room` tokens, max_positions unless given.
+    def cache(
+        self, batch: int = 1, room: int | None = None, pads: Sequence[int] | Tensor | None = None
+    ) -> Cache:
+        """Return an empty cache for `batch` sequences of up to `room` tokens, max_positions unless
+        given.
 
-        pads  how many of the first tokens of each sequence are padding, (batch,): these are masked, and the first
-              real token has position 0
+        pads  how many of the first tokens of each sequence are padding, (batch,): these are masked,
+              and the first real token has position 0
 
         Raises a ValueError where `room` exceeds the positions that the model has.
         """
@@ -257,11 +311,13 @@ class GPT(Model, config_type=GPTConfig):
 
     @property
     def longest(self) -> int:
-        """The length of the longest sequence; a limit only for learned positions and for the Synthesizer's table."""
+        """The length of the longest sequence; a limit only for learned positions and for the
+        Synthesizer's table.
+        """
         block = self.config.synthesizer_block if self.config.attention == "synthesizer" else None
         return self.config.max_positions if block is None else min(block, self.config.max_positions)
 
-    # ------------------------------------------------------------------------------------------------------- building
+    # ------------------------------------------------------------------------------------- building
 
     def _attentions(self) -> list[MultiHeadAttention | SynthesizerAttention]:
         return [cast(Any, block).self_attention for block in self.blocks]
@@ -275,7 +331,9 @@ class GPT(Model, config_type=GPTConfig):
             return SynthesizerAttention(
                 config.d_model,
                 config.heads,
-                config.max_positions if config.synthesizer_block is None else config.synthesizer_block,
+                config.max_positions
+                if config.synthesizer_block is None
+                else config.synthesizer_block,
                 shared=config.synthesizer_shared,
                 bias=config.bias,
                 attention=Attention(scale=1.0, mask=mask) if attention is None else attention,
@@ -300,19 +358,24 @@ class GPT(Model, config_type=GPTConfig):
         return kind(config.d_model, d_hidden, activation=config.activation, bias=config.bias)
 
     def _initialise(self) -> None:
-        """Draw weights from N(0, 0.02), and divide projections into the residual stream by √(2 · blocks).
+        """Draw weights from N(0, 0.02), and divide projections into the residual stream by √(2 ·
+        blocks).
 
-        So the variance of the stream does not grow with the number of blocks (Radford et al. 2018, 4.1; Radford et al.
-        2019, 2.3).
+        So the variance of the stream does not grow with the number of blocks (Radford et al. 2018,
+        4.1; Radford et al. 2019, 2.3).
         """
         for name, module in modules_to_initialise(self):
             if isinstance(module, nn.Linear | nn.Embedding):
                 into_stream = name.endswith(("W_O", "W_2"))
-                nn.init.normal_(module.weight, std=0.02 / (sqrt(2 * self.config.blocks) if into_stream else 1.0))
+                nn.init.normal_(
+                    module.weight, std=0.02 / (sqrt(2 * self.config.blocks) if into_stream else 1.0)
+                )
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def _cache_position(self, n: int, positions: Tensor | None, cache: Cache | None) -> CachePosition:
+    def _cache_position(
+        self, n: int, positions: Tensor | None, cache: Cache | None
+    ) -> CachePosition:
         """Return the slots and the rotation of n tokens, computed once for all blocks."""
         start = 0 if cache is None else cache.start(n)
         if self.rotary is None:
@@ -332,4 +395,6 @@ class GPT(Model, config_type=GPTConfig):
     def _check_length(self, n: int) -> None:
         limited = self.config.positions == "learned" or self.config.attention == "synthesizer"
         if limited and n > self.longest:
-            raise ValueError(f"{n} tokens are too many: this model has positions for {self.longest}")
+            raise ValueError(
+                f"{n} tokens are too many: this model has positions for {self.longest}"
+            )

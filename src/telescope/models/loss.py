@@ -1,8 +1,9 @@
 """Cross entropy from hidden states, without holding the logits of a whole batch in memory.
 
-With a vocabulary of 50,000 the logits are by far the largest tensor in training. Here they are computed for a chunk of
-positions at a time, in the dtype of the product; their gradient overwrites them and is added at once to the gradients
-of the hidden states and of the head, so that the backward pass needs neither the logits nor a second computation.
+With a vocabulary of 50,000 the logits are by far the largest tensor in training. Here they are
+computed for a chunk of positions at a time, in the dtype of the product; their gradient overwrites
+them and is added at once to the gradients of the hidden states and of the head, so that the
+backward pass needs neither the logits nor a second computation.
 """
 
 from collections.abc import Iterator
@@ -21,10 +22,13 @@ from ..engines import torch_modes
 from ..engines.exact import upcast_half
 from ..layers.check_sizes import check_choice
 
-# The number of logits in a chunk, by device. CPU: the fastest of 2**19 to 2**25 on one Neoverse core. GPU: large, since
-# every chunk adds once to the gradient of the head, and the kernel needs no memory besides the logits.
+# The number of logits in a chunk, by device. CPU: the fastest of 2**19 to 2**25 on one Neoverse
+# core. GPU: large, since every chunk adds once to the gradient of the head, and the kernel needs no
+# memory besides the logits.
 MAX_LOGITS = {"cpu": 2**23, "cuda": 2**30}
-ROW_ALIGNMENT = {"cuda": 64}  # rows are padded to a multiple, for tensor cores: GPT-2's 50,257 become 50,304
+ROW_ALIGNMENT = {
+    "cuda": 64
+}  # rows are padded to a multiple, for tensor cores: GPT-2's 50,257 become 50,304
 TRITON_INSTALLED = find_spec("triton") is not None
 
 Reduction = Literal["mean", "sum"]
@@ -40,16 +44,19 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """Return torch's cross_entropy(hidden @ weight.T + bias, targets), without the logits of the whole batch.
+    """Return torch's cross_entropy(hidden @ weight.T + bias, targets), without the logits of the
+    whole batch.
 
     hidden           the states before the head
     weight, bias     of the head
     targets          one id for each state; those equal to `ignore` do not count
-    label_smoothing  the share of the target's probability that is spread over the vocabulary, 0 <= share < 1
-    reduction        "mean" or "sum" over the targets that count; a mean over none is NaN, as in torch
+    label_smoothing  the share of the target's probability that is spread over the vocabulary, 0 <=
+                     share < 1
+    reduction        "mean" or "sum" over the targets that count; a mean over none is NaN, as in
+                     torch
 
-    The result can be differentiated once, not twice. Raises a ValueError where shapes or options do not fit and, on a
-    CPU, where a target is outside the vocabulary.
+    The result can be differentiated once, not twice. Raises a ValueError where shapes or options do
+    not fit and, on a CPU, where a target is outside the vocabulary.
     """
     check_choice("reduction", reduction, get_args(Reduction))
     if not 0.0 <= label_smoothing < 1.0:
@@ -62,12 +69,16 @@ def cross_entropy(
     states = hidden.reshape(-1, hidden.shape[-1])
     flat_targets = targets.reshape(-1)
     _check_targets(flat_targets, len(weight), ignore)
-    loss: Tensor = _ChunkedCrossEntropy.apply(states, weight, bias, flat_targets, ignore, label_smoothing, reduction)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedCrossEntropy.apply(
+        states, weight, bias, flat_targets, ignore, label_smoothing, reduction
+    )  # type: ignore[no-untyped-call]
     return loss
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Compute the gradients in the forward pass, chunk by chunk; the backward pass only scales them."""
+    """Compute the gradients in the forward pass, chunk by chunk; the backward pass only scales
+    them.
+    """
 
     @staticmethod
     def forward(
@@ -94,7 +105,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if _use_kernel(logits):
                     from .loss_kernel import differentiate_in_place
 
-                    losses = differentiate_in_place(logits, bias, targets[chunk], len(weight), ignore, smoothing)
+                    losses = differentiate_in_place(
+                        logits, bias, targets[chunk], len(weight), ignore, smoothing
+                    )
                     d_logits = logits
                 else:
                     losses, d_logits = _differentiate_chunk(
@@ -153,12 +166,18 @@ def _differentiate_chunk(
     target = targets.masked_fill(~real, 0)[:, None]
     counts = real[:, None].to(upcast_half(logits).dtype)
 
-    z = upcast_half(logits) if bias is None else upcast_half(logits) + pad(bias, (0, width - vocabulary))
+    z = (
+        upcast_half(logits)
+        if bias is None
+        else upcast_half(logits) + pad(bias, (0, width - vocabulary))
+    )
     losses = -target_share * z.gather(-1, target)
     if smoothing:
         losses = losses - smooth_share * z[:, :vocabulary].sum(-1, keepdim=True)
     if width > vocabulary:
-        z = z.masked_fill(columns >= vocabulary, -torch.inf)  # padding of the rows, not part of the vocabulary
+        z = z.masked_fill(
+            columns >= vocabulary, -torch.inf
+        )  # padding of the rows, not part of the vocabulary
 
     largest = z.amax(-1, keepdim=True)
     weights = z.sub_(largest).exp_()
@@ -192,11 +211,14 @@ def _chunks(rows: int, width: int, device: str) -> Iterator[slice]:
 
 
 def _check_targets(targets: Tensor, vocabulary: int, ignore: int) -> None:
-    """Raise a ValueError where a target is outside the vocabulary; on a GPU do nothing, since reading would wait."""
+    """Raise a ValueError where a target is outside the vocabulary; on a GPU do nothing, since
+    reading would wait.
+    """
     if targets.device.type != "cpu" or not has_data(targets):
         return
     outside = targets[((targets < 0) | (targets >= vocabulary)) & (targets != ignore)]
     if len(outside):
         raise ValueError(
-            f"targets has the id {int(outside[0])}; the vocabulary is 0 to {vocabulary - 1}, and ignore={ignore}"
+            f"targets has the id {int(outside[0])}; the vocabulary is 0 to {vocabulary - 1}, and "
+            f"ignore={ignore}"
         )

@@ -1,4 +1,6 @@
-"""The Triton kernel of the loss: reads each row of logits from memory once and overwrites it with its gradient."""
+"""The Triton kernel of the loss: reads each row of logits from memory once and overwrites it with
+its gradient.
+"""
 
 import torch
 import triton
@@ -10,12 +12,17 @@ BLOCK = 4096  # logits of a row that are read at a time
 
 @torch.library.custom_op("telescope::differentiate_logits", mutates_args=["logits"])
 def differentiate_in_place(
-    logits: Tensor, bias: Tensor | None, targets: Tensor, vocabulary: int, ignore: int, smoothing: float
+    logits: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    vocabulary: int,
+    ignore: int,
+    smoothing: float,
 ) -> Tensor:
     """Return the loss of each position in float32, and overwrite the logits with their gradient.
 
-    logits is (n, width), of which the first `vocabulary` columns count; the rest becomes zero. A target equal to
-    `ignore` has no loss and no gradient.
+    logits is (n, width), of which the first `vocabulary` columns count; the rest becomes zero. A
+    target equal to `ignore` has no loss and no gradient.
     """
     losses = logits.new_empty(len(logits), dtype=torch.float32)
     block = min(BLOCK, max(64, 1 << (logits.shape[-1] - 1).bit_length()))
@@ -27,7 +34,14 @@ def differentiate_in_place(
 
 
 @differentiate_in_place.register_fake
-def _(logits: Tensor, bias: Tensor | None, targets: Tensor, vocabulary: int, ignore: int, smoothing: float) -> Tensor:
+def _(
+    logits: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    vocabulary: int,
+    ignore: int,
+    smoothing: float,
+) -> Tensor:
     return logits.new_empty(len(logits), dtype=torch.float32)
 
 
@@ -36,10 +50,11 @@ def differentiate(
     LOGITS, BIAS, TARGETS, LOSSES, stride, vocabulary, width, ignore, smoothing,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write -log p_target = ln Σ exp(z) - z_target of one row to LOSSES, and its gradient over the row's logits z.
+    """Write -log p_target = ln Σ exp(z) - z_target of one row to LOSSES, and its gradient over the
+    row's logits z.
 
-    With smoothing z_target becomes (1 - smoothing) · z_target + smoothing · mean(z). The gradient is softmax(z) minus
-    the target distribution. The second loop finds the row in the GPU's cache.
+    With smoothing z_target becomes (1 - smoothing) · z_target + smoothing · mean(z). The gradient
+    is softmax(z) minus the target distribution. The second loop finds the row in the GPU's cache.
     """
     row = tl.program_id(0).to(tl.int64)
     z_row = LOGITS + row * stride
@@ -63,13 +78,22 @@ def differentiate(
 
     lse = largest + tl.log(total)
     counts = tl.where(target == ignore, 0.0, 1.0)
-    tl.store(LOSSES + row, tl.where(target == ignore, 0.0, lse - target_share * z_target - smooth_share * z_sum))
+    tl.store(
+        LOSSES + row,
+        tl.where(target == ignore, 0.0, lse - target_share * z_target - smooth_share * z_sum),
+    )
     for n in range(0, width, BLOCK):
         column = n + columns
         inside = column < vocabulary
         z = _read(z_row, BIAS, column, inside)
-        d = (tl.exp(z - lse) - tl.where(column == target, target_share, 0.0) - smooth_share) * counts
-        tl.store(z_row + column, tl.where(inside, d, 0.0).to(LOGITS.dtype.element_ty), mask=column < width)
+        d = (
+            tl.exp(z - lse) - tl.where(column == target, target_share, 0.0) - smooth_share
+        ) * counts
+        tl.store(
+            z_row + column,
+            tl.where(inside, d, 0.0).to(LOGITS.dtype.element_ty),
+            mask=column < width,
+        )
 
 
 @triton.jit

@@ -1,4 +1,6 @@
-"""A recurrent translator: an LSTM encoder, an LSTM decoder, and attention between them (Luong et al. 2015)."""
+"""A recurrent translator: an LSTM encoder, an LSTM decoder, and attention between them (Luong et
+al. 2015).
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -34,7 +36,9 @@ class LuongConfig(Config):
     vocabulary: int = 256
     target_vocabulary: int | None = None
     d_embedding: int = 128
-    d_model: int = 256  # width of both LSTMs; each direction of a bidirectional encoder has half of it
+    d_model: int = (
+        256  # width of both LSTMs; each direction of a bidirectional encoder has half of it
+    )
     layers: int = 2
     bidirectional: bool = False
     score: Literal["dot", "general", "concat"] = "general"
@@ -42,16 +46,21 @@ class LuongConfig(Config):
     dropout: float = 0.2
 
     def check(self) -> None:
-        check_at_least_one(self, "vocabulary", "target_vocabulary", "d_embedding", "d_model", "layers")
+        check_at_least_one(
+            self, "vocabulary", "target_vocabulary", "d_embedding", "d_model", "layers"
+        )
         check_probabilities(self, "dropout")
         if self.bidirectional and self.d_model % 2:
             near = f"{self.d_model - 1} or {self.d_model + 1}"
-            raise ValueError(f"d_model={self.d_model} cannot be split into two directions; nearest: {near}")
+            raise ValueError(
+                f"d_model={self.d_model} cannot be split into two directions; nearest: {near}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class LuongMemory:
-    """The encoder's output: the states of its last layer, and the final hidden and cell state of every layer.
+    """The encoder's output: the states of its last layer, and the final hidden and cell state of
+    every layer.
 
     Example:
         >>> import torch
@@ -68,7 +77,8 @@ class LuongMemory:
 
 @dataclass(eq=False)
 class LuongCache:
-    """The decoder's state: hidden and cell state of its layers, and h̃, which is part of its next input.
+    """The decoder's state: hidden and cell state of its layers, and h̃, which is part of its next
+    input.
 
     memory, memory_mask  the encoder's output, and the mask that hides its padding
     fed                  h̃ of the last step
@@ -108,12 +118,14 @@ class LuongCache:
 
 
 class LuongTranslator(Translator, config_type=LuongConfig):
-    """source → LSTM → h; target → LSTM → s_t; c_t = Σ α h; h̃_t = tanh(W_c [c_t; s_t]) → head → logits.
+    """source → LSTM → h; target → LSTM → s_t; c_t = Σ α h; h̃_t = tanh(W_c [c_t; s_t]) → head →
+    logits.
 
     With input feeding, h̃ of a step is part of the next step's input.
 
     config     sizes and options
-    attention  the definition of the attention to the encoder, except its score, which the config chooses
+    attention  the definition of the attention to the encoder, except its score, which the config
+               chooses
 
     Example:
         >>> import torch
@@ -125,7 +137,9 @@ class LuongTranslator(Translator, config_type=LuongConfig):
 
     config: LuongConfig
 
-    def __init__(self, config: LuongConfig = LuongConfig(), *, attention: Attention = Attention(scale=1.0)) -> None:
+    def __init__(
+        self, config: LuongConfig = LuongConfig(), *, attention: Attention = Attention(scale=1.0)
+    ) -> None:
         super().__init__()
         self.config = config
         d = config.d_model
@@ -142,7 +156,9 @@ class LuongTranslator(Translator, config_type=LuongConfig):
             batch_first=True,
         )
         d_fed = d if config.input_feeding else 0
-        self.decoder = nn.LSTM(d_embedding + d_fed, d, config.layers, dropout=layer_dropout, batch_first=True)
+        self.decoder = nn.LSTM(
+            d_embedding + d_fed, d, config.layers, dropout=layer_dropout, batch_first=True
+        )
         self.cross_attention = LuongAttention(config.score, d, attention=attention)
         self.W_c = nn.Linear(2 * d, d, bias=False)
         self.dropout = nn.Dropout(config.dropout)
@@ -161,7 +177,7 @@ class LuongTranslator(Translator, config_type=LuongConfig):
     def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
         return self.head.weight
 
-    # --------------------------------------------------------------------------------------- from source to logits
+    # ------------------------------------------------------------------------ from source to logits
 
     def hidden(
         self,
@@ -173,12 +189,16 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         memory = self.encode(source, source_mask)
         if target_mask is None:
             return self.decode(target, memory, source_mask)
-        _lengths(target_mask, target)  # padding on the right is read last, and so changes nothing before it
+        _lengths(
+            target_mask, target
+        )  # padding on the right is read last, and so changes nothing before it
         with OnlyReal(real_tokens(target_mask, target)):
             return self.decode(target, memory, source_mask)
 
     def encode(self, source: Int[Tensor, "batch n"], mask: Mask | None = None) -> LuongMemory:
-        """Return the encoder's states; each source is read up to its length, by mask=ts.padding(lengths)."""
+        """Return the encoder's states; each source is read up to its length, by
+        mask=ts.padding(lengths).
+        """
         check_ids("source", source, self.config.vocabulary)
         x = self.dropout(self.embedding(source))
         lengths = _lengths(mask, source)
@@ -194,7 +214,8 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         memory_mask: Mask | None = None,
         cache: LuongCache | None = None,
     ) -> Float[Tensor, "batch m d_model"]:
-        """Return h̃ of every step, which `logits` turns into logits; a cache is continued, and updated in place.
+        """Return h̃ of every step, which `logits` turns into logits; a cache is continued, and
+        updated in place.
 
         Raises a ValueError unless exactly one of memory and cache is given.
         """
@@ -217,26 +238,44 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         return torch.cat(outputs, dim=1)
 
     def cache(
-        self, memory: LuongMemory, memory_mask: Mask | None = None, room: int | None = None, *, beams: int = 1
+        self,
+        memory: LuongMemory,
+        memory_mask: Mask | None = None,
+        room: int | None = None,
+        *,
+        beams: int = 1,
     ) -> LuongCache:
         """Return the decoder's first state, the encoder's last one.
 
-        beams  the number of targets for each source; the batch is sources · beams, the beams of a source adjacent
+        beams  the number of targets for each source; the batch is sources · beams, the beams of a
+               source adjacent
         room   ignored: an LSTM's state does not grow with the target
         """
         check_sizes(beams=beams)
-        hidden, cell = (state.repeat_interleave(beams, dim=1) for state in (memory.hidden, memory.cell))
+        hidden, cell = (
+            state.repeat_interleave(beams, dim=1) for state in (memory.hidden, memory.cell)
+        )
         fed = hidden.new_zeros(hidden.shape[1], 1, self.config.d_model)
         return LuongCache(memory, memory_mask, hidden, cell, fed)
 
-    # ------------------------------------------------------------------------------------------------------- parts
+    # ---------------------------------------------------------------------------------------- parts
 
-    def _step(self, x: Float[Tensor, "batch m d_in"], cache: LuongCache) -> Float[Tensor, "batch m d_model"]:
-        """Return h̃ = tanh(W_c [c; s]) with s = LSTM(x) (equation 5), and update the cache's LSTM state."""
+    def _step(
+        self, x: Float[Tensor, "batch m d_in"], cache: LuongCache
+    ) -> Float[Tensor, "batch m d_model"]:
+        """Return h̃ = tanh(W_c [c; s]) with s = LSTM(x) (equation 5), and update the cache's LSTM
+        state.
+        """
         states, (cache.hidden, cache.cell) = self.decoder(x, (cache.hidden, cache.cell))
-        queries = states.reshape(cache.sources, -1, self.config.d_model)  # all beams of a source in one sequence
-        context = self.cross_attention(queries, cache.memory.states, cache.memory_mask).reshape(states.shape)
-        attentional: Tensor = self.dropout(torch.tanh(self.W_c(torch.cat([context, states], dim=-1))))
+        queries = states.reshape(
+            cache.sources, -1, self.config.d_model
+        )  # all beams of a source in one sequence
+        context = self.cross_attention(queries, cache.memory.states, cache.memory_mask).reshape(
+            states.shape
+        )
+        attentional: Tensor = self.dropout(
+            torch.tanh(self.W_c(torch.cat([context, states], dim=-1)))
+        )
         return attentional
 
     def _join_directions(
@@ -249,9 +288,16 @@ class LuongTranslator(Translator, config_type=LuongConfig):
 
 
 def _lengths(mask: Mask | None, source: Tensor) -> Int[Tensor, " batch"]:
-    """Return the number of tokens of each source; a ValueError unless all padding is on the right."""
+    """Return the number of tokens of each source; a ValueError unless all padding is on the
+    right.
+    """
     real = real_tokens(mask, source)
     lengths = real.sum(-1).cpu()
-    if int(lengths.min()) < 1 or not torch.equal(real.cpu(), torch.arange(source.shape[1]) < lengths[:, None]):
-        raise ValueError("an LSTM reads at least one token, from the first: pad on the right, and mask by ts.padding")
+    if int(lengths.min()) < 1 or not torch.equal(
+        real.cpu(), torch.arange(source.shape[1]) < lengths[:, None]
+    ):
+        raise ValueError(
+            "an LSTM reads at least one token, from the first: pad on the right, and mask by "
+            "ts.padding"
+        )
     return lengths

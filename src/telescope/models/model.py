@@ -1,4 +1,6 @@
-"""The base class of all models, which saves a model as a folder, and functions that all models share."""
+"""The base class of all models, which saves a model as a folder, and functions that all models
+share.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -29,8 +31,8 @@ FORMAT_WITH_ATTENTION = 2  # the format that also holds a definition of attentio
 class Model(nn.Module):
     """The base class of all models.
 
-    A subclass that can be saved and loaded names its config: `class GPT(Model, config_type=GPTConfig)`. Loading finds
-    the subclass by its name in `MODEL_CLASSES`.
+    A subclass that can be saved and loaded names its config: `class GPT(Model,
+    config_type=GPTConfig)`. Loading finds the subclass by its name in `MODEL_CLASSES`.
 
     config     the sizes and options that the model was built with
     tokenizer  converts text to ids and back, or None
@@ -64,18 +66,21 @@ class Model(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must implement the property attention")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json into the folder `path`.
+        """Write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json into
+        the folder `path`.
 
         The folder appears complete or not at all. A model that was saved there before is replaced.
 
-        Raises a ValueError where `path` holds anything else, where the model differs from what its config describes,
-        or where its definition has a function; a WriteError, which is a ValueError and an OSError, where the disk is
-        full or cannot be written; a TypeError where the class or the tokenizer cannot be saved. Equal models have equal
-        files.
+        Raises a ValueError where `path` holds anything else, where the model differs from what its
+        config describes, or where its definition has a function; a WriteError, which is a
+        ValueError and an OSError, where the disk is full or cannot be written; a TypeError where
+        the class or the tokenizer cannot be saved. Equal models have equal files.
         """
         attention = custom_attention(self)
         check_matches_config(self, attention)
-        weights = {name: tensor.detach().contiguous() for name, tensor in named_weights(self).items()}
+        weights = {
+            name: tensor.detach().contiguous() for name, tensor in named_weights(self).items()
+        }
         config = {
             "telescope": FORMAT if attention is None else FORMAT_WITH_ATTENTION,
             "model": type(self).__name__,
@@ -96,7 +101,9 @@ class Model(nn.Module):
 
 
 MODEL_CLASSES: dict[str, type[Model]] = {}
-"""The classes of models that can be saved and loaded, by name: every subclass of Model with a `config_type`."""
+"""The classes of models that can be saved and loaded, by name: every subclass of Model with a
+`config_type`.
+"""
 
 
 def write_tokenizer(model: Model, folder: os.PathLike[str]) -> None:
@@ -105,7 +112,10 @@ def write_tokenizer(model: Model, folder: os.PathLike[str]) -> None:
         # As `Tokenizer.save` writes it, which raises a bare Exception on a full disk.
         Path(folder, "tokenizer.json").write_bytes(model.tokenizer.to_str(pretty=True).encode())
     elif model.tokenizer is not None:
-        raise TypeError(f"model.tokenizer is a {type(model.tokenizer).__name__}; a tokenizers.Tokenizer can be saved")
+        raise TypeError(
+            f"model.tokenizer is a {type(model.tokenizer).__name__}; a tokenizers.Tokenizer can be "
+            "saved"
+        )
 
 
 def custom_attention(model: Model) -> Attention | None:
@@ -121,31 +131,40 @@ def custom_attention(model: Model) -> Attention | None:
 
 
 def check_matches_config(model: Model, attention: Attention | None = None) -> None:
-    """Raise an error where a model differs from one built from its config and `attention`, as loading would build it.
+    """Raise an error where a model differs from one built from its config and `attention`, as
+    loading would build it.
 
-    A TypeError for a class that cannot be saved; a ValueError for other modules, shapes, definitions or rotary
-    positions, and for weights on the "meta" device.
+    A TypeError for a class that cannot be saved; a ValueError for other modules, shapes,
+    definitions or rotary positions, and for weights on the "meta" device.
     """
     kind = MODEL_CLASSES.get(type(model).__name__)
     if kind is not type(model):
         raise TypeError(
-            f"{type(model).__name__} is not a model that can be loaded again; there are {', '.join(MODEL_CLASSES)}"
+            f"{type(model).__name__} is not a model that can be loaded again; there are "
+            f"{', '.join(MODEL_CLASSES)}"
         )
     twin = build_on_meta(kind, model.config, attention)
     if attention is None and model.attention != twin.attention:
         raise ValueError(
-            f"attention is {model.attention!r}; by its config, {twin.attention!r} is what would be loaded again"
+            f"attention is {model.attention!r}; by its config, {twin.attention!r} is what would be "
+            "loaded again"
         )
     weights = named_weights(model)
     twin_weights = named_weights(twin)
     parts = dict(model.named_modules())
     twin_parts = dict(twin.named_modules())
     for name in (*(weights.keys() ^ twin_weights.keys()), *(parts.keys() ^ twin_parts.keys())):
-        raise ValueError(f'"{name}" is not what its config describes; the model was changed after it was made')
+        raise ValueError(
+            f'"{name}" is not what its config describes; the model was changed after it was made'
+        )
     for name, tensor in weights.items():
         shape = list(twin_weights[name].shape)
         if tensor.is_meta or list(tensor.shape) != shape:
-            has = 'no numbers, because its device is "meta"' if tensor.is_meta else f"shape {list(tensor.shape)}"
+            has = (
+                'no numbers, because its device is "meta"'
+                if tensor.is_meta
+                else f"shape {list(tensor.shape)}"
+            )
             raise ValueError(f'"{name}" has {has}; its config describes a tensor of shape {shape}')
     for name, part in parts.items():
         for what in ("attention", "rotary"):
@@ -153,7 +172,8 @@ def check_matches_config(model: Model, attention: Attention | None = None) -> No
             if given != described:
                 numbers = " with other numbers" if repr(given) == repr(described) else ""
                 raise ValueError(
-                    f"{name}.{what} is {given!r}; by its config, {described!r}{numbers} is what would be loaded again"
+                    f"{name}.{what} is {given!r}; by its config, {described!r}{numbers} is what "
+                    "would be loaded again"
                 )
 
 
@@ -167,7 +187,9 @@ def build_on_meta(kind: type[Model], config: Config, attention: Attention | None
 
 
 class _SkipNormalInit(TorchFunctionMode):
-    """Skip normal_ on "meta" tensors: there PyTorch would import its compiler, which takes seconds, for no result."""
+    """Skip normal_ on "meta" tensors: there PyTorch would import its compiler, which takes seconds,
+    for no result.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.normal_ or func is nn.init.normal_:
@@ -180,13 +202,20 @@ Norm = Literal["layer", "rms"]
 
 def norm_factory(norm: Norm, eps: float, bias: bool = True) -> Callable[[int], nn.Module]:
     """Return a function that constructs the norm, LayerNorm or RMSNorm, of a given width."""
-    return partial(nn.RMSNorm, eps=eps) if norm == "rms" else partial(nn.LayerNorm, eps=eps, bias=bias)
+    return (
+        partial(nn.RMSNorm, eps=eps) if norm == "rms" else partial(nn.LayerNorm, eps=eps, bias=bias)
+    )
 
 
 def modules_to_initialise(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of a model by name, except those of a definition, whose tensors the caller has set."""
+    """Yield the modules of a model by name, except those of a definition, whose tensors the caller
+    has set.
+    """
     defined = {
-        id(part) for module in model.modules() if isinstance(module, DefinitionModule) for part in module.modules()
+        id(part)
+        for module in model.modules()
+        if isinstance(module, DefinitionModule)
+        for part in module.modules()
     }
     return ((name, module) for name, module in model.named_modules() if id(module) not in defined)
 
@@ -197,13 +226,21 @@ def check_ids(name: str, ids: Tensor, vocabulary: int) -> None:
     On a GPU only dtype and shape are checked: reading the numbers would wait for the GPU.
     """
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32) or ids.ndim != 2:
-        what = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise ValueError(f"{name} is {what}; a model takes whole numbers (batch, n), one for each token")
+        what = (
+            f"{ids.dtype} of shape {tuple(ids.shape)}"
+            if isinstance(ids, Tensor)
+            else type(ids).__name__
+        )
+        raise ValueError(
+            f"{name} is {what}; a model takes whole numbers (batch, n), one for each token"
+        )
     if ids.numel() and ids.device.type == "cpu" and has_data(ids):
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= vocabulary:
             outside = low if low < 0 else high
-            raise ValueError(f"{name} has the id {outside}; the vocabulary is 0 to {vocabulary - 1}")
+            raise ValueError(
+                f"{name} has the id {outside}; the vocabulary is 0 to {vocabulary - 1}"
+            )
 
 
 def check_batch(name: str, ids: Tensor, batch: int) -> None:
@@ -213,7 +250,8 @@ def check_batch(name: str, ids: Tensor, batch: int) -> None:
 
 
 def real_tokens(mask: Mask | None, x: Tensor) -> Bool[Tensor, "batch n"]:
-    """Return which tokens of x (batch, n, …) are not padding, by a padding mask; all where there is no mask.
+    """Return which tokens of x (batch, n, …) are not padding, by a padding mask; all where there is
+    no mask.
 
     Raises a ValueError for a mask that differs from query to query.
     """
@@ -221,5 +259,9 @@ def real_tokens(mask: Mask | None, x: Tensor) -> Bool[Tensor, "batch n"]:
     if mask is None:
         return torch.ones(batch, n, dtype=torch.bool, device=x.device)
     if not mask.same_for_all_queries:
-        raise ValueError(f"mask={mask!r} differs from query to query; only ts.padding says which tokens are real")
-    return mask.block(range(n - 1, n), n, of=(n, n), batch=batch, device=x.device)[:, 0, 0].expand(batch, n)
+        raise ValueError(
+            f"mask={mask!r} differs from query to query; only ts.padding says which tokens are real"
+        )
+    return mask.block(range(n - 1, n), n, of=(n, n), batch=batch, device=x.device)[:, 0, 0].expand(
+        batch, n
+    )

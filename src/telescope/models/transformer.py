@@ -1,4 +1,6 @@
-"""The Transformer: an encoder, and a decoder that attends to the encoder's output (Vaswani et al. 2017)."""
+"""The Transformer: an encoder, and a decoder that attends to the encoder's output (Vaswani et al.
+2017).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,9 +35,9 @@ from .translator import Translator, check_memory_or_cache
 class TransformerConfig(Config):
     """The config of a Transformer; the defaults are a small version of the paper's.
 
-    Marian is positions="sinusoidal_halves", activation="silu", head_bias=True. The meaning of None: the decoder's
-    vocabulary, heads and hidden width are the encoder's, d_hidden = 4 · d_model, final_norm (a norm after each stack)
-    = pre_norm, attention_dropout = dropout.
+    Marian is positions="sinusoidal_halves", activation="silu", head_bias=True. The meaning of None:
+    the decoder's vocabulary, heads and hidden width are the encoder's, d_hidden = 4 · d_model,
+    final_norm (a norm after each stack) = pre_norm, attention_dropout = dropout.
 
     Raises a TypeError or a ValueError with one sentence where a field does not fit.
 
@@ -73,14 +75,20 @@ class TransformerConfig(Config):
     hidden_dropout: float = 0.0
 
     def check(self) -> None:
-        check_at_least_one(self, "vocabulary", "target_vocabulary", "max_positions", "d_model", "encoder_blocks")
-        check_at_least_one(self, "decoder_blocks", "heads", "decoder_heads", "d_hidden", "decoder_d_hidden")
+        check_at_least_one(
+            self, "vocabulary", "target_vocabulary", "max_positions", "d_model", "encoder_blocks"
+        )
+        check_at_least_one(
+            self, "decoder_blocks", "heads", "decoder_heads", "d_hidden", "decoder_d_hidden"
+        )
         check_positive(self, "norm_eps")
         check_probabilities(self, "dropout", "attention_dropout", "hidden_dropout")
         check_heads(self.d_model, self.heads)
         check_heads(self.d_model, self.heads if self.decoder_heads is None else self.decoder_heads)
         if self.positions != "learned" and self.d_model % 2:
-            raise ValueError(f'positions="{self.positions}" need an even width; d_model={self.d_model} is odd')
+            raise ValueError(
+                f'positions="{self.positions}" need an even width; d_model={self.d_model} is odd'
+            )
         if self.shared and self.target_vocabulary not in (None, self.vocabulary):
             raise ValueError(
                 f"shared=True is one embedding, but vocabulary={self.vocabulary} and "
@@ -89,10 +97,12 @@ class TransformerConfig(Config):
 
 
 class TransformerCache(Cache):
-    """The cache of a Transformer's decoder: its own keys and values, and those of the encoder's output.
+    """The cache of a Transformer's decoder: its own keys and values, and those of the encoder's
+    output.
 
     rooms        one LayerCache for each decoder block, for the self-attention
-    memory       keys and values of the encoder's output for each decoder block, computed once, shared by all beams
+    memory       keys and values of the encoder's output for each decoder block, computed once,
+                 shared by all beams
     memory_mask  hides the padding of the source
     pads         how many of the first tokens of each target are padding
 
@@ -123,7 +133,8 @@ class TransformerCache(Cache):
 
 
 class Transformer(Translator, config_type=TransformerConfig):
-    """source → encoder blocks → z; target → decoder blocks, with causal attention and attention to z → head → logits.
+    """source → encoder blocks → z; target → decoder blocks, with causal attention and attention to
+    z → head → logits.
 
     config     sizes and options
     attention  the definition for every layer; the decoder's self-attention is made causal
@@ -138,7 +149,9 @@ class Transformer(Translator, config_type=TransformerConfig):
 
     config: TransformerConfig
 
-    def __init__(self, config: TransformerConfig = TransformerConfig(), *, attention: Attention = Attention()) -> None:
+    def __init__(
+        self, config: TransformerConfig = TransformerConfig(), *, attention: Attention = Attention()
+    ) -> None:
         super().__init__()
         self.config = config
         norm = norm_factory(config.norm, config.norm_eps, config.bias)
@@ -147,10 +160,16 @@ class Transformer(Translator, config_type=TransformerConfig):
         heads = config.heads if config.decoder_heads is None else config.decoder_heads
         d_hidden = 4 * config.d_model if config.d_hidden is None else config.d_hidden
         decoder_d_hidden = d_hidden if config.decoder_d_hidden is None else config.decoder_d_hidden
-        add_norm: dict[str, Any] = {"pre_norm": config.pre_norm, "norm": norm, "dropout": config.dropout}
+        add_norm: dict[str, Any] = {
+            "pre_norm": config.pre_norm,
+            "norm": norm,
+            "dropout": config.dropout,
+        }
 
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
-        self.target_embedding = None if config.shared else nn.Embedding(self.vocabulary, config.d_model)
+        self.target_embedding = (
+            None if config.shared else nn.Embedding(self.vocabulary, config.d_model)
+        )
         self.source_positions = _positions(config)
         self.target_positions = _positions(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -182,9 +201,11 @@ class Transformer(Translator, config_type=TransformerConfig):
     @property
     def attention(self) -> Attention:
         """The definition that the model was built with: the encoder's."""
-        return cast(MultiHeadAttention, cast(EncoderBlock, self.encoder[0]).self_attention).attention
+        return cast(
+            MultiHeadAttention, cast(EncoderBlock, self.encoder[0]).self_attention
+        ).attention
 
-    # --------------------------------------------------------------------------------------- from source to logits
+    # ------------------------------------------------------------------------ from source to logits
 
     def hidden(
         self,
@@ -196,7 +217,10 @@ class Transformer(Translator, config_type=TransformerConfig):
         return self.decode(target, self.encode(source, source_mask), target_mask, source_mask)
 
     def encode(
-        self, source: Int[Tensor, "batch n"], mask: Mask | None = None, positions: Int[Tensor, "*batch n"] | None = None
+        self,
+        source: Int[Tensor, "batch n"],
+        mask: Mask | None = None,
+        positions: Int[Tensor, "*batch n"] | None = None,
     ) -> Float[Tensor, "batch n d_model"]:
         """Return z, the encoder's output for the source."""
         x = self._embed("source", source, self.embedding, self.source_positions, positions)
@@ -217,7 +241,8 @@ class Transformer(Translator, config_type=TransformerConfig):
         """Return the decoder's hidden states for the target; `logits` turns them into logits.
 
         memory     z, from `encode`; None with a cache, which holds the memory's keys and values
-        positions  the position of each token; unless given, 0, 1, 2, … or, with a cache, those after its tokens
+        positions  the position of each token; unless given, 0, 1, 2, … or, with a cache, those
+                   after its tokens
         cache      from `model.cache(memory)`; the target's keys and values are appended to it
 
         Raises a ValueError without either memory or cache, or with both.
@@ -259,9 +284,11 @@ class Transformer(Translator, config_type=TransformerConfig):
     ) -> TransformerCache:
         """Return a cache for up to `room` tokens of each target, max_positions unless given.
 
-        memory       z, from `encode`; its keys and values are computed once and shared by all beams of a source
+        memory       z, from `encode`; its keys and values are computed once and shared by all beams
+                     of a source
         memory_mask  hides the padding of the source
-        beams        the number of targets for each source; the batch is sources · beams, the beams of a source adjacent
+        beams        the number of targets for each source; the batch is sources · beams, the beams
+                     of a source adjacent
         pads         how many of the first tokens of each target are padding
         """
         check_sizes(beams=beams)
@@ -276,11 +303,13 @@ class Transformer(Translator, config_type=TransformerConfig):
             pads,
         )
 
-    # ------------------------------------------------------------------------------------------------------- parts
+    # ---------------------------------------------------------------------------------------- parts
 
     @property
     def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
-        """The matrix that turns hidden states into logits; the target's embedding where they are tied."""
+        """The matrix that turns hidden states into logits; the target's embedding where they are
+        tied.
+        """
         return self._target_embedding.weight if self.head is None else self.head.weight
 
     @property
@@ -288,7 +317,12 @@ class Transformer(Translator, config_type=TransformerConfig):
         return self.embedding if self.target_embedding is None else self.target_embedding
 
     def _embed(
-        self, name: str, ids: Tensor, embedding: nn.Embedding, add_positions: nn.Module, positions: Tensor | None
+        self,
+        name: str,
+        ids: Tensor,
+        embedding: nn.Embedding,
+        add_positions: nn.Module,
+        positions: Tensor | None,
     ) -> Tensor:
         """Return the embeddings of ids with their positions added; `name` is for errors."""
         check_ids(name, ids, embedding.num_embeddings)
@@ -301,16 +335,23 @@ class Transformer(Translator, config_type=TransformerConfig):
     def _multi_head(self, heads: int, attention: Attention) -> MultiHeadAttention:
         config = self.config
         dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
-        return MultiHeadAttention(config.d_model, heads, bias=config.bias, attention=attention, dropout=dropout)
+        return MultiHeadAttention(
+            config.d_model, heads, bias=config.bias, attention=attention, dropout=dropout
+        )
 
     def _feed_forward(self, d_hidden: int) -> FeedForward:
         config = self.config
         return FeedForward(
-            config.d_model, d_hidden, activation=config.activation, bias=config.bias, dropout=config.hidden_dropout
+            config.d_model,
+            d_hidden,
+            activation=config.activation,
+            bias=config.bias,
+            dropout=config.hidden_dropout,
         )
 
     def _initialise(self) -> None:
-        """Draw matrices from Xavier's uniform (Glorot & Bengio 2010), embeddings from N(0, 1/d_model).
+        """Draw matrices from Xavier's uniform (Glorot & Bengio 2010), embeddings from N(0,
+        1/d_model).
 
         `forward` scales embeddings by √d_model (Vaswani et al. 2017, 3.4; tensor2tensor).
         """
@@ -327,7 +368,9 @@ class Transformer(Translator, config_type=TransformerConfig):
 
     def _check_length(self, name: str, n: int) -> None:
         if self.config.positions == "learned" and n > self.config.max_positions:
-            raise ValueError(f"{name}: {n} tokens are too many for max_positions={self.config.max_positions}")
+            raise ValueError(
+                f"{name}: {n} tokens are too many for max_positions={self.config.max_positions}"
+            )
 
 
 def _positions(config: TransformerConfig) -> LearnedPositions | SinusoidalPositions:

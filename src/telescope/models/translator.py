@@ -1,4 +1,6 @@
-"""The base class of models that read a source and write a target: logits and loss, and what `decode` checks."""
+"""The base class of models that read a source and write a target: logits and loss, and what
+`decode` checks.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -13,7 +15,9 @@ from .model import Model
 
 
 class Translator(Model, ABC):
-    """The base class of Transformer and LuongTranslator, which implement `hidden` and `head_weight`."""
+    """The base class of Transformer and LuongTranslator, which implement `hidden` and
+    `head_weight`.
+    """
 
     config: Any  # has the fields vocabulary and target_vocabulary
     head_bias: nn.Parameter | None
@@ -27,8 +31,8 @@ class Translator(Model, ABC):
     ) -> Float[Tensor, "batch m vocabulary"]:
         """Return the logits of the token that follows each token of the target, given the source.
 
-        The masks hide padding, ts.padding(lengths). Raises a ValueError where ids are not in the vocabulary, or too
-        many for learned positions.
+        The masks hide padding, ts.padding(lengths). Raises a ValueError where ids are not in the
+        vocabulary, or too many for learned positions.
         """
         return self.logits(self.hidden(source, target, source_mask, target_mask))
 
@@ -44,16 +48,28 @@ class Translator(Model, ABC):
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
     ) -> Float[Tensor, ""]:
-        """Return the cross entropy of `targets`, which follow the tokens of `target`: mean or sum without `ignore`.
+        """Return the cross entropy of `targets`, which follow the tokens of `target`: mean or sum
+        without `ignore`.
 
-        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in memory at once.
+        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in
+        memory at once.
         """
         hidden = self.hidden(source, target, source_mask, target_mask)
         W = self.head_weight
         b = self.head_bias
-        return cross_entropy(hidden, W, targets, b, ignore=ignore, label_smoothing=label_smoothing, reduction=reduction)
+        return cross_entropy(
+            hidden,
+            W,
+            targets,
+            b,
+            ignore=ignore,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+        )
 
-    def logits(self, hidden: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m vocabulary"]:
+    def logits(
+        self, hidden: Float[Tensor, "batch m d_model"]
+    ) -> Float[Tensor, "batch m vocabulary"]:
         """Return hidden states times the head, plus its bias where it has one."""
         return linear(hidden, self.head_weight, self.head_bias)
 
@@ -65,12 +81,18 @@ class Translator(Model, ABC):
         source_mask: Mask | None = None,
         target_mask: Mask | None = None,
     ) -> Float[Tensor, "batch m d_model"]:
-        """Return the decoder's hidden states for the target, given the source; `logits` turns them into logits."""
+        """Return the decoder's hidden states for the target, given the source; `logits` turns them
+        into logits.
+        """
 
     @property
     def vocabulary(self) -> int:
         """The size of the target's vocabulary."""
-        size: int = self.config.vocabulary if self.config.target_vocabulary is None else self.config.target_vocabulary
+        size: int = (
+            self.config.vocabulary
+            if self.config.target_vocabulary is None
+            else self.config.target_vocabulary
+        )
         return size
 
     @property
@@ -82,6 +104,8 @@ class Translator(Model, ABC):
 def check_memory_or_cache(memory: Any, cache: Any) -> None:
     """Raise a ValueError unless exactly one of memory and cache is given."""
     if memory is None and cache is None:
-        raise ValueError("decode needs the memory, model.encode(source), or a cache that was made for one")
+        raise ValueError(
+            "decode needs the memory, model.encode(source), or a cache that was made for one"
+        )
     if memory is not None and cache is not None:
         raise ValueError("the cache holds the memory already; pass only one of memory and cache")

@@ -1,8 +1,9 @@
 """Draw attention with matplotlib: one function for each picture, for papers, slides and notebooks.
 
-May import training and what is below it. Read style.py first, then matrices.py. Each function takes what the library
-returns (a `Trace`, a `Survey`, one attention of a `Recording`, `Sources`, an `Atlas`) or plain tensors, and returns a
-`Picture`, which a notebook shows and `save` writes as PNG, SVG or PDF. Needs matplotlib.
+May import training and what is below it. Read style.py first, then matrices.py. Each function takes
+what the library returns (a `Trace`, a `Survey`, one attention of a `Recording`, `Sources`, an
+`Atlas`) or plain tensors, and returns a `Picture`, which a notebook shows and `save` writes as PNG,
+SVG or PDF. Needs matplotlib.
 
 Example:
     >>> import torch, telescope as ts

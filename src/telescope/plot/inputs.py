@@ -1,4 +1,6 @@
-"""What the functions of `ts.plot` accept: weights and tracks of traces, surveys, recorded attentions and tensors."""
+"""What the functions of `ts.plot` accept: weights and tracks of traces, surveys, recorded
+attentions and tensors.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple, SupportsIndex
@@ -9,8 +11,8 @@ from torch import Tensor
 
 from ..recording.recorded_call import RecordedCall
 from ..recording.watched import Watched
-from ..survey import Survey
-from ..trace import Trace
+from ..surveys import Survey
+from ..traces import Trace
 from ..words import check_index
 
 Seen = Trace | Survey | Watched | RecordedCall | Tensor
@@ -20,7 +22,8 @@ POOLED = 256  # rows and columns of that map
 
 
 class Matrices(NamedTuple):
-    """The weights of every head of one sequence, and the names of queries and keys, where they are known.
+    """The weights of every head of one sequence, and the names of queries and keys, where they are
+    known.
 
     numbers  (heads, rows, columns)
     pooled   how many queries and keys a cell holds; (1, 1) for single weights
@@ -34,11 +37,14 @@ class Matrices(NamedTuple):
 
 
 def matrices_of(
-    seen: Seen, tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None, batch: SupportsIndex
+    seen: Seen,
+    tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None,
+    batch: SupportsIndex,
 ) -> Matrices:
     """Return the matrices to draw: exact weights up to 512 tokens, a pooled map of longer texts.
 
-    Raises TypeError for anything that holds no weights, and ValueError for tokens of another number.
+    Raises TypeError for anything that holds no weights, and ValueError for tokens of another
+    number.
     """
     names: tuple[int, ...] | None = None
     given: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -57,13 +63,15 @@ def matrices_of(
     elif isinstance(seen, Tensor):
         if not 2 <= seen.ndim <= 4:
             raise TypeError(
-                f"a tensor of shape {tuple(seen.shape)} is no matrix; (query, key) or (heads, query, key) is"
+                f"a tensor of shape {tuple(seen.shape)} is no matrix; (query, key) or (heads, "
+                "query, key) is"
             )
         numbers = seen[(None,) * (4 - seen.ndim)]
         size = tuple(seen.shape[-2:])
     else:
         raise TypeError(
-            f"{type(seen).__name__} holds no weights to draw; a Trace, a Survey, an attention of a recording, such as "
+            f"{type(seen).__name__} holds no weights to draw; a Trace, a Survey, an attention of a "
+            "recording, such as "
             'recording["blocks.0.self"], or a tensor does'
         )
     number = check_index("batch", batch, len(numbers))
@@ -80,7 +88,10 @@ def _survey_map(survey: Survey) -> Float[Tensor, "batch heads rows cols"]:
     keys = survey.keys.shape[-2]
     if survey.queries.is_meta:
         if survey.recorded is None:
-            raise ValueError('this recording kept no map: ts.watch(model, keep="queries-keys") or map=(128, 128) does')
+            raise ValueError(
+                'this recording kept no map: ts.watch(model, keep="queries-keys") or map=(128, '
+                "128) does"
+            )
         return survey.map(*survey.recorded)
     if max(queries, keys) <= FINEST:
         return survey.rows(slice(None))
@@ -92,11 +103,15 @@ def _names(
     given: tuple[tuple[str, ...], tuple[str, ...]] | None,
     size: tuple[int, ...],
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """Return the names of queries and keys; one list names both, from the end where there are fewer queries."""
+    """Return the names of queries and keys; one list names both, from the end where there are fewer
+    queries.
+    """
     if tokens is None:
         return given or (None, None)
     if isinstance(tokens, str):
-        raise TypeError(f'tokens is one string, "{tokens}"; it takes a list with a string for each position')
+        raise TypeError(
+            f'tokens is one string, "{tokens}"; it takes a list with a string for each position'
+        )
     if len(tokens) == 2 and not any(isinstance(part, str) for part in tokens):
         rows, columns = (tuple(map(str, part)) for part in tokens)
     else:
@@ -104,14 +119,19 @@ def _names(
         rows = columns[len(columns) - size[0] :] if size[0] <= len(columns) else columns
     if (len(rows), len(columns)) != size:
         raise ValueError(
-            f"tokens name {len(rows)} queries and {len(columns)} keys; there are {size[0]} queries and {size[1]} keys; "
+            f"tokens name {len(rows)} queries and {len(columns)} keys; there are {size[0]} queries "
+            f"and {size[1]} keys; "
             "two sequences are named by tokens=(query tokens, key tokens)"
         )
     return rows, columns
 
 
-def track_of(seen: Seen, kind: str, batch: SupportsIndex) -> tuple[Float[Tensor, "heads place"], tuple[int, ...]]:
-    """Return what each key receives, or the entropy of each query, for every head of one sequence; and head numbers."""
+def track_of(
+    seen: Seen, kind: str, batch: SupportsIndex
+) -> tuple[Float[Tensor, "heads place"], tuple[int, ...]]:
+    """Return what each key receives, or the entropy of each query, for every head of one sequence;
+    and head numbers.
+    """
     names: tuple[int, ...] | None = None
     if isinstance(seen, Watched):
         seen = seen.call
@@ -126,6 +146,9 @@ def track_of(seen: Seen, kind: str, batch: SupportsIndex) -> tuple[Float[Tensor,
         weights = seen[(None,) * (4 - seen.ndim)].double()
         numbers = weights.sum(-2) if kind == "received" else -torch.xlogy(weights, weights).sum(-1)
     else:
-        raise TypeError(f"{type(seen).__name__} holds no weights to draw; a Survey or an attention of a recording does")
+        raise TypeError(
+            f"{type(seen).__name__} holds no weights to draw; a Survey or an attention of a "
+            "recording does"
+        )
     track = numbers[check_index("batch", batch, len(numbers))].detach().double().cpu()
     return track, names or tuple(range(len(track)))

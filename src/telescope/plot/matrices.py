@@ -1,4 +1,6 @@
-"""Pictures of weights: one head as a heat map, all heads as small maps, an alignment of two texts as ribbons."""
+"""Pictures of weights: one head as a heat map, all heads as small maps, an alignment of two texts
+as ribbons.
+"""
 
 from collections.abc import Sequence
 from math import ceil
@@ -7,7 +9,7 @@ from typing import Any, SupportsIndex
 from torch import Tensor
 
 from ..recording import Recording
-from ..trace.numbers import background, text_colour
+from ..traces.numbers import background, text_colour
 from ..words import check_index
 from .inputs import Matrices, Seen, matrices_of
 from .style import (
@@ -38,17 +40,19 @@ def heatmap(
     title: str | None = None,
     width: Width = "column",
 ) -> Picture:
-    """Draw the weights of one head: a row for each query, a column for each key, brighter for more weight.
+    """Draw the weights of one head: a row for each query, a column for each key, brighter for more
+    weight.
 
-    seen    a `Trace`, a `Survey`, one attention of a recording, or a tensor (query, key), (heads, query, key) or
-            (batch, heads, query, key)
+    seen    a `Trace`, a `Survey`, one attention of a recording, or a tensor (query, key), (heads,
+            query, key) or (batch, heads, query, key)
     tokens  names of the positions, or (query tokens, key tokens); a trace knows its own
     head    the number of the head in the model
     width   "column" (85 mm), "text" (175 mm) or inches
 
-    Up to 12 tokens every weight is written as a number, and a cell without weight is empty. Above 48 tokens the colours
-    rise with the power 0.4 of the weight, so that small weights can be seen; the colour bar shows it. Above 512 tokens
-    a cell is the share of the weight that a block of queries gives to a block of keys; the axes then count tokens.
+    Up to 12 tokens every weight is written as a number, and a cell without weight is empty. Above
+    48 tokens the colours rise with the power 0.4 of the weight, so that small weights can be seen;
+    the colour bar shows it. Above 512 tokens a cell is the share of the weight that a block of
+    queries gives to a block of keys; the axes then count tokens.
 
     Example:
         >>> import torch, telescope as ts
@@ -62,7 +66,9 @@ def heatmap(
     rows, columns = matrix.shape
     wide = inches(width)
     with styled():
-        picture = new_picture(wide, min(wide * 1.2, max(1.2, 0.82 * wide * rows / max(1, columns) + 0.45)))
+        picture = new_picture(
+            wide, min(wide * 1.2, max(1.2, 0.82 * wide * rows / max(1, columns) + 0.45))
+        )
         axes = picture.subplots()
         image = _draw_matrix(axes, matrix, found, peak=_peak(matrix))
         name_ticks(axes, "x", found.columns, columns)
@@ -84,10 +90,11 @@ def heads_grid(
     title: str | None = None,
     width: Width = "text",
 ) -> Picture:
-    """Draw every head as a small heat map. A recording has a row for each attention, and a column for each head.
+    """Draw every head as a small heat map. A recording has a row for each attention, and a column
+    for each head.
 
-    The colours of each map reach from 0 to its own largest weight: heads are compared by pattern, not by strength. The
-    arguments are those of `heatmap`; `columns` is the number of maps in a row.
+    The colours of each map reach from 0 to its own largest weight: heads are compared by pattern,
+    not by strength. The arguments are those of `heatmap`; `columns` is the number of maps in a row.
 
     Example:
         >>> import torch, telescope as ts
@@ -96,16 +103,27 @@ def heads_grid(
         6
     """
     if isinstance(seen, Recording):
-        rows = [(name, matrices_of(watched, tokens, batch)) for name, watched in seen.items() if watched.calls]
+        rows = [
+            (name, matrices_of(watched, tokens, batch))
+            for name, watched in seen.items()
+            if watched.calls
+        ]
         if not rows:
-            raise ValueError("the model was not called while it was watched, so there is nothing to draw")
+            raise ValueError(
+                "the model was not called while it was watched, so there is nothing to draw"
+            )
         panels = [[(found, i) for i in range(len(found.numbers))] for _, found in rows]
         labels = [name for name, _ in rows]
     else:
         found = matrices_of(seen, tokens, batch)
-        across = columns or (len(found.numbers) if len(found.numbers) <= 6 else _columns(len(found.numbers)))
+        across = columns or (
+            len(found.numbers) if len(found.numbers) <= 6 else _columns(len(found.numbers))
+        )
         places = list(range(len(found.numbers)))
-        panels = [[(found, i) for i in places[first : first + across]] for first in range(0, len(places), across)]
+        panels = [
+            [(found, i) for i in places[first : first + across]]
+            for first in range(0, len(places), across)
+        ]
         labels = [""] * len(panels)
     across = max(map(len, panels))
     down = len(panels)
@@ -123,7 +141,9 @@ def heads_grid(
                 axes.set(xticks=[], yticks=[])
                 axes.set_title(f"head {found.names[place]}", fontsize=6.0, pad=1.5)
             row[0].set_ylabel(label, fontsize=6.0)
-            if max(cells[0][0].numbers.shape[-2:]) <= NUMBERED:  # few enough tokens to be named at the edges
+            if (
+                max(cells[0][0].numbers.shape[-2:]) <= NUMBERED
+            ):  # few enough tokens to be named at the edges
                 name_ticks(row[0], "y", cells[0][0].rows, cells[0][0].numbers.shape[-2])
                 for axes, (found, _) in zip(row if number == down - 1 else (), cells, strict=False):
                     name_ticks(axes, "x", found.columns, found.numbers.shape[-1])
@@ -143,7 +163,8 @@ def alignment(
     title: str | None = None,
     width: Width = "text",
 ) -> Picture:
-    """Draw which keys each query reads, as ribbons from the queries below to the keys above, wider for more weight.
+    """Draw which keys each query reads, as ribbons from the queries below to the keys above, wider
+    for more weight.
 
     `least` is the smallest weight that is drawn. The other arguments are those of `heatmap`.
 
@@ -160,7 +181,8 @@ def alignment(
     if found.rows is None or found.columns is None or count > MOST_TICKS:
         raise ValueError(
             f"an alignment is drawn between at most {MOST_TICKS} named tokens, and there are "
-            f"{matrix.shape[0]:,} queries and {matrix.shape[1]:,} keys; give tokens=(query tokens, key tokens), or "
+            f"{matrix.shape[0]:,} queries and {matrix.shape[1]:,} keys; give tokens=(query tokens, "
+            "key tokens), or "
             "draw a heatmap"
         )
     with styled():
@@ -193,7 +215,9 @@ def alignment(
 
 
 def _place(found: Matrices, head: SupportsIndex) -> int:
-    """Return where a head, given by its number in the model, stands among the heads that were kept."""
+    """Return where a head, given by its number in the model, stands among the heads that were
+    kept.
+    """
     if head in found.names:
         return found.names.index(int(head))
     return check_index("head", head, len(found.names))
@@ -208,7 +232,9 @@ def _columns(heads: int) -> int:
 def _draw_matrix(axes: Any, matrix: Tensor, found: Matrices, peak: float) -> Any:
     rows, columns = matrix.shape
     extent = (-0.5, columns * found.pooled[1] - 0.5, rows * found.pooled[0] - 0.5, -0.5)
-    gamma = 1.0 if max(rows, columns) <= MOST_TICKS else 0.4  # of many weights most are small: show these too
+    gamma = (
+        1.0 if max(rows, columns) <= MOST_TICKS else 0.4
+    )  # of many weights most are small: show these too
     image = axes.imshow(
         matrix.numpy(),
         cmap=SEQUENTIAL,
@@ -232,7 +258,15 @@ def _write_numbers(axes: Any, matrix: Tensor) -> None:
             if weight == 0.0:  # masked: an empty cell
                 continue
             ink = text_colour(background(weight / peak))
-            axes.text(j, i, f"{weight:.2f}".lstrip("0") or "0", ha="center", va="center", fontsize=5.5, color=ink)
+            axes.text(
+                j,
+                i,
+                f"{weight:.2f}".lstrip("0") or "0",
+                ha="center",
+                va="center",
+                fontsize=5.5,
+                color=ink,
+            )
 
 
 def _spread(names: Sequence[str]) -> list[float]:

@@ -1,4 +1,6 @@
-"""`Picture`, a matplotlib figure that a notebook shows and `save` writes, and the style that all pictures share."""
+"""`Picture`, a matplotlib figure that a notebook shows and `save` writes, and the style that all
+pictures share.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -40,9 +42,11 @@ WIDTHS = {"column": 3.35, "text": 6.9}
 """Inches: one column of a page with two columns (85 mm), and the whole text of a page (175 mm)."""
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-"""The palette of Okabe and Ito (2008): eight colours that people with any colour vision tell apart."""
+"""The palette of Okabe and Ito (2008): eight colours that people with any colour vision tell apart.
+"""
 
-SEQUENTIAL = "viridis"  # rises in brightness all the way, so that a grey print and any colour vision can read it
+# Rises in brightness all the way, so that a grey print and any colour vision can read it.
+SEQUENTIAL = "viridis"
 
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture on every machine
@@ -73,8 +77,8 @@ MOST_TICKS = 48  # tokens that can be named along one side
 class Picture(Figure):
     """A matplotlib figure with `save`; every function of `ts.plot` returns one.
 
-    `picture.axes` are matplotlib's axes, for changes. The figure is not known to pyplot, so that nothing is shown twice
-    and nothing has to be closed.
+    `picture.axes` are matplotlib's axes, for changes. The figure is not known to pyplot, so that
+    nothing is shown twice and nothing has to be closed.
 
     Example:
         >>> import torch, telescope as ts
@@ -85,14 +89,17 @@ class Picture(Figure):
     """
 
     def save(self, path: str | os.PathLike[str], *, dpi: float = 300.0) -> None:
-        """Write the picture as PNG, SVG or PDF, by the ending of `path`; `dpi` are the pixels of an inch of a PNG.
+        """Write the picture as PNG, SVG or PDF, by the ending of `path`; `dpi` are the pixels of an
+        inch of a PNG.
 
-        The same picture gives the same bytes. An earlier file of this name is replaced as a whole or not at all.
-        Raises ValueError for another ending, or where the file cannot be written.
+        The same picture gives the same bytes. An earlier file of this name is replaced as a whole
+        or not at all. Raises ValueError for another ending, or where the file cannot be written.
         """
         ending = os.fspath(path).rpartition(".")[2].lower()
         if ending not in FORMATS:
-            raise ValueError(f'"{os.fspath(path)}" is not a .png, .svg or .pdf; {hint(ending, FORMATS)}')
+            raise ValueError(
+                f'"{os.fspath(path)}" is not a .png, .svg or .pdf; {hint(ending, FORMATS)}'
+            )
         dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
         with styled(), atomic_file(path) as new:
             self.savefig(new, format=ending, dpi=dpi, metadata=dated.get(ending))
@@ -115,7 +122,9 @@ def inches(width: Width) -> float:
     """Return a width in inches; "column" and "text" are those of a printed page."""
     if isinstance(width, str):
         if width not in WIDTHS:
-            raise ValueError(f'width="{width}" is not known; {hint(width, WIDTHS)}, or a number of inches')
+            raise ValueError(
+                f'width="{width}" is not known; {hint(width, WIDTHS)}, or a number of inches'
+            )
         return WIDTHS[width]
     if not 0.5 <= width <= 100.0:
         raise ValueError(f"width={width} inches is not possible; 0.5 to 100 are")
@@ -129,7 +138,9 @@ def new_picture(width: Width, height: float) -> Picture:
     return picture
 
 
-def name_ticks(axes: Axes, side: Literal["x", "y"], names: Sequence[str] | None, count: int) -> None:
+def name_ticks(
+    axes: Axes, side: Literal["x", "y"], names: Sequence[str] | None, count: int
+) -> None:
     """Name the positions along one side: every token where they fit, else none."""
     axis = axes.xaxis if side == "x" else axes.yaxis
     if names is None or count > MOST_TICKS:
@@ -142,6 +153,8 @@ def name_ticks(axes: Axes, side: Literal["x", "y"], names: Sequence[str] | None,
 
 
 def visible(token: str) -> str:
-    """Return a token as it can be drawn: spaces and line breaks as signs, `$` as text and not as a formula."""
+    """Return a token as it can be drawn: spaces and line breaks as signs, `$` as text and not as a
+    formula.
+    """
     text = token.replace("\n", "↵").replace("\t", "⇥").replace("$", r"\$")
     return text if text.strip() else "␣" * max(1, len(text))

@@ -1,23 +1,27 @@
-"""Pictures of tables: heads by two of their columns, habits of all heads as a grid, effects of edits as bars."""
+"""Pictures of tables: heads by two of their columns, habits of all heads as a grid, effects of
+edits as bars.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan
 from typing import Any
 
-from ..atlas import Atlas, Comparison
+from ..atlases import Atlas, Comparison
 from ..recording.heads import HABITS, MEASURES, MORE, Heads
 from ..words import hint
 from .style import COLOURS, SEQUENTIAL, Picture, Width, inches, new_picture, styled
 
 Row = Mapping[str, Any]
-TableLike = Any  # Heads, an Atlas, a Comparison, Effects, a frame of pandas or polars, columns by name, or rows
+# Heads, an Atlas, a Comparison, Effects, a frame of pandas or polars, columns by name, or rows.
+TableLike = Any
 
 UNITS = {"spread": "effective number of keys", "largest_logit": "largest logit"}
 MARKERS = "os^Dvp*X<>"  # a kind has a colour and a shape, so that it can be told without colours
 
 
 def rows_of(table: TableLike) -> list[Row]:
-    """Return the rows of a table as mappings: of Heads, an Atlas, a frame, columns by name, or rows.
+    """Return the rows of a table as mappings: of Heads, an Atlas, a frame, columns by name, or
+    rows.
 
     Raises TypeError for anything else, ValueError for a table without rows.
     """
@@ -32,11 +36,15 @@ def rows_of(table: TableLike) -> list[Row]:
     elif hasattr(table, "to_dict"):  # pandas
         rows = table.to_dict("records")
     elif isinstance(table, Mapping):
-        rows = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+        rows = [
+            dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)
+        ]
     else:
         rows = list(table) if isinstance(table, Iterable) else None
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError(f"{type(table).__name__} is no table; a frame, Heads, or a list of dicts is")
+        raise TypeError(
+            f"{type(table).__name__} is no table; a frame, Heads, or a list of dicts is"
+        )
     if not rows:
         raise ValueError("the table has no rows, so there is nothing to draw")
     return rows
@@ -65,8 +73,8 @@ def scatter(
     colour  a column of words; each word has a colour and a shape
     label   a column to write beside each point
 
-    A point of an atlas is a mean over the corpus; its thin lines reach from the 25 % to the 75 % quantile of the texts.
-    Rows where a number is unknown are left out.
+    A point of an atlas is a mean over the corpus; its thin lines reach from the 25 % to the 75 %
+    quantile of the texts. Rows where a number is unknown are left out.
 
     Example:
         >>> import telescope as ts
@@ -107,19 +115,28 @@ def scatter(
                 axes.plot(low_high[0], [up, up], color="grey", linewidth=0.4, zorder=0)
                 axes.plot([across, across], low_high[1], color="grey", linewidth=0.4, zorder=0)
         if label is not None:
-            for (across, up, *_), name in zip(points, column([row for *_, row in points], label), strict=True):
-                axes.annotate(str(name), (across, up), (2, 2), textcoords="offset points", fontsize=5.5)
+            for (across, up, *_), name in zip(
+                points, column([row for *_, row in points], label), strict=True
+            ):
+                axes.annotate(
+                    str(name), (across, up), (2, 2), textcoords="offset points", fontsize=5.5
+                )
         axes.set(xlabel=x, ylabel=y, title=title or "")
         if any(kinds):
-            axes.legend(title=colour, title_fontsize=6.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+            axes.legend(
+                title=colour, title_fontsize=6.5, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+            )
     return picture
 
 
-def habits(heads: Heads, habit: str = "induction", *, title: str | None = None, width: Width = "column") -> Picture:
-    """Draw a square for each head, layers from top to bottom, brighter for a larger share of the weight.
+def habits(
+    heads: Heads, habit: str = "induction", *, title: str | None = None, width: Width = "column"
+) -> Picture:
+    """Draw a square for each head, layers from top to bottom, brighter for a larger share of the
+    weight.
 
-    heads  `recording.heads()`, `atlas.heads()`, or a part of them
-    habit  a column of the table: itself, previous, first, sink, same, induction, punctuation, far, streaming,
+    heads  `recording.heads()`, `atlas.heads()`, or a part of them habit  a column of the table:
+    itself, previous, first, sink, same, induction, punctuation, far, streaming,
            retrieval, spread, largest_logit
 
     Example:
@@ -142,9 +159,13 @@ def habits(heads: Heads, habit: str = "induction", *, title: str | None = None, 
     wide = inches(width)
     share = habit in (*HABITS, *MORE)
     with styled():
-        picture = new_picture(wide, min(9.0, 0.6 + 0.8 * wide * len(layers) / max(4, len(squares[0]))))
+        picture = new_picture(
+            wide, min(9.0, 0.6 + 0.8 * wide * len(layers) / max(4, len(squares[0])))
+        )
         axes = picture.subplots()
-        image = axes.imshow(squares, cmap=SEQUENTIAL, vmin=0.0, vmax=1.0 if share else None, aspect="auto")
+        image = axes.imshow(
+            squares, cmap=SEQUENTIAL, vmin=0.0, vmax=1.0 if share else None, aspect="auto"
+        )
         axes.set(xlabel="head", title=title or habit, yticks=range(len(layers)), yticklabels=layers)
         axes.set_xticks(range(len(squares[0])))
         axes.spines[:].set_visible(False)
@@ -165,8 +186,8 @@ def effects(
 ) -> Picture:
     """Draw what each edit of a model changed, the largest change on top.
 
-    table    what measuring edits returned: a frame, columns by name, or a list of dicts. A row whose `name` is None is
-             the model as it is, drawn as a line to compare with
+    table    what measuring edits returned: a frame, columns by name, or a list of dicts. A row
+             whose `name` is None is the model as it is, drawn as a line to compare with
     measure  the column to draw; the first one with numbers unless given
     name     the column that names each row
     most     rows that are drawn
@@ -181,12 +202,16 @@ def effects(
     names = column(rows, name)
     numeric = [key for key, value in rows[-1].items() if key != name and _known(value)]
     if measure is None and not numeric:
-        raise ValueError(f"the table has no column with numbers; it has {', '.join(map(str, rows[0]))}")
+        raise ValueError(
+            f"the table has no column with numbers; it has {', '.join(map(str, rows[0]))}"
+        )
     measure = measure or numeric[0]
     numbers = column(rows, measure)
     plain = next((number for own, number in zip(names, numbers, strict=True) if own is None), None)
     changed = [
-        (str(own), number) for own, number in zip(names, numbers, strict=True) if own is not None and _known(number)
+        (str(own), number)
+        for own, number in zip(names, numbers, strict=True)
+        if own is not None and _known(number)
     ]
     changed.sort(key=lambda row: -abs(row[1] - (plain or 0.0)))
     del changed[most:]
@@ -196,7 +221,10 @@ def effects(
         picture = new_picture(width, 0.55 + 0.16 * len(changed))
         axes = picture.subplots()
         axes.barh(
-            [own for own, _ in changed][::-1], [number for _, number in changed][::-1], color=COLOURS[0], height=0.7
+            [own for own, _ in changed][::-1],
+            [number for _, number in changed][::-1],
+            color=COLOURS[0],
+            height=0.7,
         )
         if plain is not None and _known(plain):
             axes.axvline(plain, color=COLOURS[1], linewidth=0.9, label="as it is")

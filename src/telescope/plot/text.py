@@ -1,11 +1,13 @@
-"""Pictures of a text whose tokens are highlighted by a share: what an answer comes from, what receives weight."""
+"""Pictures of a text whose tokens are highlighted by a share: what an answer comes from, what
+receives weight.
+"""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from ..recording.sources import Sources
-from ..trace.numbers import text_colour
+from ..traces.numbers import text_colour
 from .style import Picture, Width, inches, new_picture, styled, visible
 
 LARGEST = 2000  # tokens that are drawn
@@ -21,10 +23,12 @@ def text(
     title: str | None = None,
     width: Width = "text",
 ) -> Picture:
-    """Draw a text with each token highlighted by its share, from white for 0 to dark blue for the largest.
+    """Draw a text with each token highlighted by its share, from white for 0 to dark blue for the
+    largest.
 
-    tokens  pieces of the text; a piece that begins with a space begins a word, and one with a line break ends a line
-    shares  a number for each token, 0 or more: a row of weights, what each key receives, the sources of an answer
+    tokens  pieces of the text; a piece that begins with a space begins a word, and one with a line
+    break ends a line shares  a number for each token, 0 or more: a row of weights, what each key
+    receives, the sources of an answer
 
     Raises ValueError where the numbers do not fit.
 
@@ -38,18 +42,22 @@ def text(
     if len(numbers) != len(tokens):
         raise ValueError(f"there are {len(numbers)} shares for {len(tokens)} tokens")
     if not all(share >= 0.0 for share in numbers):
-        raise ValueError(f"shares[{[share >= 0.0 for share in numbers].index(False)}] is below 0, or not a number")
+        raise ValueError(
+            f"shares[{[share >= 0.0 for share in numbers].index(False)}] is below 0, or not a "
+            "number"
+        )
     return _draw(tokens, numbers, title, width)
 
 
 def sources(found: Sources, *, title: str | None = None, width: Width = "text") -> Picture:
-    """Draw the text that an answer comes from, each token highlighted by its score, and the answer below it.
+    """Draw the text that an answer comes from, each token highlighted by its score, and the answer
+    below it.
 
-    found  what `recording.sources(span)` returned; of how="hidden", which knows segments alone, the tokens of a segment
-           share its score
+    found  what `recording.sources(span)` returned; of how="hidden", which knows segments alone, the
+           tokens of a segment share its score
 
-    Blue is a score above 0, red one below: hiding that token would make the answer likelier. The title is the answer,
-    and how its sources were found.
+    Blue is a score above 0, red one below: hiding that token would make the answer likelier. The
+    title is the answer, and how its sources were found.
 
     Example:
         >>> import torch, telescope as ts
@@ -61,13 +69,17 @@ def sources(found: Sources, *, title: str | None = None, width: Width = "text") 
         ['0 ', '1 ', '2 ']
     """
     if not isinstance(found, Sources):
-        raise TypeError(f"{type(found).__name__} holds no sources; recording.sources(span) returns them")
+        raise TypeError(
+            f"{type(found).__name__} holds no sources; recording.sources(span) returns them"
+        )
     answer = " ".join("".join(found.answer).split())
     answer = answer if len(answer) <= ANSWER_LETTERS else f"{answer[: ANSWER_LETTERS - 1]}…"
     return _draw(found.context, found.token_scores(), title or f"“{answer}”, by {found.how}", width)
 
 
-def _draw(tokens: Sequence[str], numbers: Sequence[float], title: str | None, width: Width) -> Picture:
+def _draw(
+    tokens: Sequence[str], numbers: Sequence[float], title: str | None, width: Width
+) -> Picture:
     """Draw tokens in lines; the largest number without its sign has the darkest background."""
     if not 0 < len(tokens) <= LARGEST:
         raise ValueError(f"there are {len(tokens):,} tokens; 1 to {LARGEST:,} can be drawn")
@@ -106,7 +118,11 @@ def _draw(tokens: Sequence[str], numbers: Sequence[float], title: str | None, wi
                 fontsize=SIZE,
                 va="center",
                 color=text_colour(colour),
-                bbox={"boxstyle": "square,pad=0.12", "facecolor": [c / 255 for c in colour], "linewidth": 0},
+                bbox={
+                    "boxstyle": "square,pad=0.12",
+                    "facecolor": [c / 255 for c in colour],
+                    "linewidth": 0,
+                },
             )
     return picture
 
@@ -117,7 +133,9 @@ def _shown(token: str) -> str:
 
 
 def _background(share: float) -> tuple[int, int, int]:
-    """Return a colour from white (0) to the palette's blue (1) or red (-1): its brightness tells the size."""
+    """Return a colour from white (0) to the palette's blue (1) or red (-1): its brightness tells
+    the size.
+    """
     end = (0, 82, 140) if share >= 0 else (176, 48, 0)
     red, green, blue = (round(255 + (one - 255) * abs(share)) for one in end)
     return red, green, blue

@@ -1,4 +1,6 @@
-"""Pictures along a text or a training: what keys receive, the entropy of queries, losses and the health of heads."""
+"""Pictures along a text or a training: what keys receive, the entropy of queries, losses and the
+health of heads.
+"""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +35,9 @@ def received(
     seen    a `Survey`, one attention of a recording, a `Trace` or a tensor of weights
     tokens  the name of each key
 
-    Up to four heads are lines, more are rows of a heat map, whose colours rise with the logarithm: a sink receives a
-    thousand times more than other keys. A text of more than 600 tokens is averaged in blocks.
+    Up to four heads are lines, more are rows of a heat map, whose colours rise with the logarithm:
+    a sink receives a thousand times more than other keys. A text of more than 600 tokens is
+    averaged in blocks.
 
     Example:
         >>> import torch, telescope as ts
@@ -43,7 +46,9 @@ def received(
         2
     """
     track, names = track_of(seen, "received", batch)
-    return _draw_track(track, names, tokens, "weight received", "key", title, width, logarithmic=True)
+    return _draw_track(
+        track, names, tokens, "weight received", "key", title, width, logarithmic=True
+    )
 
 
 def entropy(
@@ -54,7 +59,8 @@ def entropy(
     title: str | None = None,
     width: Width = "text",
 ) -> Picture:
-    """Draw the entropy of each query's weights, in nats, for every head: 0 where all weight is on one key.
+    """Draw the entropy of each query's weights, in nats, for every head: 0 where all weight is on
+    one key.
 
     The arguments are those of `received`; `tokens` name the queries.
 
@@ -66,7 +72,9 @@ def entropy(
         'head'
     """
     track, names = track_of(seen, "entropy", batch)
-    return _draw_track(track, names, tokens, "entropy (nats)", "query", title, width, logarithmic=False)
+    return _draw_track(
+        track, names, tokens, "entropy (nats)", "query", title, width, logarithmic=False
+    )
 
 
 def _draw_track(
@@ -82,9 +90,16 @@ def _draw_track(
 ) -> Picture:
     heads, count = track.shape
     if tokens is not None and len(tokens) != count:
-        raise ValueError(f"there are {len(tokens)} tokens for {count} {'queries' if places == 'query' else 'keys'}")
+        raise ValueError(
+            f"there are {len(tokens)} tokens for {count} "
+            f"{'queries' if places == 'query' else 'keys'}"
+        )
     step = max(1, -(-count // POINTS))
-    blocks = torch.stack([track[:, i : i + step].mean(-1) for i in range(0, count, step)], -1) if count else track
+    blocks = (
+        torch.stack([track[:, i : i + step].mean(-1) for i in range(0, count, step)], -1)
+        if count
+        else track
+    )
     at = [min(step * i + (step - 1) / 2, count - 1) for i in range(blocks.shape[-1])]
     with styled():
         picture = new_picture(width, 1.5 if heads <= LINES else min(8.0, 0.7 + 0.12 * heads))
@@ -117,18 +132,24 @@ def _draw_track(
     return picture
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 def training(
-    run: Iterable[Event] | str | os.PathLike[str], *, title: str | None = None, width: Width = "text"
+    run: Iterable[Event] | str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    width: Width = "text",
 ) -> Picture:
-    """Draw the health of a training: losses, and for every head its mean entropy and its largest logit.
+    """Draw the health of a training: losses, and for every head its mean entropy and its largest
+    logit.
 
-    run  the events of a training (`report=events.append` collects them), or the folder that `telescope train` wrote,
-         whose TensorBoard logs are read. Entropies and logits are there where `watch_every` or `--watch` was set
+    run  the events of a training (`report=events.append` collects them), or the folder that
+         `telescope train` wrote, whose TensorBoard logs are read. Entropies and logits are there
+         where `watch_every` or `--watch` was set
 
-    An entropy that falls to 0 is a head that attends to one key alone; logits that rise without end end in overflow.
+    An entropy that falls to 0 is a head that attends to one key alone; logits that rise without end
+    end in overflow.
 
     Example:
         >>> import telescope as ts
@@ -149,7 +170,14 @@ def training(
             for i, (label, points) in enumerate(lines.items()):
                 steps, numbers = zip(*sorted(points.items()), strict=True)
                 few = len(lines) <= LINES
-                axes.plot(steps, numbers, color=COLOURS[i % 7], alpha=1.0 if few else 0.5, label=label, linewidth=1.0)
+                axes.plot(
+                    steps,
+                    numbers,
+                    color=COLOURS[i % 7],
+                    alpha=1.0 if few else 0.5,
+                    label=label,
+                    linewidth=1.0,
+                )
             axes.set(title=name, xlabel="step")
             if len(lines) <= LINES:
                 axes.legend()
@@ -162,13 +190,19 @@ HEALTH = {"logit": "largest logit", "entropy": "mean entropy (nats)", "sink": "s
 
 
 def health(
-    reports: HealthReport | Iterable[HealthReport], *, title: str | None = None, width: Width = "text"
+    reports: HealthReport | Iterable[HealthReport],
+    *,
+    title: str | None = None,
+    width: Width = "text",
 ) -> Picture:
-    """Draw what `ts.Health` measured of each head: its largest logit, mean entropy and largest share on one key.
+    """Draw what `ts.Health` measured of each head: its largest logit, mean entropy and largest
+    share on one key.
 
-    reports  one `HealthReport`, drawn as a point for each head of each layer, or those of several steps, drawn as lines
+    reports  one `HealthReport`, drawn as a point for each head of each layer, or those of several
+    steps, drawn as lines
 
-    A layer has a colour. The dashed line is the logit from which on the default rules give an alert.
+    A layer has a colour. The dashed line is the logit from which on the default rules give an
+    alert.
 
     Example:
         >>> import torch, telescope as ts
@@ -179,21 +213,29 @@ def health(
     """
     found = [reports] if isinstance(reports, HealthReport) else list(reports)
     if not found or not all(isinstance(report, HealthReport) for report in found):
-        raise TypeError("health takes what ts.Health(model).measure(batch) returns, or a list of these")
+        raise TypeError(
+            "health takes what ts.Health(model).measure(batch) returns, or a list of these"
+        )
     found.sort(key=lambda report: report.step)
     layers = list(found[-1].layers)
     with styled():
         picture = new_picture(width, 1.9)
-        for axes, (measure, label) in zip(picture.subplots(1, len(HEALTH)), HEALTH.items(), strict=True):
+        for axes, (measure, label) in zip(
+            picture.subplots(1, len(HEALTH)), HEALTH.items(), strict=True
+        ):
             for i, layer in enumerate(layers):
                 rows = [(report.step, getattr(report.layers[layer], measure)) for report in found]
                 if len(rows) == 1:
-                    axes.plot([i] * len(rows[0][1]), rows[0][1], ".", color=COLOURS[i % 7], markersize=4)
+                    axes.plot(
+                        [i] * len(rows[0][1]), rows[0][1], ".", color=COLOURS[i % 7], markersize=4
+                    )
                 else:
                     steps, numbers = zip(*rows, strict=True)
                     axes.plot(steps, numbers, color=COLOURS[i % 7], linewidth=0.9, alpha=0.8)
                     axes.plot([], [], color=COLOURS[i % 7], label=layer)
-            largest = max(number for row in found[-1].layers.values() for number in getattr(row, measure))
+            largest = max(
+                number for row in found[-1].layers.values() for number in getattr(row, measure)
+            )
             if measure == "logit" and largest > 0.5 * LARGEST_LOGIT:
                 axes.axhline(LARGEST_LOGIT, color="black", linewidth=0.7, linestyle="--")
             axes.set(title=label, xlabel="step" if len(found) > 1 else "")

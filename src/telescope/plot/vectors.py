@@ -1,4 +1,6 @@
-"""Pictures of vectors: how attention moves them, and how their dot products grow with their dimension."""
+"""Pictures of vectors: how attention moves them, and how their dot products grow with their
+dimension.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,8 +9,8 @@ from torch import Tensor
 
 from ..recording.recorded_call import RecordedCall
 from ..recording.watched import Watched
-from ..trace import Trace
-from ..trace.geometry import plane
+from ..traces import Trace
+from ..traces.geometry import plane
 from .style import COLOURS, Picture, Width, inches, new_picture, styled, visible
 
 
@@ -24,12 +26,14 @@ def geometry(
 ) -> Picture:
     """Draw each vector before and after attention in one plane, joined by an arrow.
 
-    before  vectors (n, d), with `after` of the same shape; or a `Trace`, whose values of one head move to the context;
-            or an attention of a recording with keep="steps", whose residual stream moves
+    before  vectors (n, d), with `after` of the same shape; or a `Trace`, whose values of one head
+            move to the context; or an attention of a recording with keep="steps", whose residual
+            stream moves
     tokens  the name of each vector; a trace knows its own
 
-    The plane is that of the two largest principal components of both sets together; its axes say which share of the
-    variance they show. What lies close in the plane may be far apart in space: `ts.trace.geometry` has true cosines.
+    The plane is that of the two largest principal components of both sets together; its axes say
+    which share of the variance they show. What lies close in the plane may be far apart in space:
+    `ts.trace.geometry` has true cosines.
 
     Raises ValueError where the two sets do not fit each other.
 
@@ -49,13 +53,16 @@ def geometry(
         start = before.before[batch]
         end = before.after[batch]
     elif after is None:
-        raise ValueError("geometry takes vectors before and after: geometry(before, after), or a Trace")
+        raise ValueError(
+            "geometry takes vectors before and after: geometry(before, after), or a Trace"
+        )
     else:
         start = before
         end = after
     if start.shape != end.shape or start.ndim != 2:
         raise ValueError(
-            f"there are vectors of shape {tuple(start.shape)} before and {tuple(end.shape)} after; both must be "
+            f"there are vectors of shape {tuple(start.shape)} before and {tuple(end.shape)} after; "
+            "both must be "
             "(n, d), as in self-attention, where every token is query and key"
         )
     names = [""] * len(start) if tokens is None else list(tokens)
@@ -74,7 +81,13 @@ def geometry(
                 "",
                 (u, v),
                 (x, y),
-                arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 0.9, "shrinkA": 3, "shrinkB": 2},
+                arrowprops={
+                    "arrowstyle": "-|>",
+                    "color": colour,
+                    "lw": 0.9,
+                    "shrinkA": 3,
+                    "shrinkB": 2,
+                },
             )
             axes.plot([x], [y], "o", color="white", markeredgecolor=colour, markersize=4.5)
             axes.plot([u], [v], "o", color=colour, markersize=4.5)
@@ -98,13 +111,16 @@ def geometry(
     return picture
 
 
-def variance(traces: Iterable[Trace], *, title: str | None = None, width: Width = "column") -> Picture:
-    """Draw the measured variance of the scores against d_k, before and after scaling, beside the law.
+def variance(
+    traces: Iterable[Trace], *, title: str | None = None, width: Width = "column"
+) -> Picture:
+    """Draw the measured variance of the scores against d_k, before and after scaling, beside the
+    law.
 
     traces  attentions of random queries and keys with different d_k, as `ts.trace` returns them
 
-    The variance of a dot product of d_k independent features is d_k times that of one product, so the scores rise
-    along a line; divided by √d_k, they stay where they were.
+    The variance of a dot product of d_k independent features is d_k times that of one product, so
+    the scores rise along a line; divided by √d_k, they stay where they were.
 
     Example:
         >>> import torch, telescope as ts
@@ -124,7 +140,13 @@ def variance(traces: Iterable[Trace], *, title: str | None = None, width: Width 
         axes = picture.subplots()
         axes.plot(sizes, raw, "o", color=COLOURS[1], markersize=4, label="q·k")
         axes.plot(sizes, scaled, "s", color=COLOURS[0], markersize=4, label="q·k / √d_k")
-        axes.plot(sizes, [one * size for size in sizes], color=COLOURS[6], linewidth=0.8, label="d_k · Var")
+        axes.plot(
+            sizes,
+            [one * size for size in sizes],
+            color=COLOURS[6],
+            linewidth=0.8,
+            label="d_k · Var",
+        )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set(xlabel="d_k", ylabel="variance of the scores", title=title or "")

@@ -20,15 +20,17 @@ from ..attention.restrict import (
     restrict_to_heads,
     restrict_to_queries,
 )
-from ..survey.extend import Size
+from ..surveys.extend import Size
 from .head_shares import BatchTokens, Places
 
 
 class Carrier:
-    """The output projection W_O of an attention, which tells how much of a value a head carries: ‖W_O v‖.
+    """The output projection W_O of an attention, which tells how much of a value a head carries:
+    ‖W_O v‖.
 
-    The projection of each head is reduced to a d_v x d_v matrix, WᵀW, at its first use. `read` is called then, with
-    the dtype of the values, and returns the weight (d_model, features): a sharded weight is whole while the model runs.
+    The projection of each head is reduced to a d_v x d_v matrix, WᵀW, at its first use. `read` is
+    called then, with the dtype of the values, and returns the weight (d_model, features): a sharded
+    weight is whole while the model runs.
     """
 
     def __init__(self, read: Callable[[torch.dtype], Float[Tensor, "d_model features"]]) -> None:
@@ -79,19 +81,25 @@ class AttentionCall(NamedTuple):
     keys_depend_on_text: bool = False
     """False if the keys may come from a learned table, and so be equal for every text."""
     positions: tuple[int, ...] | None = None
-    """The position of each query among all keys, evicted ones included; None for the last positions."""
+    """The position of each query among all keys, evicted ones included; None for the last
+    positions.
+    """
     text: BatchTokens | None = None
     """The tokens of all keys, if known and if queries and keys come from one sequence."""
     across: bool | None = None
     """Whether queries and keys come from two sequences; None if the caller does not say."""
     follows: bool = False
-    """Whether the caller knows that these keys begin with the keys of the attention's call before, unchanged."""
+    """Whether the caller knows that these keys begin with the keys of the attention's call before,
+    unchanged.
+    """
     keys_stay: bool = False
     """Whether nothing writes to the memory of these keys and values again."""
     carrier: Carrier | None = None
     """The output projection, if the norms ‖W_O v‖ are to be kept."""
     ends: tuple[int, ...] | None = None
-    """The token ids that end the text which the model writes by these queries; None if the prompt has the queries."""
+    """The token ids that end the text which the model writes by these queries; None if the prompt
+    has the queries.
+    """
 
     @property
     def size(self) -> Size:
@@ -100,14 +108,18 @@ class AttentionCall(NamedTuple):
 
     @property
     def is_cross_attention(self) -> bool:
-        """Whether queries and keys come from two sequences: as the caller says, or else by a guess."""
+        """Whether queries and keys come from two sequences: as the caller says, or else by a
+        guess.
+        """
         if self.across is not None:
             return self.across
         return self.key_ids is not None or seems_cross_attention(self.attention, self.size)
 
     @property
     def places(self) -> Places:
-        """The positions of the queries among the keys, and the keys that belong to each habit of a head."""
+        """The positions of the queries among the keys, and the keys that belong to each habit of a
+        head.
+        """
         batch, heads = self.queries.shape[:2]
         return Places.of(
             self.attention,
@@ -125,13 +137,29 @@ class AttentionCall(NamedTuple):
     def kind(self) -> tuple[object, ...]:
         """Everything that stays the same while a sequence grows token by token."""
         batch, heads, _, d_q = self.queries.shape
-        return batch, heads, d_q, self.queries.dtype, self.queries.device, self.heads, self.dropout, self.across
+        return (
+            batch,
+            heads,
+            d_q,
+            self.queries.dtype,
+            self.queries.device,
+            self.heads,
+            self.dropout,
+            self.across,
+        )
 
     @property
     def survey_kind(self) -> tuple[object, ...]:
         """Equal for calls that can be surveyed as one, stacked along the batch axis."""
         tensors = tuple((part.shape, part.dtype, part.device) for part in (self.queries, self.keys))
-        return self.attention.identity, tensors, self.evicted, id(self.text), self.positions, self.is_cross_attention
+        return (
+            self.attention.identity,
+            tensors,
+            self.evicted,
+            id(self.text),
+            self.positions,
+            self.is_cross_attention,
+        )
 
     @property
     def identifying_tensors(self) -> tuple[Tensor, ...]:
@@ -159,7 +187,9 @@ class AttentionCall(NamedTuple):
         bias = bias.bias if isinstance(bias, RenumberedBias) else bias
         attention = replace(self.attention, mask=mask.mask, bias=bias)
         written = int(mask.numbering.length)
-        call = self._replace(keys=self.keys[:, :, :written], values=self.values[:, :, :written], attention=attention)
+        call = self._replace(
+            keys=self.keys[:, :, :written], values=self.values[:, :, :written], attention=attention
+        )
         return call if call.fits(*call.size) else self  # the mask was made for the whole cache
 
     def without_padding_queries(self, real: RealQueries | None) -> "AttentionCall":
@@ -170,8 +200,19 @@ class AttentionCall(NamedTuple):
             return self
         lse = self.lse
         if lse is not None:
-            at = Pairs.block(range(self.size[0]), range(0), of=self.size, batch=batch, heads=heads, device=lse.device)
-            none = -torch.inf if sink is None else torch.as_tensor(sink, device=lse.device).reshape(-1, 1).to(lse.dtype)
+            at = Pairs.block(
+                range(self.size[0]),
+                range(0),
+                of=self.size,
+                batch=batch,
+                heads=heads,
+                device=lse.device,
+            )
+            none = (
+                -torch.inf
+                if sink is None
+                else torch.as_tensor(sink, device=lse.device).reshape(-1, 1).to(lse.dtype)
+            )
             lse = torch.where(real.sees(at)[..., 0], lse, none)
         return self._replace(attention=self.attention.with_extra_mask(real), lse=lse)
 
@@ -179,13 +220,22 @@ class AttentionCall(NamedTuple):
         """Return whether the definition fits this number of queries and keys."""
         batch, heads, _, d_q = self.queries.shape
         try:
-            self.attention.check(batch=batch, heads=heads, queries=queries, keys=keys, d_q=d_q, d_k=self.keys.shape[-1])
+            self.attention.check(
+                batch=batch,
+                heads=heads,
+                queries=queries,
+                keys=keys,
+                d_q=d_q,
+                d_k=self.keys.shape[-1],
+            )
         except ValueError:
             return False
         return True
 
     def select_heads(self, numbers: tuple[int, ...]) -> "AttentionCall":
-        """Return the part of the call that belongs to these heads, with the keys and values they share."""
+        """Return the part of the call that belongs to these heads, with the keys and values they
+        share.
+        """
         count = self.queries.shape[1]
         which = torch.tensor(numbers)
         key_heads = key_heads_of(which, count, self.keys.shape[1]).tolist()
@@ -199,16 +249,20 @@ class AttentionCall(NamedTuple):
         )
 
     def select_rows(self, selection: "QuerySelection", before: int) -> list[tuple[int, ...]]:
-        """Return the rows that a selection of positions keeps of each sequence, or one list for all.
+        """Return the rows that a selection of positions keeps of each sequence, or one list for
+        all.
 
-        `before` queries came earlier. Positions count the tokens of each sequence without its padding.
+        `before` queries came earlier. Positions count the tokens of each sequence without its
+        padding.
         """
         batch, heads, queries = self.queries.shape[:3]
         if not real_query_masks(self.attention):
             return [tuple(selection(queries, before))]
         across = self.is_cross_attention
         device = self.queries.device
-        real, keys = real_tokens(self.attention, batch=batch, heads=heads, size=self.size, across=across, device=device)
+        real, keys = real_tokens(
+            self.attention, batch=batch, heads=heads, size=self.size, across=across, device=device
+        )
         earlier = keys[:, : keys.shape[1] - queries].sum(1).tolist()
         if across:  # whose keys are another sequence
             earlier = [before] * batch
@@ -234,13 +288,16 @@ class AttentionCall(NamedTuple):
 
 
 def seems_cross_attention(attention: Attention, size: Size) -> bool:
-    """Guess from the number of keys and from the mask whether queries and keys come from two sequences."""
+    """Guess from the number of keys and from the mask whether queries and keys come from two
+    sequences.
+    """
     queries, keys = size
     return queries > keys or (queries < keys and attention.mask.same_for_all_queries)
 
 
 QuerySelection = Callable[[int, int], Sequence[int]]
-"""selection(count, before): the rows to keep of `count` queries that follow `before` earlier ones."""
+"""selection(count, before): the rows to keep of `count` queries that follow `before` earlier ones.
+"""
 
 
 def all_queries(count: int, before: int) -> Sequence[int]:
@@ -251,27 +308,40 @@ def all_queries(count: int, before: int) -> Sequence[int]:
 def query_selection(queries: Any) -> QuerySelection:
     """Return the selection that `ts.watch(queries=...)` describes.
 
-    Numbers from 0 are positions in the sequence. Negative numbers count from the last query of each call: -1 is the
-    last token of the prompt, and then every generated token. A slice selects positions. None selects all queries.
-    Raise a ValueError for anything else.
+    Numbers from 0 are positions in the sequence. Negative numbers count from the last query of each
+    call: -1 is the last token of the prompt, and then every generated token. A slice selects
+    positions. None selects all queries. Raise a ValueError for anything else.
     """
     if queries is None:
         return all_queries
     if isinstance(queries, slice):
-        if any(end is not None and end < 0 for end in (queries.start, queries.stop)) or (queries.step or 1) < 1:
+        if (
+            any(end is not None and end < 0 for end in (queries.start, queries.stop))
+            or (queries.step or 1) < 1
+        ):
             raise ValueError(
-                f"queries={queries} counts from the end, which moves while a model generates; use numbers, such as [-1]"
+                f"queries={queries} counts from the end, which moves while a model generates; use "
+                "numbers, such as [-1]"
             )
         return lambda count, before: [
             row for row in range(count) if before + row in range(*queries.indices(before + count))
         ]
     try:
-        numbers = [index(queries)] if not hasattr(queries, "__iter__") else [index(number) for number in queries]
+        numbers = (
+            [index(queries)]
+            if not hasattr(queries, "__iter__")
+            else [index(number) for number in queries]
+        )
     except TypeError:
         numbers = []
-    doubtful = any(isinstance(number, bool) for number in (queries, *numbers)) or len(set(numbers)) < len(numbers)
+    doubtful = any(isinstance(number, bool) for number in (queries, *numbers)) or len(
+        set(numbers)
+    ) < len(numbers)
     if not numbers or doubtful:
-        raise ValueError(f"queries={queries!r} are not numbers of queries, each once; -1 is the last, None is all")
+        raise ValueError(
+            f"queries={queries!r} are not numbers of queries, each once; -1 is the last, None is "
+            "all"
+        )
 
     def rows(count: int, before: int) -> list[int]:
         wanted = {number - before if number >= 0 else count + number for number in numbers}

@@ -1,4 +1,6 @@
-"""What is known of a recorded call besides its tensors: what to keep of it, its facts, and the columns of its texts."""
+"""What is known of a recorded call besides its tensors: what to keep of it, its facts, and the
+columns of its texts.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ..attention import Attention
-from ..survey.extend import Size
+from ..surveys.extend import Size
 from .attention_call import QuerySelection, all_queries
 from .head_shares import Written
 from .storage import Store, on_device
@@ -16,9 +18,10 @@ from .storage import Store, on_device
 TOP = 8
 MapSize = tuple[int, int]
 ALSO = ("norms", "gradients", "streaming")
-"""What ts.watch(also=...) keeps besides. norms: ‖W_O v‖ of each key. gradients: weight times gradient of each key,
-once a backward pass has run. streaming: with keep="summaries", the share of each query's weight on the first and the
-last keys."""
+"""What ts.watch(also=...) keeps besides. norms: ‖W_O v‖ of each key. gradients: weight times
+gradient of each key, once a backward pass has run. streaming: with keep="summaries", the share of
+each query's weight on the first and the last keys.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,9 @@ class KeepOptions:
     also: frozenset[str] = frozenset()
     """Of ALSO."""
     sample: bool = False
-    """Whether to keep the pooled rows of a few queries of each sequence, with "summaries"; see row_sample.py."""
+    """Whether to keep the pooled rows of a few queries of each sequence, with "summaries"; see
+    row_sample.py.
+    """
 
 
 @dataclass
@@ -59,13 +64,18 @@ class CallFacts:
     across: bool | None = None
     """Whether queries and keys come from two sequences; None in a recording that does not say."""
     prompt: int | None = None
-    """How many queries the prompt had; those after it were generated. None in a recording that does not say."""
+    """How many queries the prompt had; those after it were generated. None in a recording that does
+    not say.
+    """
     written: Written = Written((), ())
-    """Which queries the model wrote, and what ends a text; empty in a recording that does not say."""
+    """Which queries the model wrote, and what ends a text; empty in a recording that does not say.
+    """
 
 
 class TextColumns(NamedTuple):
-    """The columns of a batch, indices into its tensors, in which one sequence has its own tokens."""
+    """The columns of a batch, indices into its tensors, in which one sequence has its own
+    tokens.
+    """
 
     queries: range
     keys: range

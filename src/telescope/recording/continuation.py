@@ -1,4 +1,6 @@
-"""Decide whether a call of an attention continues the call before it, as decoding token by token does."""
+"""Decide whether a call of an attention continues the call before it, as decoding token by token
+does.
+"""
 
 from functools import cache
 
@@ -8,24 +10,27 @@ from torch import Tensor
 
 from ..attention import Attention, softmax
 from ..attention.padding_queries import include_padding_queries, real_query_masks, real_tokens
-from ..survey.extend import Size, can_reuse_rows
+from ..surveys.extend import Size, can_reuse_rows
 from .attention_call import AttentionCall
 
 KEYS = 2**14  # keys fingerprinted at once: each of their features takes 64 bits meanwhile
 
 
 def continues(before: Attention, old: Size, call: AttentionCall) -> bool:
-    """Return whether one attention over all queries computes the same as the earlier call and this one.
+    """Return whether one attention over all queries computes the same as the earlier call and this
+    one.
 
-    The caller checks that the earlier keys are unchanged. Either every query of the call brings a key, and no earlier
-    query sees a new key (a decoder's self-attention); or the call is one more query over the same keys (a decoder's
-    cross-attention).
+    The caller checks that the earlier keys are unchanged. Either every query of the call brings a
+    key, and no earlier query sees a new key (a decoder's self-attention); or the call is one more
+    query over the same keys (a decoder's cross-attention).
     """
     queries, keys = call.size
     now = call.attention
     whole = (old[0] + queries, keys)
     if keys == old[1] + queries:
-        return call.fits(*whole) and can_reuse_rows(before, now, old, whole, call.queries, call.keys)
+        return call.fits(*whole) and can_reuse_rows(
+            before, now, old, whole, call.queries, call.keys
+        )
     bare = include_padding_queries(now)
     return (
         (queries, keys) == (1, old[1])
@@ -37,7 +42,9 @@ def continues(before: Attention, old: Size, call: AttentionCall) -> bool:
     )
 
 
-def _same_real_queries(before: Attention, now: Attention, old: Size, whole: Size, call: AttentionCall) -> bool:
+def _same_real_queries(
+    before: Attention, now: Attention, old: Size, whole: Size, call: AttentionCall
+) -> bool:
     """Return whether both definitions leave out the same of the earlier queries as padding."""
     if not real_query_masks(before) and not real_query_masks(now):
         return True
@@ -53,11 +60,13 @@ def same_bits(one: Shaped[Tensor, "..."], other: Shaped[Tensor, "..."]) -> bool:
     return torch.equal(_as_integers(one), _as_integers(other))
 
 
-def fingerprints(tensor: Float[Tensor, "batch key_heads key d"]) -> Int[Tensor, "batch key_heads key"]:
+def fingerprints(
+    tensor: Float[Tensor, "batch key_heads key d"],
+) -> Int[Tensor, "batch key_heads key"]:
     """Return a 64-bit fingerprint of each key, computed from all of its bits.
 
-    The fingerprint recognises a key whose tensor is no longer kept. Each feature is multiplied by an odd factor of its
-    own, so that a change of one feature always changes the fingerprint.
+    The fingerprint recognises a key whose tensor is no longer kept. Each feature is multiplied by
+    an odd factor of its own, so that a change of one feature always changes the fingerprint.
     """
     integers = _as_integers(tensor)
     factors = _factors(integers.shape[-1], integers.device)
@@ -68,19 +77,25 @@ def fingerprints(tensor: Float[Tensor, "batch key_heads key d"]) -> Int[Tensor, 
 
 @cache
 def _factors(count: int, device: torch.device) -> Int[Tensor, " count"]:
-    odd = torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(0)) * 2 + 1
+    odd = (
+        torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(0)) * 2 + 1
+    )
     return odd.to(device)
 
 
 def _as_integers(tensor: Tensor) -> Tensor:
-    """View the bits of a floating-point tensor as int32, or as int16 where the last axis is no multiple of 32 bits.
+    """View the bits of a floating-point tensor as int32, or as int16 where the last axis is no
+    multiple of 32 bits.
 
-    Not as int64: multiplied by the factors, a difference in the highest bits alone would leave few bits of the product.
-    The choice depends on the width alone, so that a key has one fingerprint whatever its memory layout.
+    Not as int64: multiplied by the factors, a difference in the highest bits alone would leave few
+    bits of the product. The choice depends on the width alone, so that a key has one fingerprint
+    whatever its memory layout.
     """
     size = tensor.element_size()
     if tensor.shape[-1] * size % 4:
         return tensor.view(torch.int16)
     steps = (tensor.storage_offset(), *tensor.stride()[:-1])
     aligned = size == 4 or (tensor.stride(-1) == 1 and all(step * size % 4 == 0 for step in steps))
-    return (tensor if aligned else tensor.clone(memory_format=torch.contiguous_format)).view(torch.int32)
+    return (tensor if aligned else tensor.clone(memory_format=torch.contiguous_format)).view(
+        torch.int32
+    )

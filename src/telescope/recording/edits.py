@@ -1,4 +1,6 @@
-"""Edits that were read with a saved recording: what they say, and what `ts.edit` makes an edit of again."""
+"""Edits that were read with a saved recording: what they say, and what `ts.edit` makes an edit of
+again.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +29,9 @@ def edits_to_json(edits: tuple[Any, ...]) -> list[dict[str, Any]]:
 
 
 def edits_from_json(parsed: Any, where: str) -> tuple[SavedEdit, ...]:
-    """Return the edits of a saved recording; raise a LoadError that begins with `where` for anything else."""
+    """Return the edits of a saved recording; raise a LoadError that begins with `where` for
+    anything else.
+    """
     edits = []
     for entry in parsed if isinstance(parsed, list) else [parsed]:
         match entry:

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..attention import Attention
 from ..attention.restrict import restrict_to_queries
 from ..engines import torch_modes
-from ..survey.device import StreamEvent, record_event, side_stream
-from ..survey.dispatch import choose, weigh
+from ..surveys.device import StreamEvent, record_event, side_stream
+from ..surveys.dispatch import choose, weigh
 from ..words import hint
 from .names import HeadNumbers, Layers, stack_and_number
 from .recorded_call import RecordedCall
@@ -53,7 +53,9 @@ def find_sources(
     if how not in KINDS:
         raise ValueError(f'there is no how="{how}"; {hint(str(how), KINDS)}')
     if how not in HOW:
-        raise ValueError(f'how="{how}" is not available here; use "weights", "carried", "rollout" or "gradient"')
+        raise ValueError(
+            f'how="{how}" is not available here; use "weights", "carried", "rollout" or "gradient"'
+        )
     question = ask(attentions, span, segments, layers, heads, sequence, decode, token_name)
     with torch.no_grad():
         found = HOW[how](question, model)
@@ -63,33 +65,46 @@ def find_sources(
 def sources_of_scores(
     question: Question, how: str, found: Tensor | list[float], decode: Any, token_name: Any
 ) -> Sources:
-    """Return the ranked table of scores that were found: one for every key, or a list of one for every segment."""
+    """Return the ranked table of scores that were found: one for every key, or a list of one for
+    every segment.
+    """
     count = question.context
     read, written = question.own_ids()
     context = token_texts(None if read is None else read[:count], count, decode, token_name)
-    own = None if written is None else [written[token] for token in question.span if token < len(written)]
+    own = (
+        None
+        if written is None
+        else [written[token] for token in question.span if token < len(written)]
+    )
     answer = token_texts(own, len(question.span), decode, token_name)
     segments = question.segments
     if isinstance(found, list):
         by_segment = torch.tensor(found, dtype=torch.float64)
-        return Sources(how, question.span, segments, by_segment, None, tuple(context), tuple(answer))
+        return Sources(
+            how, question.span, segments, by_segment, None, tuple(context), tuple(answer)
+        )
     keys = question.columns.keys
     scores = found.double().cpu()[keys.start : keys.stop]
     if not question.across and len(scores) > count:
         segments = segments.with_rest(ANSWER, len(scores))
-    by_segment = torch.zeros(len(segments.names), dtype=torch.float64).index_add_(0, segments.ids, scores)
-    return Sources(how, question.span, segments, by_segment, scores[:count], tuple(context), tuple(answer))
+    by_segment = torch.zeros(len(segments.names), dtype=torch.float64).index_add_(
+        0, segments.ids, scores
+    )
+    return Sources(
+        how, question.span, segments, by_segment, scores[:count], tuple(context), tuple(answer)
+    )
 
 
 def _need(call: RecordedCall, how: str, part: str, keep: str) -> None:
     """Raise a NotKeptError if a recording kept too little."""
     if part not in call.parts:
         raise NotKeptError(
-            f'sources(how="{how}") needs {part}, which were not kept: ts.watch(model, {keep}) keeps them'
+            f'sources(how="{how}") needs {part}, which were not kept: ts.watch(model, {keep}) '
+            "keeps them"
         )
 
 
-# ----------------------------------------------------------------------------------------- weights, and what they carry
+# --------------------------------------------------------------------- weights, and what they carry
 
 
 @source_kind("weights")
@@ -103,12 +118,16 @@ def by_weights(question: Question, model: Any) -> Float[Tensor, " token"]:
 
 @source_kind("carried")
 def by_norms(question: Question, model: Any) -> Float[Tensor, " token"]:
-    """Return Σ weight · ‖W_O v‖ of every key over rows and heads, as shares of each layer; the mean of the layers."""
+    """Return Σ weight · ‖W_O v‖ of every key over rows and heads, as shares of each layer; the mean
+    of the layers.
+    """
     found = []
     for call in question.select(question.readers).values():
         _need(call, "carried", "norms", 'keep="queries-keys", also="norms"')
         norms = call.parts["norms"].tensor[question.sequence, head_places(question, call)]
-        carried = (_weights(question, call, "carried", None) * norms.to(call.facts.device).double()).sum(0)
+        carried = (
+            _weights(question, call, "carried", None) * norms.to(call.facts.device).double()
+        ).sum(0)
         found.append(carried / carried.sum().clamp(min=torch.finfo(torch.float64).tiny))
     return torch.stack(found).mean(0)
 
@@ -119,7 +138,9 @@ def head_places(question: Question, call: RecordedCall) -> list[int]:
         return list(range(len(call.heads)))
     places = [call.head_index(number) for number in question.heads]
     if len({*places}) < len(places):
-        raise ValueError(f'heads={[*question.heads]} names a head of "{call.name}" twice; name each once')
+        raise ValueError(
+            f'heads={[*question.heads]} names a head of "{call.name}" twice; name each once'
+        )
     return places
 
 
@@ -138,10 +159,11 @@ def _weights(
     factors: Tensor | None,
     fetched: Fetched | None = None,
 ) -> Float[Tensor, "head token"]:
-    """Return what each key gets from some rows, each with its factor, for the heads that were asked for.
+    """Return what each key gets from some rows, each with its factor, for the heads that were asked
+    for.
 
-    Without factors, the rows are those of the span, and each counts equally. `fetched` are queries, keys and lse, where
-    they were copied to the device already.
+    Without factors, the rows are those of the span, and each counts equally. `fetched` are queries,
+    keys and lse, where they were copied to the device already.
     """
     _need(call, how, "queries", 'keep="queries-keys"')
     first = 0 if call.across else call.size[1] - call.size[0]
@@ -151,7 +173,9 @@ def _weights(
         share = torch.full((len(rows),), 1.0 / len(rows), dtype=torch.float64)
     else:
         rows = factors.nonzero().flatten()
-        every = 2 * len(rows) > call.size[0] and call.facts.rows is None  # zeros cost less than a copy of the others
+        every = (
+            2 * len(rows) > call.size[0] and call.facts.rows is None
+        )  # zeros cost less than a copy of the others
         share = factors if every else factors[rows]
         rows = torch.arange(call.size[0]) if every else rows.cpu()
     queries, keys, lse = fetched or Fetched(call.queries, call.keys, call.lse)
@@ -166,13 +190,19 @@ def _weights(
     keys = keys.to(device, non_blocking=True)
     with torch_modes.without_autocast(device):
         engine = choose(queries, keys, attention, 0, None)
-        given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[None, None, None]
-        found = weigh(engine, queries, keys, attention, None if lse is None else lse.to(device), given)
+        given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[
+            None, None, None
+        ]
+        found = weigh(
+            engine, queries, keys, attention, None if lse is None else lse.to(device), given
+        )
     return found[question.sequence, head_places(question, call), 0].double()
 
 
 def _restricted(question: Question, call: RecordedCall, rows: Tensor) -> Attention:
-    """Return the attention of these rows; the same object for layers of one definition, whose masks are read once."""
+    """Return the attention of these rows; the same object for layers of one definition, whose masks
+    are read once.
+    """
     which = (call.size, tuple(rows.tolist()))
     attention = call.attention
     known = question.restricted.get(id(attention))
@@ -183,7 +213,9 @@ def _restricted(question: Question, call: RecordedCall, rows: Tensor) -> Attenti
 
 
 def _places(call: RecordedCall, rows: Tensor, first: int, how: str) -> Int[Tensor, " row"]:
-    """Return where the queries of these rows stand among those that were kept; raise a NotKeptError if one does not."""
+    """Return where the queries of these rows stand among those that were kept; raise a NotKeptError
+    if one does not.
+    """
     if call.facts.rows is None:
         return rows
     place = {row: place for place, row in enumerate(call.facts.rows)}
@@ -191,40 +223,48 @@ def _places(call: RecordedCall, rows: Tensor, first: int, how: str) -> Int[Tenso
     missing = next((row for row in wanted if row not in place), None)
     if missing is not None:
         raise NotKeptError(
-            f'sources(how="{how}") needs the query of token {missing + first + 1} of "{call.name}", which was not '
+            f'sources(how="{how}") needs the query of token {missing + first + 1} of '
+            f'"{call.name}", which was not '
             "kept: leave queries= out of ts.watch"
         )
     return torch.tensor([place[row] for row in wanted])
 
 
-# ------------------------------------------------------------------------------------------------------------- rollout
+# ------------------------------------------------------------------------------------------ rollout
 
 
 @source_kind("rollout")
 def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
     """Return the attention rollout of the span's rows, exactly, from the last layer to the first.
 
-    A layer passes half of a token's relevance on to what its heads attend to, on average, and leaves half with the
-    token itself, for the residual connection: r ← r / 2 + Aᵀr / 2, with A the mean of the heads, as by Abnar and
-    Zuidema (2020, "Quantifying Attention Flow in Transformers", equation 1). What a head gives to an attention sink
-    stays with the token. A cross-attention passes its half on to the source, through which the encoder's layers lead
-    further. Every layer takes one pass over its matrix, which is never formed. With `heads`, A is the mean of these
+    A layer passes half of a token's relevance on to what its heads attend to, on average, and
+    leaves half with the token itself, for the residual connection: r ← r / 2 + Aᵀr / 2, with A the
+    mean of the heads, as by Abnar and Zuidema (2020, "Quantifying Attention Flow in Transformers",
+    equation 1). What a head gives to an attention sink stays with the token. A cross-attention
+    passes its half on to the source, through which the encoder's layers lead further. Every layer
+    takes one pass over its matrix, which is never formed. With `heads`, A is the mean of these
     heads; layers that `layers` leaves out leave the relevance where it is.
     """
     calls = question.select(question.calls)
     if question.across and not any(call.across for call in calls.values()):
         raise ValueError(
-            f"layers={question.layers!r} selects no cross-attention, and the answer reaches the source through no "
+            f"layers={question.layers!r} selects no cross-attention, and the answer reaches the "
+            "source through no "
             f"other; add one of {', '.join(question.readers)}"
         )
     decoding = {stack_of(name) for name in question.readers}
     device = question.reader.facts.device
     answer = torch.zeros(_length(question.reader), dtype=torch.float64, device=device)
     answer[question.rows] = 1.0 / len(question.rows)
-    context = torch.zeros(question.reader.size[1] if question.across else 0, dtype=torch.float64, device=device)
+    context = torch.zeros(
+        question.reader.size[1] if question.across else 0, dtype=torch.float64, device=device
+    )
     for name, call, fetched in _fetched_ahead([*reversed([*calls.items()])]):
         if call.size[0] != call.size[1] and not call.across:
-            raise ValueError(f'sources(how="rollout") needs every query of "{name}"; record the text from its start')
+            raise ValueError(
+                f'sources(how="rollout") needs every query of "{name}"; record the text from its '
+                "start"
+            )
         of_answer = call.across or not question.across or stack_of(name) in decoding
         relevance = answer if of_answer else context
         passed_on = 0.5 * _passed_on(question, call, relevance, fetched).to(device)
@@ -243,7 +283,9 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
 def _fetched_ahead(
     calls: Sequence[tuple[str, RecordedCall]],
 ) -> Iterator[tuple[str, RecordedCall, Fetched | None]]:
-    """Yield the calls; with tensors that a GPU reads from RAM, copied while the call before is computed."""
+    """Yield the calls; with tensors that a GPU reads from RAM, copied while the call before is
+    computed.
+    """
 
     def fetch(call: RecordedCall) -> tuple[Fetched, StreamEvent | None] | None:
         device = call.facts.device
@@ -288,26 +330,35 @@ def _passed_on(
 
 
 def _given(call: RecordedCall, question: Question) -> Tensor | None:
-    """Return the weight that each query gives to keys, the mean of the heads: what a sink leaves; None is all."""
+    """Return the weight that each query gives to keys, the mean of the heads: what a sink leaves;
+    None is all.
+    """
     if call.attention.sink is None:
         return None
     lse = call.lse if call.lse is not None else call.survey(top=0).lse
     assert lse is not None
-    sink = torch.as_tensor(call.attention.sink, dtype=torch.float64, device=lse.device).reshape(-1, 1)
-    return (1.0 - torch.exp(sink - lse[question.sequence].double()))[head_places(question, call)].mean(0)
+    sink = torch.as_tensor(call.attention.sink, dtype=torch.float64, device=lse.device).reshape(
+        -1, 1
+    )
+    return (1.0 - torch.exp(sink - lse[question.sequence].double()))[
+        head_places(question, call)
+    ].mean(0)
 
 
-# ------------------------------------------------------------------------------------------------------------ gradient
+# ----------------------------------------------------------------------------------------- gradient
 
 
 @source_kind("gradient")
 def by_gradient(question: Question, model: Any) -> Float[Tensor, " token"]:
-    """Return Σ weight · gradient of every key over layers, heads and queries: v · dv, of the loss that ran backward."""
+    """Return Σ weight · gradient of every key over layers, heads and queries: v · dv, of the loss
+    that ran backward.
+    """
     found = []
     for call in question.select(question.readers).values():
         if "gradients" not in call.parts:
             raise NotKeptError(
-                f'sources(how="gradient") has no gradients of "{call.name}": use ts.watch(model, also="gradients"), '
+                f'sources(how="gradient") has no gradients of "{call.name}": use ts.watch(model, '
+                'also="gradients"), '
                 "and call backward() of the answer's log-probability inside of the block"
             )
         gradients = call.parts["gradients"].tensor[question.sequence].double().cpu()
@@ -318,8 +369,8 @@ def by_gradient(question: Question, model: Any) -> Float[Tensor, " token"]:
 def _gradient_rows(question: Question, call: RecordedCall, count: int) -> list[int]:
     """Return which of `count` rows of gradients belong to the heads that were asked for.
 
-    A row is the sum of neighbouring heads that share their values. Raise a NotKeptError if some heads of a row were
-    asked for, and others were not.
+    A row is the sum of neighbouring heads that share their values. Raise a NotKeptError if some
+    heads of a row were asked for, and others were not.
     """
     shared = len(call.heads) // max(count, 1)
     asked = {*head_places(question, call)}
@@ -330,7 +381,9 @@ def _gradient_rows(question: Question, call: RecordedCall, count: int) -> list[i
             numbers = ", ".join(str(call.heads[place]) for place in together)
             alone = next(call.heads[place] for place in together if place in asked)
             raise NotKeptError(
-                f'sources(how="gradient"): heads {numbers} of "{call.name}" share their values, and their gradients '
-                f'were kept as one sum; ts.watch(model, heads=[{alone}], also="gradients") keeps those of head {alone}'
+                f'sources(how="gradient"): heads {numbers} of "{call.name}" share their values, '
+                "and their gradients "
+                f'were kept as one sum; ts.watch(model, heads=[{alone}], also="gradients") keeps '
+                f"those of head {alone}"
             )
     return rows

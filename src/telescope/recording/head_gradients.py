@@ -1,7 +1,8 @@
-"""Weight times gradient of each key, where the recorded heads share their values with heads that are not recorded.
+"""Weight times gradient of each key, where the recorded heads share their values with heads that
+are not recorded.
 
-The gradient of a value is summed over all heads that share the value. The gradient of the context is not: there each
-head has its own part.
+The gradient of a value is summed over all heads that share the value. The gradient of the context
+is not: there each head has its own part.
 """
 
 from collections.abc import Sequence
@@ -11,13 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention.restrict import key_heads_of
-from ..survey.dispatch import weigh
-from ..survey.summary import compute_dtype
+from ..surveys.dispatch import weigh
+from ..surveys.summary import compute_dtype
 from .attention_call import AttentionCall
 
 
 def shares_with_unrecorded(heads: Sequence[int], call: AttentionCall) -> bool:
-    """Return whether some of these heads of a call share their values with heads that are not among them."""
+    """Return whether some of these heads of a call share their values with heads that are not among
+    them.
+    """
     count = call.queries.shape[1]
     key_heads = call.values.shape[1]
     kept = key_heads_of(torch.tensor(heads), count, key_heads)
@@ -32,7 +35,8 @@ def check_dropout(name: str, heads: Sequence[int], call: AttentionCall) -> None:
     if call.dropout and call.values.requires_grad and shares_with_unrecorded(heads, call):
         raise ValueError(
             f'heads={[*heads]} with also="gradients": heads of "{name}" share their values, and '
-            f"dropout={call.dropout:g} hides the part of each; call model.eval(), or leave heads= out"
+            f"dropout={call.dropout:g} hides the part of each; call model.eval(), or leave heads= "
+            "out"
         )
 
 
@@ -41,8 +45,8 @@ def weight_times_gradient(
 ) -> Float[Tensor, "batch key_heads key"]:
     """Return Σ weight · dweight over the queries, and over the heads of `call` that share a key.
 
-    `gradient` is that of the context. dweight_ij = dcontext_i · v_j, so that the sum over the queries i is
-    v_j · Σ weight_ij dcontext_i. Memory grows with n.
+    `gradient` is that of the context. dweight_ij = dcontext_i · v_j, so that the sum over the
+    queries i is v_j · Σ weight_ij dcontext_i. Memory grows with n.
     """
     dtype = compute_dtype(call.queries)
     attention = call.attention_over_present_keys

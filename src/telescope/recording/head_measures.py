@@ -1,4 +1,6 @@
-"""Measure the heads of a recorded call: the numerators and denominators of every column of `recording.heads()`."""
+"""Measure the heads of a recorded call: the numerators and denominators of every column of
+`recording.heads()`.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..survey import Summary
+from ..surveys import Summary
 from .head_shares import COUNTS, NAMES, NO_TOKEN, Places, counted
 from .recorded_call import RecordedCall
 from .segments import Segments
@@ -22,7 +24,8 @@ IsMark = Callable[[int], bool]  # whether a token id is punctuation
 
 @dataclass(frozen=True)
 class Measures:
-    """The numerators and denominators of each measure, for every head of a call, so that calls can be added up.
+    """The numerators and denominators of each measure, for every head of a call, so that calls can
+    be added up.
 
     NaN where a habit has no meaning or is not known.
     """
@@ -35,7 +38,9 @@ class Measures:
     """The weight that each segment receives; its denominator is that of `sink`."""
 
 
-def measure(call: RecordedCall, is_mark: IsMark | None, segments: Segments | None = None) -> Measures:
+def measure(
+    call: RecordedCall, is_mark: IsMark | None, segments: Segments | None = None
+) -> Measures:
     """Measure every head of a call on the model's device, wherever the numbers are stored.
 
     On a CPU this would take longer than the model took on its GPU.
@@ -44,7 +49,9 @@ def measure(call: RecordedCall, is_mark: IsMark | None, segments: Segments | Non
     device = call.facts.device
     places = call.places(lists=not isinstance(call, SummariesCall))
     shares = call.shares(places)
-    received, entropy = (numbers.to(device, torch.float64) for numbers in (seen.received, seen.entropy))
+    received, entropy = (
+        numbers.to(device, torch.float64) for numbers in (seen.received, seen.entropy)
+    )
     chooses = counted(call.kept_attention(), seen, places).to(device)
     sums = dict(zip((*NAMES, *COUNTS), shares.to(device).sum(0).T, strict=True))
     choosing = chooses.sum((0, 2)).double()
@@ -65,14 +72,18 @@ def measure(call: RecordedCall, is_mark: IsMark | None, segments: Segments | Non
     by_segment = torch.zeros(0, len(call.heads))
     if segments is not None:
         by_segment = _by_segment(call, received, segments)
-    sums, counts = ({name: numbers.cpu() for name, numbers in each.items()} for each in (sums, counts))
+    sums, counts = (
+        {name: numbers.cpu() for name, numbers in each.items()} for each in (sums, counts)
+    )
     return Measures(sums, counts, logits.cpu(), by_segment.cpu())
 
 
 def _by_segment(
     call: RecordedCall, received: Float[Tensor, "batch heads key"], segments: Segments
 ) -> Float[Tensor, "segment heads"]:
-    """Return the weight that each segment receives; segments count the tokens of each sequence, without its padding."""
+    """Return the weight that each segment receives; segments count the tokens of each sequence,
+    without its padding.
+    """
     found = received.new_zeros(len(segments.names), received.shape[1])
     numbers = torch.arange(len(segments.names), device=received.device)[:, None]
     for sequence, own in enumerate(received):
@@ -83,7 +94,9 @@ def _by_segment(
 
 
 def _streaming(call: RecordedCall, chooses: Tensor) -> Float[Tensor, " heads"]:
-    """Return the weight within the first and the last keys, summed over the queries that have a choice."""
+    """Return the weight within the first and the last keys, summed over the queries that have a
+    choice.
+    """
     share = None if call.across else call.streaming()
     if share is None:
         return torch.full((len(call.heads),), nan, dtype=torch.float64)
@@ -93,23 +106,36 @@ def _streaming(call: RecordedCall, chooses: Tensor) -> Float[Tensor, " heads"]:
 def _retrieval(
     call: RecordedCall, seen: Summary, places: Places
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-    """Return how many written tokens have the largest weight on an earlier copy, and how many have an earlier copy.
+    """Return how many written tokens have the largest weight on an earlier copy, and how many have
+    an earlier copy.
 
-    The query of a token is the one before it. Of a text that was generated, only the generated tokens count. Padding
-    counts neither as written nor as a copy.
+    The query of a token is the one before it. Of a text that was generated, only the generated
+    tokens count. Padding counts neither as written nor as a copy.
     """
     heads = len(call.heads)
     device = seen.top_keys.device
-    unknown = torch.full((heads,), nan, dtype=torch.float64), torch.zeros(heads, dtype=torch.float64)
+    unknown = (
+        torch.full((heads,), nan, dtype=torch.float64),
+        torch.zeros(heads, dtype=torch.float64),
+    )
     written = call.query_ids
     read = call.key_ids
-    if written is None or read is None or not seen.top_keys.shape[-1] or not (places.causal or call.across):
+    if (
+        written is None
+        or read is None
+        or not seen.top_keys.shape[-1]
+        or not (places.causal or call.across)
+    ):
         return unknown
     written = written.to(device)
     read = read.to(device)
     if call.across:  # a source may hold the id of padding as a word
         read = read.masked_fill(~call.real_tokens()[1].to(device), NO_TOKEN)
-    first = call.facts.prompt if call.facts.prompt is not None and call.facts.prompt < call.size[0] else 1
+    first = (
+        call.facts.prompt
+        if call.facts.prompt is not None and call.facts.prompt < call.size[0]
+        else 1
+    )
     kept = torch.tensor(call.rows, device=device)
     which = ((kept + 1 >= first) & (kept + 1 < call.size[0])).nonzero().flatten()
     if not len(which):
@@ -131,7 +157,9 @@ def _occurs(
     first: Int[Tensor, "#batch"],
     last: Int[Tensor, " row"] | None,
 ) -> Tensor:
-    """Return whether each wanted token is among the keys from `first` on, up to `last` or to the last of all."""
+    """Return whether each wanted token is among the keys from `first` on, up to `last` or to the
+    last of all.
+    """
     count = read.shape[1]
     ordered = (read.long() * count + torch.arange(count, device=read.device)).sort(1).values
     from_first = wanted.long() * count + first.clamp(min=0)[:, None]
@@ -140,8 +168,12 @@ def _occurs(
     return same if last is None else same & (earliest % count <= last)
 
 
-def _sink(received: Float[Tensor, "batch heads key"], first: Int[Tensor, "#batch"]) -> Float[Tensor, " heads"]:
-    """Return the weight of the key that receives most, the first token left out, summed over the batch."""
+def _sink(
+    received: Float[Tensor, "batch heads key"], first: Int[Tensor, "#batch"]
+) -> Float[Tensor, " heads"]:
+    """Return the weight of the key that receives most, the first token left out, summed over the
+    batch.
+    """
     key = torch.arange(received.shape[-1], device=received.device)
     others = received.masked_fill((key == first.to(received.device)[:, None])[:, None], 0.0)
     return others.amax(-1).sum(0) if others.shape[-1] else others.sum((0, 2))
@@ -160,7 +192,9 @@ def _punctuation(
 
 
 def punctuation_test(decode: Decode) -> IsMark:
-    """Return a function that tells whether a token is punctuation; each token is decoded once for all layers."""
+    """Return a function that tells whether a token is punctuation; each token is decoded once for
+    all layers.
+    """
     return cache(lambda number: _is_mark(decode([number])))
 
 

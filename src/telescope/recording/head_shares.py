@@ -1,7 +1,8 @@
-"""Measure the habits of heads: the share of their weight that goes to the token before, the first token and so on.
+"""Measure the habits of heads: the share of their weight that goes to the token before, the first
+token and so on.
 
-The shares are sums over the queries, for each sequence and head, computed in O(n) memory beside a survey. For a text
-that grows, new queries are added to the sums.
+The shares are sums over the queries, for each sequence and head, computed in O(n) memory beside a
+survey. For a text that grows, new queries are added to the sums.
 """
 
 from collections.abc import Hashable, Iterator
@@ -18,42 +19,51 @@ from ..attention.mask import Both, Mask
 from ..attention.masks import Causal, Keep, Lengths
 from ..attention.padding_queries import RealQueries, first_real_key, real_query_masks
 from ..attention.restrict import Renumbered
-from ..survey import Marks, Summary
-from ..survey.exact_rows import masked_rows
-from ..survey.marks import Listing
-from ..survey.mask_share import share_within
-from ..survey.within import listed_weights
+from ..surveys import Marks, Summary
+from ..surveys.exact_rows import masked_rows
+from ..surveys.marks import Listing
+from ..surveys.mask_share import share_within
+from ..surveys.within import listed_weights
 
 FAR = 64
 # Keys that a cache with attention sinks and a sliding window keeps
 STREAMING_FIRST = 4
 STREAMING_LAST = 256
 NAMES = ("itself", "previous", "first", "same", "induction", "far")
-"""itself: the query's own position. previous: the position before. first: the first token that is not padding. same:
-earlier occurrences of the query's token. induction: the tokens that followed earlier occurrences of the query's token.
-far: keys more than FAR positions before the query."""
-REPEATED = ("same", "induction")  # of these, the queries count that see an earlier occurrence of their own token
+"""itself: the query's own position. previous: the position before. first: the first token that is
+not padding. same: earlier occurrences of the query's token. induction: the tokens that followed
+earlier occurrences of the query's token. far: keys more than FAR positions before the query.
+"""
+REPEATED = (
+    "same",
+    "induction",
+)  # of these, the queries count that see an earlier occurrence of their own token
 COUNTS = ("queries", "repeated")
-"""queries: how many queries see a token besides the first, and so have a choice. repeated: how many of these may see an
-earlier occurrence of their own token."""
+"""queries: how many queries see a token besides the first, and so have a choice. repeated: how many
+of these may see an earlier occurrence of their own token.
+"""
 NO_TOKEN = -1  # an id that no token has
 SMALL = {"cpu": 2**17, "cuda": 2**20}  # scores of all heads; up to so many, whole rows are computed
 BLOCK = {"cpu": 2**20, "cuda": 2**26}  # scores in memory at a time where whole rows are computed
 
 
 class Written(NamedTuple):
-    """Which queries of a text were given to the model and which it wrote, and what ends a text that it writes."""
+    """Which queries of a text were given to the model and which it wrote, and what ends a text that
+    it writes.
+    """
 
     given: tuple[tuple[int, int], ...]
-    """The stretches of queries that were given, (start, stop) each: the prompt, and what a user appended later."""
+    """The stretches of queries that were given, (start, stop) each: the prompt, and what a user
+    appended later.
+    """
     ends: tuple[int, ...]
     """The token ids that end a text."""
 
     def unended(self, ids: Int[Tensor, "batch query"]) -> Bool[Tensor, "batch query"] | None:
         """Return which queries are no later than the end of their text; None if all are.
 
-        In a batch, a text that has written its end token is padded until the others end. Alone it would have stopped
-        there: neither the end token nor what follows would have been a query.
+        In a batch, a text that has written its end token is padded until the others end. Alone it
+        would have stopped there: neither the end token nor what follows would have been a query.
         """
         if not self.ends or not self.given:
             return None
@@ -69,11 +79,13 @@ class Written(NamedTuple):
 
 
 class BatchTokens:
-    """The tokens of a batch of sequences so far, and what is derived from them, shared by all layers of a model.
+    """The tokens of a batch of sequences so far, and what is derived from them, shared by all
+    layers of a model.
 
-    The reference to the longer text is weak, so that a growing text is not kept at every length, which
-    tests/agreement/test_watch_memory.py, test_a_generation_of_400_tokens, measures. The reference to a definition is
-    weak to tell whether the definition still lives: a new definition may get the identity of a dead one.
+    The reference to the longer text is weak, so that a growing text is not kept at every length,
+    which tests/agreement/test_watch_memory.py, test_a_generation_of_400_tokens, measures. The
+    reference to a definition is weak to tell whether the definition still lives: a new definition
+    may get the identity of a dead one.
     """
 
     def __init__(self, ids: Int[Tensor, "batch token"]) -> None:
@@ -84,7 +96,9 @@ class BatchTokens:
         self._definitions: dict[Hashable, tuple[Attention, Attention]] = {}
 
     def followed_by(self, *ids: Int[Tensor, "batch more"]) -> "BatchTokens":
-        """Return the text with these tokens appended, the same object for each layer that passes the same tensors."""
+        """Return the text with these tokens appended, the same object for each layer that passes
+        the same tensors.
+        """
         longer = None
         if self._next is not None and [*map(id, self._next[0])] == [*map(id, ids)]:
             longer = self._next[1]()
@@ -93,8 +107,12 @@ class BatchTokens:
             self._next = (ids, ref(longer))
         return longer
 
-    def without_ended(self, attention: Attention, size: tuple[int, int], written: Written) -> Attention:
-        """Return the definition in which queries after the end of their text see nothing, one for all layers."""
+    def without_ended(
+        self, attention: Attention, size: tuple[int, int], written: Written
+    ) -> Attention:
+        """Return the definition in which queries after the end of their text see nothing, one for
+        all layers.
+        """
         if self._unended is None or self._unended[0] != written:
             self._unended = (written, written.unended(self.ids))
             self._definitions = {}
@@ -104,7 +122,10 @@ class BatchTokens:
         key = (attention.identity, size)
         if key not in self._definitions:
             own = RealQueries(Keep(real.to(self.ids.device)), real.shape[1] - size[1])
-            self._definitions[key] = attention, attention.with_extra_mask(own)  # the first is kept alive
+            self._definitions[key] = (
+                attention,
+                attention.with_extra_mask(own),
+            )  # the first is kept alive
         return self._definitions[key][1]
 
     def tensors(self) -> Iterator[Tensor]:
@@ -159,8 +180,9 @@ class Places:
     ) -> "Places":
         """Return the places of a call.
 
-        `size` is (queries, keys); it and the definition count evicted keys. `positions` are those of the queries, None
-        for the last ones. `lists=False` saves the lists of keys, which only `shares` needs.
+        `size` is (queries, keys); it and the definition count evicted keys. `positions` are those
+        of the queries, None for the last ones. `lists=False` saves the lists of keys, which only
+        `shares` needs.
         """
         text = None if across or text is None or text.ids.shape[1] != size[1] else text
         key = (size, positions, evicted, heads, attention.identity)
@@ -170,11 +192,14 @@ class Places:
             place = torch.arange(size[1] - size[0], size[1], device=device)
         else:
             place = torch.tensor(positions, dtype=torch.long, device=device)
-        first = first_real_key(attention, batch=batch, heads=heads, size=size, across=across, device=device)
+        first = first_real_key(
+            attention, batch=batch, heads=heads, size=size, across=across, device=device
+        )
         padded = bool(real_query_masks(attention))
         ids = None if text is None else text.ids.to(device)
         if ids is not None and padded:
-            # A text may hold the id of padding as a word; the first token of a text follows no word.
+            # A text may hold the id of padding as a word; the first token of a text follows no
+            # word.
             ids = ids.masked_fill(torch.arange(size[1], device=device) < first[:, None], NO_TOKEN)
         made = cls(
             place=place - evicted,
@@ -191,7 +216,10 @@ class Places:
         if lists and attention.normalize is softmax and scores > SMALL.get(device.type, 0):
             made = replace(made, listed=made._lists())
         if text is not None:
-            text.places = {**(text.places if len(text.places) < 4 else {}), key: (ref(attention), made)}
+            text.places = {
+                **(text.places if len(text.places) < 4 else {}),
+                key: (ref(attention), made),
+            }
         return made
 
     def _lists(self) -> dict[str, Listing]:
@@ -200,7 +228,9 @@ class Places:
         device = self.place.device
         every, keys = (torch.arange(n, device=device)[None].int() for n in (len(place), self.keys))
         present = (self.first >= 0).int()[None, :, None].expand(1, -1, len(place))
-        first = Listing(every, self.first.clamp(min=0)[:, None].int(), torch.zeros_like(present), present)
+        first = Listing(
+            every, self.first.clamp(min=0)[:, None].int(), torch.zeros_like(present), present
+        )
         if self.across:
             return {"first": first}
         start, stop = (
@@ -216,9 +246,11 @@ class Places:
         return listed
 
     def _by_token(self, back: int) -> Listing:
-        """Return, for each query, the keys whose token, or the token `back` positions before, is the query's token.
+        """Return, for each query, the keys whose token, or the token `back` positions before, is
+        the query's token.
 
-        The keys are sorted by that token, so that those of a query are one stretch, which ends at the query.
+        The keys are sorted by that token, so that those of a query are one stretch, which ends at
+        the query.
         """
         assert self.ids is not None
         count = self.ids.shape[1]
@@ -227,8 +259,12 @@ class Places:
         wanted, rows = (self.ids[:, position].long() * count).sort(stable=True, dim=1)
         keys = torch.arange(first, count, device=self.ids.device)
         tokens, which = (self.ids[:, first - back : count - back].long() * count + keys).sort(1)
-        start, stop = (torch.searchsorted(tokens, wanted + past)[None].int() for past in (0, position[rows]))
-        return Listing(rows.int(), (keys - self.evicted)[which].int(), start, stop, wants_seen=not back)
+        start, stop = (
+            torch.searchsorted(tokens, wanted + past)[None].int() for past in (0, position[rows])
+        )
+        return Listing(
+            rows.int(), (keys - self.evicted)[which].int(), start, stop, wants_seen=not back
+        )
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -237,7 +273,8 @@ class Places:
         return [self.place, self.first, *listed, *([] if self.ids is None else [self.ids])]
 
     def marks(self, count: int = 1) -> Marks | None:
-        """Return the extra sums an engine computes with its summary, for `count` calls stacked along the batch axis.
+        """Return the extra sums an engine computes with its summary, for `count` calls stacked
+        along the batch axis.
 
         Return None where whole rows are computed.
         """
@@ -245,8 +282,14 @@ class Places:
             return None
         first = self.first.repeat(count if len(self.first) > 1 else 1)[:, None]
         place = self.place[None]
-        single = torch.stack([key.expand(len(first), len(self.place)) for key in (place, place - 1, first)])
-        listed = [self.listed[name].repeated(count) for name in ("same", "induction") if name in self.listed]
+        single = torch.stack(
+            [key.expand(len(first), len(self.place)) for key in (place, place - 1, first)]
+        )
+        listed = [
+            self.listed[name].repeated(count)
+            for name in ("same", "induction")
+            if name in self.listed
+        ]
         return Marks(self.place - FAR, single, tuple(listed))
 
     def habits(self, rows: slice) -> Bool[Tensor, "name #batch row key"]:
@@ -258,7 +301,9 @@ class Places:
             own = self.ids[:, self.place[rows] + self.evicted, None]
             before = self.ids.roll(1, 1)
             same = (self.ids[:, None, self.evicted :] == own) & (key < place)
-            followed = (before[:, None, self.evicted :] == own) & (key < place) & (key + self.evicted > 0)
+            followed = (
+                (before[:, None, self.evicted :] == own) & (key < place) & (key + self.evicted > 0)
+            )
         far = place - key > FAR
         first = key == self.first[:, None, None]
         none = torch.zeros_like(far | first | same)
@@ -273,14 +318,20 @@ def shares(
     summary: Summary,
     places: Places,
 ) -> Float[Tensor, "batch heads sum"]:
-    """Return the shares of NAMES, then COUNTS, summed over the queries that have a choice; float64, NaN if unknown.
+    """Return the shares of NAMES, then COUNTS, summed over the queries that have a choice; float64,
+    NaN if unknown.
 
-    The definition is the one over the keys that are present. Several calls may be stacked along the batch axis.
+    The definition is the one over the keys that are present. Several calls may be stacked along the
+    batch axis.
     """
     chooses = counted(attention, summary, places)
-    unknown = {*NAMES} - {"first"} if places.across else {*REPEATED} if places.ids is None else set()
+    unknown = (
+        {*NAMES} - {"first"} if places.across else {*REPEATED} if places.ids is None else set()
+    )
     if places.listed is None:
-        summed = torch.zeros(*chooses.shape[:2], len(NAMES) + len(COUNTS), dtype=torch.float64, device=queries.device)
+        summed = torch.zeros(
+            *chooses.shape[:2], len(NAMES) + len(COUNTS), dtype=torch.float64, device=queries.device
+        )
         for block in _whole_rows(queries, keys, attention, summary, places, chooses):
             summed += _sums(*block)
     else:
@@ -291,8 +342,9 @@ def shares(
 
 
 QueryShares = tuple[dict[str, Tensor], Tensor, Tensor | None]
-"""The share of each habit by query; which queries have a choice; and which of them see an earlier occurrence of their
-token, None if the text is unknown."""
+"""The share of each habit by query; which queries have a choice; and which of them see an earlier
+occurrence of their token, None if the text is unknown.
+"""
 
 
 def _sums(
@@ -300,18 +352,27 @@ def _sums(
     chooses: Bool[Tensor, "batch heads query"],
     again: Bool[Tensor, "batch heads query"] | None,
 ) -> Float[Tensor, "batch heads sum"]:
-    """Return the sums over the queries that count, in few operations: a GPU's host would spend its time on more."""
+    """Return the sums over the queries that count, in few operations: a GPU's host would spend its
+    time on more.
+    """
     some = next(iter(share.values()))
     none = torch.zeros_like(some)
     one = torch.ones_like(some)
     again = torch.zeros_like(chooses) if again is None else again
     every = torch.stack([*(share.get(name, none) for name in NAMES), one, one])
-    which = torch.stack([*(again if name in REPEATED else chooses for name in NAMES), chooses, again])
+    which = torch.stack(
+        [*(again if name in REPEATED else chooses for name in NAMES), chooses, again]
+    )
     return every.masked_fill_(~which, 0.0).sum(-1, dtype=torch.float64).movedim(0, -1).contiguous()
 
 
 def _whole_rows(
-    queries: Tensor, keys: Tensor, attention: Attention, summary: Summary, places: Places, chooses: Tensor
+    queries: Tensor,
+    keys: Tensor,
+    attention: Attention,
+    summary: Summary,
+    places: Places,
+    chooses: Tensor,
 ) -> Iterator[QueryShares]:
     """Yield the shares of blocks of queries, from all of their weights."""
     for rows, weights, habits, seen in _rows(queries, keys, attention, summary, places):
@@ -322,9 +383,16 @@ def _whole_rows(
 
 
 def _listed_rows(
-    queries: Tensor, keys: Tensor, attention: Attention, summary: Summary, places: Places, chooses: Tensor
+    queries: Tensor,
+    keys: Tensor,
+    attention: Attention,
+    summary: Summary,
+    places: Places,
+    chooses: Tensor,
 ) -> QueryShares:
-    """Return the shares of all queries: those that the summary has, and the others from the keys that are listed."""
+    """Return the shares of all queries: those that the summary has, and the others from the keys
+    that are listed.
+    """
     assert summary.lse is not None
     assert places.listed is not None
     count = len(queries) // max(places.batch, 1)
@@ -340,7 +408,11 @@ def _listed_rows(
         share |= dict(zip(listed, summary.listed.unbind(-1), strict=True))
         listed = {}
     parts = listed_weights(
-        queries, keys, attention, summary.lse, [listing.repeated(count) for listing in listed.values()]
+        queries,
+        keys,
+        attention,
+        summary.lse,
+        [listing.repeated(count) for listing in listed.values()],
     )
     for name, found in zip(listed, parts, strict=True):
         if found.seen is not None:
@@ -362,7 +434,8 @@ def streaming_share(
     lse: Float[Tensor, "batch heads query"] | None,
     places: Places,
 ) -> Float[Tensor, "batch heads query"] | None:
-    """Return the share of each query's weight on the first and the last tokens; None if the normaliser is not softmax.
+    """Return the share of each query's weight on the first and the last tokens; None if the
+    normaliser is not softmax.
 
     Several calls may be stacked along the batch axis.
     """
@@ -375,7 +448,9 @@ def streaming_share(
     return share_within(engine, queries, keys, attention, lse, window(STREAMING_LAST) | first)
 
 
-def counted(attention: Attention, summary: Summary, places: Places) -> Bool[Tensor, "batch heads query"]:
+def counted(
+    attention: Attention, summary: Summary, places: Places
+) -> Bool[Tensor, "batch heads query"]:
     """Return which queries have a choice: they see a key, and stand after the first token."""
     entropy = summary.entropy
     lse = summary.lse
@@ -387,7 +462,9 @@ def counted(attention: Attention, summary: Summary, places: Places) -> Bool[Tens
     elif lse is not None and attention.sink is None:
         counts = counts & (lse > -torch.inf)
     else:
-        at = Pairs.block(range(rows), range(0), of=(rows, places.keys), batch=batch, heads=heads, device=device)
+        at = Pairs.block(
+            range(rows), range(0), of=(rows, places.keys), batch=batch, heads=heads, device=device
+        )
         counts = counts & ~attention.mask.spans(at, places.keys).empty[..., 0]
     if places.across:
         return counts
@@ -398,7 +475,9 @@ def counted(attention: Attention, summary: Summary, places: Places) -> Bool[Tens
 def _weight_of_keys(
     attention: Attention, lse: Float[Tensor, "batch heads query"]
 ) -> Float[Tensor, "batch heads query"]:
-    """Return the total weight that each query gives to keys: 1, or what the sink leaves; 0 if it sees none."""
+    """Return the total weight that each query gives to keys: 1, or what the sink leaves; 0 if it
+    sees none.
+    """
     if attention.sink is None:
         return (lse > -torch.inf).to(lse.dtype)
     sink = torch.as_tensor(attention.sink, dtype=lse.dtype, device=lse.device).reshape(-1, 1)
@@ -408,11 +487,20 @@ def _weight_of_keys(
 def _rows(
     queries: Tensor, keys: Tensor, attention: Attention, summary: Summary, places: Places
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Yield blocks of whole rows: which rows, their weights, the keys of each habit, and the keys they see."""
+    """Yield blocks of whole rows: which rows, their weights, the keys of each habit, and the keys
+    they see.
+    """
     batch, heads, rows, _ = queries.shape
     columns = keys.shape[-2]
     if rows == 1:  # what the keys receive are the weights of the one query
-        at = Pairs.block(range(1), range(columns), of=(1, columns), batch=batch, heads=heads, device=queries.device)
+        at = Pairs.block(
+            range(1),
+            range(columns),
+            of=(1, columns),
+            batch=batch,
+            heads=heads,
+            device=queries.device,
+        )
         seen = attention.mask.sees(at)
         if isinstance(attention.bias, Bias):
             seen = seen & (attention.bias(at) > -torch.inf)
@@ -420,21 +508,30 @@ def _rows(
         yield one, summary.received[:, :, None], _repeated(places.habits(one), batch, 1), seen
         return
     most = BLOCK.get(queries.device.type, BLOCK["cuda"])
-    height = max(1, most // max(1, batch * heads * columns * attention.score.numbers_per_score(queries, keys)))
+    height = max(
+        1,
+        most // max(1, batch * heads * columns * attention.score.numbers_per_score(queries, keys)),
+    )
     for start in range(0, rows, height):
         block = slice(start, min(start + height, rows))
         number = torch.arange(block.start, block.stop, device=queries.device)
-        masked = masked_rows(queries, keys, attention, number, range(columns), range(batch), range(heads))
+        masked = masked_rows(
+            queries, keys, attention, number, range(columns), range(batch), range(heads)
+        )
         seen = masked > -torch.inf
         if summary.lse is None:
             weights = attention.weights(masked)
         else:
-            weights = torch.exp(masked - summary.lse[:, :, block, None].to(masked.dtype)).masked_fill_(~seen, 0.0)
+            weights = torch.exp(
+                masked - summary.lse[:, :, block, None].to(masked.dtype)
+            ).masked_fill_(~seen, 0.0)
         yield block, weights, _repeated(places.habits(block), batch, 1), seen
 
 
 def _repeated(tensor: Tensor, batch: int, axis: int = 0) -> Tensor:
-    """Repeat or expand a tensor along `axis` to the size `batch`, for calls stacked along the batch axis."""
+    """Repeat or expand a tensor along `axis` to the size `batch`, for calls stacked along the batch
+    axis.
+    """
     count = tensor.shape[axis]
     if count in (1, batch):
         return tensor.expand(*tensor.shape[:axis], batch, *tensor.shape[axis + 1 :])

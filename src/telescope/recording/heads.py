@@ -9,8 +9,8 @@ from typing import Any, overload
 from rich.table import Table
 
 from ..files.frames import Columns, Names, frame
-from ..trace.numbers import round_numbers
-from ..trace.render import FirstThatFits, render_text
+from ..traces.numbers import round_numbers
+from ..traces.render import FirstThatFits, render_text
 from ..words import hint, index_range, whole_number
 from .head_measures import Decode, Measures, measure, punctuation_test
 from .head_shares import FAR, REPEATED, STREAMING_FIRST, STREAMING_LAST
@@ -29,7 +29,9 @@ HABIT_KEYS = {
     "punctuation": "punctuation",
     "far": f"keys more than {FAR} positions before the query",
 }
-"""The keys whose share of the weight is each habit; the explorer's page takes names and texts from here."""
+"""The keys whose share of the weight is each habit; the explorer's page takes names and texts from
+here.
+"""
 HABITS = tuple(HABIT_KEYS)
 MORE = {
     "streaming": f"the first {STREAMING_FIRST} tokens and the last {STREAMING_LAST}",
@@ -41,19 +43,22 @@ MEASURES = (*HABITS, *MORE, "spread", "largest_logit")
 
 @dataclass(frozen=True)
 class Head:
-    """One head: the share of its weight that goes to each kind of key, from 0 to 1; NaN where it is not known.
+    """One head: the share of its weight that goes to each kind of key, from 0 to 1; NaN where it is
+    not known.
 
-    Shares are exact means over the queries that have a choice: those after the first token that see a key. Padding is
-    left out as query, as key and as first token. In cross-attention, only `first`, `sink`, `punctuation` and `spread`
-    are known.
+    Shares are exact means over the queries that have a choice: those after the first token that see
+    a key. Padding is left out as query, as key and as first token. In cross-attention, only
+    `first`, `sink`, `punctuation` and `spread` are known.
     """
 
     layer: str
     number: int
     kind: str
-    """The habit with the largest share, if that is at least 0.4, else "mixed"; "far" only if no other is. `same` and
-    `induction` are compared with `first` on the queries whose token occurred before: a head that rests on the first
-    token wherever it has nothing to match is named by what it matches."""
+    """The habit with the largest share, if that is at least 0.4, else "mixed"; "far" only if no
+    other is. `same` and `induction` are compared with `first` on the queries whose token occurred
+    before: a head that rests on the first token wherever it has nothing to match is named by what
+    it matches.
+    """
     itself: float
     """To the query's own position."""
     previous: float
@@ -61,24 +66,31 @@ class Head:
     first: float
     """To the first token, where most heads put weight they do not need elsewhere."""
     sink: float
-    """To the one key, besides the first, that receives most: its share of all weight given. Each sequence of a batch
-    has a key of its own."""
+    """To the one key, besides the first, that receives most: its share of all weight given. Each
+    sequence of a batch has a key of its own.
+    """
     same: float
     """To earlier occurrences of the query's token; the mean over the queries that may see one."""
     induction: float
-    """To the tokens that followed earlier occurrences of the query's token; the mean over the same queries."""
+    """To the tokens that followed earlier occurrences of the query's token; the mean over the same
+    queries.
+    """
     punctuation: float
     """To punctuation, of all weight given."""
     far: float
     """To keys more than 64 positions before the query."""
     spread: float
-    """The mean of exp(entropy): the effective number of keys over which a query spreads its weight."""
+    """The mean of exp(entropy): the effective number of keys over which a query spreads its weight.
+    """
     streaming: float = nan
-    """To the first 4 tokens and the last 256: what a cache of a sliding window with sinks keeps. Known for
-    keep="queries-keys" and "steps", and for "summaries" by ts.watch(also="streaming")."""
+    """To the first 4 tokens and the last 256: what a cache of a sliding window with sinks keeps.
+    Known for keep="queries-keys" and "steps", and for "summaries" by ts.watch(also="streaming").
+    """
     retrieval: float = nan
-    """Of the written tokens that occurred before, how often the largest weight is on an earlier copy (the retrieval
-    score of Wu et al., 2024). Of a text that was generated, only the generated tokens count."""
+    """Of the written tokens that occurred before, how often the largest weight is on an earlier
+    copy (the retrieval score of Wu et al., 2024). Of a text that was generated, only the generated
+    tokens count.
+    """
     largest_logit: float = nan
     """The largest score of any query."""
     segments: Mapping[str, float] = field(default_factory=dict)
@@ -88,8 +100,9 @@ class Head:
 class Heads(Sequence[Head]):
     """A table of heads, which prints as one: heads.where(previous=0.5).sort("spread")[:10].
 
-    `layers` are the names of all layers in the order of the model; a part of a table keeps all of them. `left_out` are
-    the attentions whose heads were not watched, or not in every run; they are named below the table.
+    `layers` are the names of all layers in the order of the model; a part of a table keeps all of
+    them. `left_out` are the attentions whose heads were not watched, or not in every run; they are
+    named below the table.
     """
 
     def __init__(
@@ -115,14 +128,16 @@ class Heads(Sequence[Head]):
     def sort(self, by: str = "kind", *, rising: bool | None = None) -> "Heads":
         """Return the table sorted by a column, unknown numbers last.
 
-        `rising` sets the direction; by default layers, numbers and kinds rise, and shares fall. Within a kind, the
-        clearest head comes first; within a layer, the lowest number.
+        `rising` sets the direction; by default layers, numbers and kinds rise, and shares fall.
+        Within a kind, the clearest head comes first; within a layer, the lowest number.
         """
         columns = [each.name for each in fields(Head) if each.name != "segments"]
         _check_known(by, [*columns, *self.segments], "column")
         names = by in ("layer", "number", "kind")
         heads = (
-            sorted(self, key=_clearest, reverse=True) if by == "kind" else sorted(self, key=lambda head: head.number)
+            sorted(self, key=_clearest, reverse=True)
+            if by == "kind"
+            else sorted(self, key=lambda head: head.number)
         )
         unknown = [head for head in heads if not names and isnan(_value(head, by))]
         known = [head for head in heads if names or not isnan(_value(head, by))]
@@ -142,13 +157,13 @@ class Heads(Sequence[Head]):
         number: int | Iterable[int] | None = None,
         **at_least: float,
     ) -> "Heads":
-        """Return the heads that meet all conditions: where(kind="first", layer=-1), where(induction=0.4).
+        """Return the heads that meet all conditions: where(kind="first", layer=-1),
+        where(induction=0.4).
 
         Args:
-            test: a function that returns True for a head.
-            kind: a kind of head, or several.
-            layer: as `layers` of `ts.watch`: a name, a pattern such as "encoder.*", a number, or several of these.
-            number: the number of a head in its layer, -1 for the last, or several.
+            test: a function that returns True for a head. kind: a kind of head, or several. layer:
+            as `layers` of `ts.watch`: a name, a pattern such as "encoder.*", a number, or several
+            of these. number: the number of a head in its layer, -1 for the last, or several.
             at_least: for any column of numbers, or segment, the least value.
 
         Raises:
@@ -177,28 +192,40 @@ class Heads(Sequence[Head]):
         )
 
     def _select(self, number: int | Iterable[int]) -> set[tuple[str, int]]:
-        """Return the (layer, number) of every head that has one of these numbers; negative ones count from the last."""
+        """Return the (layer, number) of every head that has one of these numbers; negative ones
+        count from the last.
+        """
         selected: set[tuple[str, int]] = set()
         most = max(self._counts.values(), default=0)
         for one in number if isinstance(number, Iterable) else (number,):
             if most and not -most <= whole_number("number", one) < most:
-                raise ValueError(f"number={one} is no head of any layer; they count {index_range(most)}")
-            selected |= {(layer, count + one if one < 0 else one) for layer, count in self._counts.items()}
+                raise ValueError(
+                    f"number={one} is no head of any layer; they count {index_range(most)}"
+                )
+            selected |= {
+                (layer, count + one if one < 0 else one) for layer, count in self._counts.items()
+            }
         return selected
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Return a dict for each head, for JSON: an unknown number is None, others have the digits of float32.
+        """Return a dict for each head, for JSON: an unknown number is None, others have the digits
+        of float32.
 
         `table()` has the numbers as they were computed.
         """
         rows = [round_numbers(asdict(head)) for head in self]
         return [
-            {name: None if isinstance(value, float) and isnan(value) else value for name, value in row.items()}
+            {
+                name: None if isinstance(value, float) and isnan(value) else value
+                for name, value in row.items()
+            }
             for row in rows
         ]
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return the table as a frame of pandas or polars: a row for each head, NaN where a number is not known."""
+        """Return the table as a frame of pandas or polars: a row for each head, NaN where a number
+        is not known.
+        """
         return frame(self.columns(), library)
 
     def columns(self) -> Columns:
@@ -212,7 +239,8 @@ class Heads(Sequence[Head]):
         return columns
 
     def plot(self, habit: str = "spread", axes: Any = None) -> Any:
-        """Draw a square for each head with matplotlib, layers from top to bottom, and return the axes.
+        """Draw a square for each head with matplotlib, layers from top to bottom, and return the
+        axes.
 
         Raise a ValueError if matplotlib is not installed, or if the table is empty.
         """
@@ -233,7 +261,9 @@ class Heads(Sequence[Head]):
         image = axes.imshow(squares, vmin=0.0 if is_share else None, vmax=1.0 if is_share else None)
         axes.set(xlabel="head", title=habit, yticks=range(len(layers)), yticklabels=layers)
         axes.figure.colorbar(
-            image, ax=axes, label="share of the weight" if is_share else "keys" if habit == "spread" else "score"
+            image,
+            ax=axes,
+            label="share of the weight" if is_share else "keys" if habit == "spread" else "score",
         )
         return axes
 
@@ -255,7 +285,9 @@ class Heads(Sequence[Head]):
         return len(self._heads)
 
     def __rich__(self) -> FirstThatFits:
-        """Return the table; for a narrow screen without the columns of MORE and the largest logit."""
+        """Return the table; for a narrow screen without the columns of MORE and the largest
+        logit.
+        """
         return FirstThatFits(lambda: (self._table(more) for more in ((*MORE, "largest_logit"), ())))
 
     def _table(self, more: Sequence[str]) -> Table:
@@ -270,7 +302,9 @@ class Heads(Sequence[Head]):
             table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
         for head in self:
             cells = [_percent(_value(head, name)) for name in shares]
-            cells += ["" if isnan(_value(head, name)) else f"{_value(head, name):.1f}" for name in numbers]
+            cells += [
+                "" if isnan(_value(head, name)) else f"{_value(head, name):.1f}" for name in numbers
+            ]
             table.add_row(head.layer, str(head.number), head.kind, *cells)
         return table
 
@@ -300,13 +334,17 @@ def _value(head: Head, name: str) -> Any:
     return head.segments[name] if name in head.segments else getattr(head, name)
 
 
-def _head(layer: str, number: int, place: int, parts: list[Measures], segments: Sequence[str]) -> Head:
+def _head(
+    layer: str, number: int, place: int, parts: list[Measures], segments: Sequence[str]
+) -> Head:
     """Return the head at index `place`, averaged over the calls."""
     measures = {}
     for name in MEASURES[:-1]:
         sums = [(float(part.sums[name][place]), float(part.counts[name][place])) for part in parts]
         known = [(total, count) for total, count in sums if not isnan(total) and count > 0]
-        measures[name] = sum(total for total, _ in known) / sum(count for _, count in known) if known else nan
+        measures[name] = (
+            sum(total for total, _ in known) / sum(count for _, count in known) if known else nan
+        )
     logit = max((float(part.largest_logit[place]) for part in parts), default=nan)
     given = sum(float(part.counts["sink"][place]) for part in parts)
     shares = {
@@ -316,23 +354,26 @@ def _head(layer: str, number: int, place: int, parts: list[Measures], segments: 
     queries = sum(float(part.counts["first"][place]) for part in parts)
     counts = [float(part.counts["induction"][place]) for part in parts]
     repeated = sum(count for count in counts if not isnan(count)) / queries if queries else nan
-    return Head(layer, number, kind_of(measures, repeated), **measures, largest_logit=logit, segments=shares)
+    return Head(
+        layer, number, kind_of(measures, repeated), **measures, largest_logit=logit, segments=shares
+    )
 
 
 def kind_of(shares: Mapping[str, float], repeated: float) -> str:
-    """Return the habit with the largest share, if at least CLEAR, else "mixed"; "far" only if no other is clear.
+    """Return the habit with the largest share, if at least CLEAR, else "mixed"; "far" only if no
+    other is clear.
 
-    `same` and `induction` are means over the queries whose token occurred before; `repeated` is the part of all queries
-    that these are. A head that has nothing to match rests on the first token, so `first` is compared with these two on
-    the repeated queries alone.
+    `same` and `induction` are means over the queries whose token occurred before; `repeated` is the
+    part of all queries that these are. A head that has nothing to match rests on the first token,
+    so `first` is compared with these two on the repeated queries alone.
     """
     clear = {name: shares[name] for name in HABITS if shares[name] >= CLEAR}  # NaN is not clear
     is_far = clear.pop("far", None) is not None
     if not clear:
         return "far" if is_far else "mixed"
 
-    # How much the first token gets from the repeated queries is not stored. The least it can be: all other queries
-    # give it everything.
+    # How much the first token gets from the repeated queries is not stored. The least it can be:
+    # all other queries give it everything.
     besides = {name: share for name, share in clear.items() if name != "first"}
     best = max(besides, key=lambda name: besides[name], default="first")
     if best in REPEATED and besides[best] > 1 - (1 - shares["first"]) / repeated:
@@ -341,7 +382,9 @@ def kind_of(shares: Mapping[str, float], repeated: float) -> str:
 
 
 def _clearest(head: Head) -> float:
-    """Return the share of the habit that names the head's kind, or the largest share of a mixed head."""
+    """Return the share of the habit that names the head's kind, or the largest share of a mixed
+    head.
+    """
     known = [getattr(head, name) for name in HABITS if not isnan(getattr(head, name))]
     return max(known, default=0.0) if head.kind == "mixed" else float(getattr(head, head.kind))
 

@@ -29,13 +29,18 @@ def modules_by_path(model: nn.Module) -> Modules:
         modules[path] = module
         if module._modules:
             prefix = f"{path}." if path else ""
-            rest += [(prefix + name, child) for name, child in reversed(module._modules.items()) if child is not None]
+            rest += [
+                (prefix + name, child)
+                for name, child in reversed(module._modules.items())
+                if child is not None
+            ]
     return modules
 
 
 def attention_name(path: str) -> str:
-    """Return the name of one of Telescope's attentions from its path: encoder.3.self_attention.attend is
-    encoder.3.self."""
+    """Return the name of one of Telescope's attentions from its path:
+    encoder.3.self_attention.attend is encoder.3.self.
+    """
     layer = path.removesuffix("attend").removesuffix(".")
     *where, last = layer.split(".")
     return ".".join([*where, last.removesuffix("_attention") or "attention"])
@@ -44,27 +49,36 @@ def attention_name(path: str) -> str:
 def select_layers(
     names: Sequence[str], layers: Layers, unwatched: Sequence[str] = (), argument: str = "layers"
 ) -> list[str]:
-    """Return the names that `layers` selects: by name, by a pattern such as "encoder.*", or by number.
+    """Return the names that `layers` selects: by name, by a pattern such as "encoder.*", or by
+    number.
 
-    A number selects that layer of every stack of the model, and a negative number counts from the last layer of each.
-    `unwatched` are the attentions that cannot be watched, for the error. Raise a ValueError if nothing is selected, and
-    a TypeError for any other type.
+    A number selects that layer of every stack of the model, and a negative number counts from the
+    last layer of each. `unwatched` are the attentions that cannot be watched, for the error. Raise
+    a ValueError if nothing is selected, and a TypeError for any other type.
     """
     if layers is None:
         return list(names)
-    wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
+    wanted = (
+        list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
+    )
     if not wanted:
-        raise ValueError(f"{argument}=[] leaves nothing to watch; {argument}=None watches every attention")
+        raise ValueError(
+            f"{argument}=[] leaves nothing to watch; {argument}=None watches every attention"
+        )
     found = [_select(names, one, unwatched, argument) for one in wanted]
     return [name for name in names if any(name in selected for selected in found)]
 
 
-def _select(names: Sequence[str], one: str | SupportsIndex, unwatched: Sequence[str], argument: str) -> list[str]:
+def _select(
+    names: Sequence[str], one: str | SupportsIndex, unwatched: Sequence[str], argument: str
+) -> list[str]:
     """Return the names that one item of `layers` selects."""
     if isinstance(one, str):
         found = [name for name in names if fnmatchcase(name, one)] or attentions_inside(names, one)
         if not found:
-            refused = [name for name in unwatched if fnmatchcase(name, one)] or attentions_inside(unwatched, one)
+            refused = [name for name in unwatched if fnmatchcase(name, one)] or attentions_inside(
+                unwatched, one
+            )
             raise ValueError(
                 f'{argument}="{one}": {describe_unwatched(refused)}'
                 if refused
@@ -75,22 +89,34 @@ def _select(names: Sequence[str], one: str | SupportsIndex, unwatched: Sequence[
         number = whole_number(argument, one)
     except TypeError:
         kind = type(one).__name__
-        raise TypeError(f'{argument} takes names, patterns such as "encoder.*" and numbers, not {kind}') from None
+        raise TypeError(
+            f'{argument} takes names, patterns such as "encoder.*" and numbers, not {kind}'
+        ) from None
     places = {name: place for name in names if (place := stack_and_number(name))}
     sizes = {stack: last + 1 for stack, last in sorted(places.values())}
     found = [
-        name for name, (stack, place) in places.items() if place == (number if number >= 0 else sizes[stack] + number)
+        name
+        for name, (stack, place) in places.items()
+        if place == (number if number >= 0 else sizes[stack] + number)
     ]
     if not found:
-        known = f"they count {index_range(max(sizes.values()))}" if sizes else f"none is numbered: {', '.join(names)}"
+        known = (
+            f"they count {index_range(max(sizes.values()))}"
+            if sizes
+            else f"none is numbered: {', '.join(names)}"
+        )
         raise ValueError(f"{argument}={one} is no layer of this model; {known}")
     return found
 
 
 def stack_and_number(name: str) -> tuple[str, int] | None:
-    """Return the stack of an attention and its number there: decoder.0.cross is number 0 of decoder."""
+    """Return the stack of an attention and its number there: decoder.0.cross is number 0 of
+    decoder.
+    """
     parts = name.split(".")
-    numbered = [i for i, part in enumerate(parts) if part.isdecimal()]  # the first: a block may number its parts too
+    numbered = [
+        i for i, part in enumerate(parts) if part.isdecimal()
+    ]  # the first: a block may number its parts too
     return (".".join(parts[: numbered[0]]), int(parts[numbered[0]])) if numbered else None
 
 
@@ -100,7 +126,8 @@ def attentions_inside(names: Iterable[str], path: str) -> list[str]:
 
 
 def numbers_of_heads(heads: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
-    """Return the numbers that `heads=` gives, negative ones as they are: layers may differ in their number of heads.
+    """Return the numbers that `heads=` gives, negative ones as they are: layers may differ in their
+    number of heads.
 
     Raise a ValueError unless they are numbers, at least one, each once.
     """
@@ -111,14 +138,16 @@ def numbers_of_heads(heads: SupportsIndex | Sequence[SupportsIndex]) -> tuple[in
         numbers = ()
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(
-            f"heads={heads!r} are not numbers of heads, each once; they count from 0, or from the last: -1, -2; "
+            f"heads={heads!r} are not numbers of heads, each once; they count from 0, or from the "
+            "last: -1, -2; "
             "None is all"
         )
     return numbers
 
 
 def head_numbers(name: str, heads: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the numbers of heads of an attention with `count` heads; negative numbers count from the last.
+    """Return the numbers of heads of an attention with `count` heads; negative numbers count from
+    the last.
 
     Raise a ValueError if a head does not exist, or is named twice.
     """
@@ -131,22 +160,32 @@ def head_numbers(name: str, heads: Sequence[int], count: int) -> tuple[int, ...]
 
 
 def unwatched_attentions(modules: Modules, watched: Iterable[nn.Module]) -> tuple[str, ...]:
-    """Return the paths of modules that are attentions by the names of their classes and are not watched.
+    """Return the paths of modules that are attentions by the names of their classes and are not
+    watched.
 
-    Only innermost modules: none that contains a watched attention or another unwatched one, or lies within a watched
-    attention.
+    Only innermost modules: none that contains a watched attention or another unwatched one, or lies
+    within a watched attention.
     """
     ids = {id(module) for module in watched}
     paths = {path for path, module in modules.items() if id(module) in ids}
-    named = [path for path, module in modules.items() if type(module).__name__.endswith("Attention")]
+    named = [
+        path for path, module in modules.items() if type(module).__name__.endswith("Attention")
+    ]
     containing = {above for path in (*paths, *named) for above in _above(path)}
-    return tuple(path for path in named if path not in containing and paths.isdisjoint([path, *_above(path)]))
+    return tuple(
+        path for path in named if path not in containing and paths.isdisjoint([path, *_above(path)])
+    )
 
 
 def describe_unwatched(names: Sequence[str], verb: str = "watch") -> str:
-    """Return a sentence that names the attentions that cannot be watched; `verb` is "watch" or "edit"."""
+    """Return a sentence that names the attentions that cannot be watched; `verb` is "watch" or
+    "edit".
+    """
     subject = f"{len(names)} attentions compute" if len(names) > 1 else "one attention computes"
-    return f"{subject} the weights by code of their own, which {verb} cannot look into: {list_names(names)}"
+    return (
+        f"{subject} the weights by code of their own, which {verb} cannot look into: "
+        f"{list_names(names)}"
+    )
 
 
 def list_names(names: Sequence[str]) -> str:

@@ -1,6 +1,8 @@
-"""Recorded calls that keep tensors: queries and keys (keep="queries-keys"), or every step (keep="steps").
+"""Recorded calls that keep tensors: queries and keys (keep="queries-keys"), or every step
+(keep="steps").
 
-Surveys, rows and maps are computed from them on request; `one_head` selects one head of one sequence.
+Surveys, rows and maps are computed from them on request; `one_head` selects one head of one
+sequence.
 """
 
 from collections.abc import Iterator
@@ -16,10 +18,10 @@ from ..attention.padding_queries import include_padding_queries
 from ..attention.restrict import key_heads_of, restrict_to_heads, restrict_to_sequences
 from ..attention.values import tensors
 from ..engines import torch_modes
-from ..survey import Survey, survey
-from ..survey.extend import Size
+from ..surveys import Survey, survey
+from ..surveys.extend import Size
 from ..tiles.head_scores import OneHead
-from ..trace.trace import Tokens, Trace, trace
+from ..traces.trace import Tokens, Trace, trace
 from ..words import check_index
 from .attention_call import AttentionCall
 from .call_facts import TOP, KeepOptions, MapSize
@@ -30,7 +32,9 @@ from .survey_queue import SurveyQueue
 
 
 class QueriesKeysCall(RecordedCall):
-    """Keep queries and keys; surveys, rows and maps are computed on request, on the model's device."""
+    """Keep queries and keys; surveys, rows and maps are computed on request, on the model's
+    device.
+    """
 
     keep = "queries-keys"
     _surveys: dict[tuple[int, Size], Survey] | None = None
@@ -55,10 +59,14 @@ class QueriesKeysCall(RecordedCall):
     def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
         kept = len(options.queries(call.size[0], 0)) / max(call.size[0], 1)
         lse = 0 if call.lse is None else call.lse.nbytes
-        return int((call.queries.nbytes + lse) * kept) + _bytes_with_evicted(call.keys, call.evicted)
+        return int((call.queries.nbytes + lse) * kept) + _bytes_with_evicted(
+            call.keys, call.evicted
+        )
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
-        """Return the survey of all heads; see `ts.survey`. A survey without a map is computed once."""
+        """Return the survey of all heads; see `ts.survey`. A survey without a map is computed
+        once.
+        """
         wanted = (TOP if top is None else top, self.size)
         if map is None and self._surveys and wanted in self._surveys:
             return self._surveys[wanted]
@@ -70,7 +78,9 @@ class QueriesKeysCall(RecordedCall):
         return seen
 
     def head(self, number: SupportsIndex) -> Survey:
-        """Return the survey of one head, by its number in the model; the other heads are not computed."""
+        """Return the survey of one head, by its number in the model; the other heads are not
+        computed.
+        """
         place = self.head_index(number)
         heads = len(self.heads)
         if self._surveys and (TOP, self.size) in self._surveys:
@@ -81,7 +91,9 @@ class QueriesKeysCall(RecordedCall):
             queries = self._to_model_device(self.queries[:, [place]])
             keys = self._to_model_device(self.keys[:, key_heads])
             with torch_modes.without_autocast(queries.device):
-                seen = survey(queries, keys, restrict_to_heads(self.kept_attention(), which, heads), top=TOP)
+                seen = survey(
+                    queries, keys, restrict_to_heads(self.kept_attention(), which, heads), top=TOP
+                )
             self._heads = {**(self._heads or {}), place: seen}
         return self._heads[place]
 
@@ -96,7 +108,9 @@ class QueriesKeysCall(RecordedCall):
         seen = self.survey()
         places = self.places(lists=False)
         with torch_modes.without_autocast(seen.queries.device):
-            return streaming_share(seen.engine, seen.queries, seen.keys, seen.attention, seen.lse, places)
+            return streaming_share(
+                seen.engine, seen.queries, seen.keys, seen.attention, seen.lse, places
+            )
 
     def finish(self) -> None:
         """Return at once: queries and keys are stored while the model runs."""
@@ -113,10 +127,16 @@ class QueriesKeysCall(RecordedCall):
         return self.parts["keys"].tensor
 
     def _other_tensors(self) -> Iterator[Tensor]:
-        """Yield also the tensors of the surveys computed so far, with the queries and keys copied for them."""
+        """Yield also the tensors of the surveys computed so far, with the queries and keys copied
+        for them.
+        """
         yield from super()._other_tensors()
         for seen in (*(self._surveys or {}).values(), *(self._heads or {}).values()):
-            yield from (part for part in (seen.queries, seen.keys, *vars(seen.summary).values()) if part is not None)
+            yield from (
+                part
+                for part in (seen.queries, seen.keys, *vars(seen.summary).values())
+                if part is not None
+            )
             yield from tensors(seen.attention)
 
     def _to_model_device(self, tensor: Tensor) -> Tensor:
@@ -124,11 +144,15 @@ class QueriesKeysCall(RecordedCall):
 
 
 class StepsCall(QueriesKeysCall):
-    """Keep queries, keys and values, from which every step is computed on request, and the residual stream."""
+    """Keep queries, keys and values, from which every step is computed on request, and the residual
+    stream.
+    """
 
     keep = "steps"
     _widths: tuple[int, ...] = ()
-    """The features of each set of values, where "values" joins several that are multiplied by the same weights."""
+    """The features of each set of values, where "values" joins several that are multiplied by the
+    same weights.
+    """
 
     def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
         super()._store_first(call, queue)
@@ -158,23 +182,34 @@ class StepsCall(QueriesKeysCall):
         sets = [self._parts["values"].tensor, *(self._parts.pop(name).tensor for name in names)]
         # A run that was interrupted between two sets leaves the later one without its last keys.
         missing = [sets[0].shape[2] - each.shape[2] for each in sets]
-        whole = [pad(each, (0, 0, 0, count), value=nan) for each, count in zip(sets, missing, strict=True)]
+        whole = [
+            pad(each, (0, 0, 0, count), value=nan)
+            for each, count in zip(sets, missing, strict=True)
+        ]
         self._widths = tuple(each.shape[-1] for each in sets)
-        self._parts["values"] = GrowingTensor(torch.cat(whole, -1), 2, self.options.store, owned=True)
+        self._parts["values"] = GrowingTensor(
+            torch.cat(whole, -1), 2, self.options.store, owned=True
+        )
 
     def _split_values(self) -> None:
         """Undo `_wait`, so that each set can grow."""
         if not self._widths:
             return
-        for number, each in enumerate(torch.split(self._parts["values"].tensor, [*self._widths], -1)):
+        for number, each in enumerate(
+            torch.split(self._parts["values"].tensor, [*self._widths], -1)
+        ):
             name = f"values.{number + 1}" if number else "values"
             self._parts[name] = GrowingTensor(each, 2, self.options.store)
         self._widths = ()
 
     @classmethod
     def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
-        """Return how many bytes would be kept, without the residual stream, whose width an attention cannot tell."""
-        return super().expected_bytes(call, options) + _bytes_with_evicted(call.values, call.evicted)
+        """Return how many bytes would be kept, without the residual stream, whose width an
+        attention cannot tell.
+        """
+        return super().expected_bytes(call, options) + _bytes_with_evicted(
+            call.values, call.evicted
+        )
 
     def add_residual_stream(
         self, before: Float[Tensor, "batch n d_model"], after: Float[Tensor, "batch n d_model"]
@@ -187,7 +222,9 @@ class StepsCall(QueriesKeysCall):
         """Return every step as it ran, queries at padding included; dropout is not applied."""
         queries, keys, values = map(self._to_model_device, (self.queries, self.keys, self.values))
         with torch.no_grad(), torch_modes.without_autocast(self.facts.device):
-            return trace(queries, keys, values, include_padding_queries(self.kept_attention()), tokens)
+            return trace(
+                queries, keys, values, include_padding_queries(self.kept_attention()), tokens
+            )
 
     @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:
@@ -203,11 +240,14 @@ class StepsCall(QueriesKeysCall):
 
     def _residual_stream(self, name: str) -> Tensor:
         if name not in self.parts:
-            raise ValueError(f'"{self.name}" has no residual stream: it was not called by an AddNorm')
+            raise ValueError(
+                f'"{self.name}" has no residual stream: it was not called by an AddNorm'
+            )
         stream = self.parts[name].tensor
         if stream.shape[1] != self.size[0]:
             raise ValueError(
-                f'"{self.name}": {stream.shape[1]} positions of the residual stream do not fit its {self.size[0]} '
+                f'"{self.name}": {stream.shape[1]} positions of the residual stream do not fit its '
+                f"{self.size[0]} "
                 "queries; beams run side by side, and a call that was interrupted has no stream"
             )
         return stream
@@ -220,10 +260,11 @@ def _bytes_with_evicted(tensor: Tensor, evicted: int) -> int:
 
 
 def one_head(call: RecordedCall, number: SupportsIndex, sequence: SupportsIndex = 0) -> OneHead:
-    """Return the queries, keys, values and definition of one head in one sequence, as views of the call's tensors.
+    """Return the queries, keys, values and definition of one head in one sequence, as views of the
+    call's tensors.
 
-    `number` is the head's number in the model. Negative numbers count from the last head kept and the last sequence.
-    Raise a ValueError that names the range if there is no such head or sequence.
+    `number` is the head's number in the model. Negative numbers count from the last head kept and
+    the last sequence. Raise a ValueError that names the range if there is no such head or sequence.
     """
     place = call.head_index(number)
     batch = call.facts.shape[0]

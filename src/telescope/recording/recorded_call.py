@@ -1,6 +1,8 @@
-"""`RecordedCall`: what a recording keeps of one call of an attention, and how the call grows token by token.
+"""`RecordedCall`: what a recording keeps of one call of an attention, and how the call grows token
+by token.
 
-The subclasses, one for each value of `ts.watch(keep=...)`, are in summaries_call.py and queries_keys_call.py.
+The subclasses, one for each value of `ts.watch(keep=...)`, are in summaries_call.py and
+queries_keys_call.py.
 """
 
 from abc import ABC, abstractmethod
@@ -13,13 +15,18 @@ from torch import Tensor
 
 from ..attention import Attention, Pairs, everyone
 from ..attention.masks import Keep
-from ..attention.padding_queries import SelectedQueries, include_padding_queries, real_query_masks, real_tokens
+from ..attention.padding_queries import (
+    SelectedQueries,
+    include_padding_queries,
+    real_query_masks,
+    real_tokens,
+)
 from ..attention.restrict import key_heads_of, restrict_to_queries
 from ..attention.values import tensors
 from ..engines import torch_modes
-from ..survey import Survey
-from ..survey.extend import Size
-from ..trace.trace import Tokens, Trace
+from ..surveys import Survey
+from ..surveys.extend import Size
+from ..traces.trace import Tokens, Trace
 from ..words import whole_number
 from .attention_call import AttentionCall, all_queries, seems_cross_attention
 from .call_facts import CallFacts, KeepOptions, MapSize, TextColumns, range_of
@@ -29,13 +36,20 @@ from .head_shares import BatchTokens, Places, Written
 from .storage import GrowingTensor, StoredParts, StoredTensor, on_device
 from .survey_queue import SurveyQueue
 
-CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")  # if a recording has no `across`
+CROSS = (
+    "cross",
+    "cross_attn",
+    "encoder_attn",
+    "EncDecAttention",
+    "crossattention",
+)  # if a recording has no `across`
 
 
 class RecordedCall(ABC):
     """What was kept of one call of an attention.
 
-    Calls that continue a sequence, as decoding token by token does, are appended to the first and count as one call.
+    Calls that continue a sequence, as decoding token by token does, are appended to the first and
+    count as one call.
     """
 
     keep: ClassVar[str]
@@ -51,11 +65,15 @@ class RecordedCall(ABC):
     _first_query: Tensor | None = None
     """Tells sequences apart whose keys are equal, as in cross-attention."""
     _selected: Bool[Tensor, "batch query"] | None = None
-    """Which queries `ts.watch(queries=...)` selects of each sequence, where that differs between sequences."""
+    """Which queries `ts.watch(queries=...)` selects of each sequence, where that differs between
+    sequences.
+    """
     _kept_attention: tuple[tuple[Size, int], Attention] | None = None
     """What `kept_attention` returned, and of what."""
 
-    def __init__(self, name: str, call: AttentionCall, options: KeepOptions, queue: SurveyQueue) -> None:
+    def __init__(
+        self, name: str, call: AttentionCall, options: KeepOptions, queue: SurveyQueue
+    ) -> None:
         call = call.with_evicted_keys()
         self.options = options
         self.kind = call.kind
@@ -79,10 +97,16 @@ class RecordedCall(ABC):
         self._parts = StoredParts(options.store)
         if include_padding_queries(call.attention).mask.same_for_all_queries:
             self._first_query = call.queries[:, :, :1].detach().clone()
-        identifying = call.identifying_tensors[1:] if self.fingerprints_of_keys_come_late else call.identifying_tensors
+        identifying = (
+            call.identifying_tensors[1:]
+            if self.fingerprints_of_keys_come_late
+            else call.identifying_tensors
+        )
         if options.sample:  # each text is one call, which nothing continues
             identifying = ()
-        self._fingerprints = [GrowingTensor(fingerprints(tensor), 2, owned=True) for tensor in identifying]
+        self._fingerprints = [
+            GrowingTensor(fingerprints(tensor), 2, owned=True) for tensor in identifying
+        ]
         self._store_first(self._select_queries(call, 0), queue)
         if call.key_ids is not None:
             self._parts.grow("key_ids", call.key_ids, 1, owned=True)
@@ -98,21 +122,24 @@ class RecordedCall(ABC):
         call._fingerprints = []
         return call
 
-    # ------------------------------------------------------------------------------------------------------ growing
+    # -------------------------------------------------------------------------------------- growing
 
     def is_continued_by(self, call: AttentionCall, *, same_run: bool) -> bool:
         """Return whether `call` is the rest of this one.
 
-        Over the same keys, `call` may also begin another sequence: if it belongs to another run of the model, or if
-        its first query is the one this call began with. Where the caller knows that the keys are unchanged
-        (`call.follows`), no key is read, so that the host does not wait for a GPU.
+        Over the same keys, `call` may also begin another sequence: if it belongs to another run of
+        the model, or if its first query is the one this call began with. Where the caller knows
+        that the keys are unchanged (`call.follows`), no key is read, so that the host does not wait
+        for a GPU.
         """
         if call.follows and call.kind == self.kind and (same_run or call.size[1] > self.size[1]):
             return self._queue.continues(self.attention, self.size, call)
         self._wait()
         if (
             call.kind != self.kind
-            or not (call.size[1] > self.size[1] or (same_run and self._began_with_another_query(call)))
+            or not (
+                call.size[1] > self.size[1] or (same_run and self._began_with_another_query(call))
+            )
             or not self._queue.continues(self.attention, self.size, call)
         ):
             return False
@@ -123,7 +150,9 @@ class RecordedCall(ABC):
         )
 
     def _began_with_another_query(self, call: AttentionCall) -> bool:
-        return self._first_query is not None and not same_bits(self._first_query, call.queries[:, :, :1])
+        return self._first_query is not None and not same_bits(
+            self._first_query, call.queries[:, :, :1]
+        )
 
     def append(self, call: AttentionCall) -> None:
         """Append a call for which `is_continued_by` is true."""
@@ -142,7 +171,9 @@ class RecordedCall(ABC):
             self.facts.attention = self._queue.clone(call.attention)
 
     def _note_written(self, call: AttentionCall) -> None:
-        """Note, before a call is appended, whether its queries were given to the model or written by it."""
+        """Note, before a call is appended, whether its queries were given to the model or written
+        by it.
+        """
         facts = self.facts
         before = self.size[0]
         after = before + call.size[0]
@@ -166,7 +197,9 @@ class RecordedCall(ABC):
 
     @abstractmethod
     def _store_more(self, call: AttentionCall, known: int) -> None:
-        """Store queries that continue the sequence; the first `known` of the call's keys are stored already."""
+        """Store queries that continue the sequence; the first `known` of the call's keys are stored
+        already.
+        """
 
     @classmethod
     @abstractmethod
@@ -183,7 +216,8 @@ class RecordedCall(ABC):
     def _selected_rows(self, call: AttentionCall, before: int) -> Sequence[int]:
         """Return which queries of the call are to be kept of some sequence, and note them.
 
-        Where a position stands in another column in one sequence than in another, `_selected` tells whose it is.
+        Where a position stands in another column in one sequence than in another, `_selected` tells
+        whose it is.
         """
         own = call.select_rows(self.options.queries, before)
         which = sorted({row for rows in own for row in rows})
@@ -202,21 +236,31 @@ class RecordedCall(ABC):
         return which
 
     def _without_unselected(self, call: AttentionCall) -> AttentionCall:
-        """Return the call in which queries see nothing that are selected of other sequences alone."""
+        """Return the call in which queries see nothing that are selected of other sequences
+        alone.
+        """
         if self._selected is None:
             return call
         selected = Keep(self._selected.to(call.queries.device))
-        return call.without_padding_queries(SelectedQueries(selected, self._selected.shape[1] - call.size[1]))
+        return call.without_padding_queries(
+            SelectedQueries(selected, self._selected.shape[1] - call.size[1])
+        )
 
     def saved_attention(self) -> Attention:
-        """Return the definition over all queries, in which queries that were not selected see nothing."""
+        """Return the definition over all queries, in which queries that were not selected see
+        nothing.
+        """
         if self._selected is None:
             return self.attention
         ahead = self._selected.shape[1] - self.size[1]
-        return self.attention.with_extra_mask(SelectedQueries(Keep(self._selected.to(self.facts.device)), ahead))
+        return self.attention.with_extra_mask(
+            SelectedQueries(Keep(self._selected.to(self.facts.device)), ahead)
+        )
 
     def _store_ids(self, ids: Int[Tensor, "batch query"] | None, before: int) -> None:
-        """Store the token ids of queries, as long as those of every query are known; `before` queries came earlier."""
+        """Store the token ids of queries, as long as those of every query are known; `before`
+        queries came earlier.
+        """
         if ids is not None and (before == 0 or "query_ids" in self._parts):
             self._parts.grow("query_ids", ids, 1, owned=True)
         else:
@@ -225,33 +269,44 @@ class RecordedCall(ABC):
     def _store_norms(self, call: AttentionCall, known: int) -> None:
         """Store ‖W_O v‖ of the keys after the first `known` ones."""
         if call.carrier is not None:
-            self._parts.grow("norms", call.carrier.norms(call.values[:, :, known:], call.heads), owned=True)
+            self._parts.grow(
+                "norms", call.carrier.norms(call.values[:, :, known:], call.heads), owned=True
+            )
 
     def add_values(self, call: AttentionCall, number: int) -> None:
-        """Store one more set of values that the weights of the latest queries are multiplied by; the first is set 0.
+        """Store one more set of values that the weights of the latest queries are multiplied by;
+        the first is set 0.
 
         Raise a ValueError if norms are kept: which rows of W_O belong to a set is not known.
         """
         if call.carrier is not None:
             raise ValueError(
-                f'also="norms": "{self.name}" multiplies its weights by {number + 1} sets of values, and which part of '
+                f'also="norms": "{self.name}" multiplies its weights by {number + 1} sets of '
+                "values, and which part of "
                 "the output projection belongs to which is not known; leave it out"
             )
 
-    def keep_gradient(self, call: AttentionCall, context: Float[Tensor, "..."], head_axis: int) -> None:
-        """Store weight times gradient of each key when a backward pass reaches a call, given with all its heads.
+    def keep_gradient(
+        self, call: AttentionCall, context: Float[Tensor, "..."], head_axis: int
+    ) -> None:
+        """Store weight times gradient of each key when a backward pass reaches a call, given with
+        all its heads.
 
-        The numbers are summed over the queries and over the recorded heads that share a key. `context` is the tensor
-        that the attention returned, with its heads along `head_axis`. Raise a ValueError if the call continues another.
+        The numbers are summed over the queries and over the recorded heads that share a key.
+        `context` is the tensor that the attention returned, with its heads along `head_axis`. Raise
+        a ValueError if the call continues another.
         """
         if not (call.values.requires_grad and context.requires_grad):
             return
         if self.size[0] > call.size[0]:
             raise ValueError(
-                f'also="gradients": "{self.name}" ran a text in several calls, and an earlier key gets gradients from '
+                f'also="gradients": "{self.name}" ran a text in several calls, and an earlier key '
+                "gets gradients from "
                 "each; run the whole text in one call"
             )
-        values = call.values.detach()  # the hook of a tensor that refers to the tensor would form a cycle
+        values = (
+            call.values.detach()
+        )  # the hook of a tensor that refers to the tensor would form a cycle
 
         def store_all(gradient: Tensor) -> None:
             """Store v · dv, which is summed over all heads that share the value."""
@@ -263,14 +318,22 @@ class RecordedCall(ABC):
             """Store the part of the recorded heads, from the gradient of the context."""
             with torch_modes.recording_mode(gradient.device):
                 part = whole.select_heads(self.heads)._replace(attention=attention)
-                self._add_gradient(weight_times_gradient(part, gradient.movedim(head_axis, 1)[:, self.heads]))
+                self._add_gradient(
+                    weight_times_gradient(part, gradient.movedim(head_axis, 1)[:, self.heads])
+                )
 
         if shares_with_unrecorded(self.heads, call):
-            attention = include_padding_queries(self.attention)  # a copy, to which the model does not write
-            whole = call._replace(queries=call.queries.detach(), keys=call.keys.detach(), values=values, lse=None)
+            attention = include_padding_queries(
+                self.attention
+            )  # a copy, to which the model does not write
+            whole = call._replace(
+                queries=call.queries.detach(), keys=call.keys.detach(), values=values, lse=None
+            )
             context.register_hook(store_some)  # type: ignore[no-untyped-call]
         else:
-            key_heads = key_heads_of(torch.tensor(self.heads), call.queries.shape[1], values.shape[1]).tolist()
+            key_heads = key_heads_of(
+                torch.tensor(self.heads), call.queries.shape[1], values.shape[1]
+            ).tolist()
             call.values.register_hook(store_all)  # type: ignore[no-untyped-call]
 
     def _add_gradient(self, product: Float[Tensor, "batch key_heads key"]) -> None:
@@ -280,7 +343,7 @@ class RecordedCall(ABC):
             product = product + held.tensor.to(product.device)
         self._parts["gradients"] = GrowingTensor(product, 2, self.options.store, owned=True)
 
-    # ------------------------------------------------------------------------------------------------------ reading
+    # -------------------------------------------------------------------------------------- reading
 
     @abstractmethod
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
@@ -288,7 +351,9 @@ class RecordedCall(ABC):
 
     @abstractmethod
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
-        """Return the share of each habit of each head, summed over the queries; see `head_shares.shares`."""
+        """Return the share of each habit of each head, summed over the queries; see
+        `head_shares.shares`.
+        """
 
     def queries_without_keys(self) -> Bool[Tensor, "batch heads query"]:
         """Return which of the kept queries saw no key and are no padding."""
@@ -301,24 +366,37 @@ class RecordedCall(ABC):
             assert seen.summary.lse is not None
             blind = seen.summary.lse == -torch.inf
         batch, heads, rows = blind.shape
-        at = Pairs.block(range(rows), range(0), of=(rows, self.size[1]), batch=batch, heads=heads, device=blind.device)
+        at = Pairs.block(
+            range(rows),
+            range(0),
+            of=(rows, self.size[1]),
+            batch=batch,
+            heads=heads,
+            device=blind.device,
+        )
         for real in real_query_masks(attention):
             blind = blind & real.sees(at)[..., 0]
         return blind
 
     def streaming(self) -> Float[Tensor, "batch heads query"] | None:
-        """Return the share of each query's weight within the first and the last keys; None if it was not kept."""
+        """Return the share of each query's weight within the first and the last keys; None if it
+        was not kept.
+        """
         part = self.parts.get("streaming")
         return None if part is None else part.tensor
 
     def head(self, number: SupportsIndex) -> Survey:
-        """Return the survey of one head, by its number in the model; -1 is the last head that was kept."""
+        """Return the survey of one head, by its number in the model; -1 is the last head that was
+        kept.
+        """
         return self.survey().head(self.head_index(number))
 
     def head_index(self, number: SupportsIndex) -> int:
-        """Return the index of a head among those kept; raise a ValueError that lists the heads if it was not kept.
+        """Return the index of a head among those kept; raise a ValueError that lists the heads if
+        it was not kept.
 
-        `number` is the head's number in the model; a negative number counts from the last head that was kept.
+        `number` is the head's number in the model; a negative number counts from the last head that
+        was kept.
         """
         number = whole_number("head", number)
         count = len(self.heads)
@@ -327,11 +405,15 @@ class RecordedCall(ABC):
         if number not in self.heads:
             negative = f", and -{count} to -1 count from the last" if count else ""
             kept = ", ".join(map(str, self.heads))
-            raise ValueError(f'there is no head {number} of "{self.name}"; kept are {kept}{negative}')
+            raise ValueError(
+                f'there is no head {number} of "{self.name}"; kept are {kept}{negative}'
+            )
         return self.heads.index(number)
 
     def trace(self, tokens: Tokens | None = None) -> Trace:
-        """Return every step; see `ts.trace`. The random dropout of a training step is not applied."""
+        """Return every step; see `ts.trace`. The random dropout of a training step is not
+        applied.
+        """
         raise self._not_kept("trace()", "steps")
 
     @property
@@ -365,7 +447,9 @@ class RecordedCall(ABC):
 
     @property
     def across(self) -> bool:
-        """Whether queries and keys come from two sequences, as in the cross-attention of a decoder."""
+        """Whether queries and keys come from two sequences, as in the cross-attention of a
+        decoder.
+        """
         if self.facts.across is not None:
             return self.facts.across
         named = self.name.rpartition(".")[2] in CROSS
@@ -398,7 +482,9 @@ class RecordedCall(ABC):
 
     @property
     def lse(self) -> Float[Tensor, "batch heads query"] | None:
-        """ln Σ exp(score) of each query, if kept: part of a summary, or as the engine that ran returned it."""
+        """ln Σ exp(score) of each query, if kept: part of a summary, or as the engine that ran
+        returned it.
+        """
         return self.parts["lse"].tensor if "lse" in self.parts else None
 
     @property
@@ -413,7 +499,9 @@ class RecordedCall(ABC):
 
     @property
     def after(self) -> Float[Tensor, "batch query d_model"]:
-        """The residual stream after the attention's add & norm: x + output, normalised in a post-norm model."""
+        """The residual stream after the attention's add & norm: x + output, normalised in a
+        post-norm model.
+        """
         raise self._not_kept("after", "steps")
 
     @property
@@ -446,14 +534,20 @@ class RecordedCall(ABC):
         return None if part is None or part.tensor.shape[1] != count else part.tensor
 
     def kept_attention(self) -> Attention:
-        """Return the definition over the queries that were kept, in which queries after the end of a text see nothing.
+        """Return the definition over the queries that were kept, in which queries after the end of
+        a text see nothing.
 
         The result is the same object until the text grows.
         """
-        if self._kept_attention is None or self._kept_attention[0] != (self.size, id(self.attention)):
+        if self._kept_attention is None or self._kept_attention[0] != (
+            self.size,
+            id(self.attention),
+        ):
             attention = self._without_ended(self.saved_attention())
             if self.facts.rows is not None:
-                attention = restrict_to_queries(attention, torch.tensor(self.facts.rows).long(), self.size)
+                attention = restrict_to_queries(
+                    attention, torch.tensor(self.facts.rows).long(), self.size
+                )
             self._kept_attention = ((self.size, id(self.attention)), attention)
         return self._kept_attention[1]
 
@@ -465,7 +559,9 @@ class RecordedCall(ABC):
         return BatchTokens(ids).without_ended(attention, self.size, self.facts.written)
 
     def real_tokens(self) -> tuple[Bool[Tensor, "batch query"], Bool[Tensor, "batch key"]]:
-        """Return which queries and keys are tokens that count: neither padding nor after the end of their text."""
+        """Return which queries and keys are tokens that count: neither padding nor after the end of
+        their text.
+        """
         return real_tokens(
             self._without_ended(self.attention),
             batch=self.facts.shape[0],
@@ -478,7 +574,8 @@ class RecordedCall(ABC):
     def text_columns(self, sequence: int) -> "TextColumns":
         """Return the columns of one sequence's own tokens, padding left out.
 
-        A position counts these tokens from 0: `columns.keys[position]` is its index into a tensor of the recording.
+        A position counts these tokens from 0: `columns.keys[position]` is its index into a tensor
+        of the recording.
         """
         queries, keys = self.size
         if not self._has_padding():
@@ -493,7 +590,9 @@ class RecordedCall(ABC):
         return self.across and include_padding_queries(self.attention).mask != everyone
 
     def places(self, *, lists: bool = True) -> Places:
-        """Return the positions of the kept queries; `lists=False` saves what only the shares of habits need."""
+        """Return the positions of the kept queries; `lists=False` saves what only the shares of
+        habits need.
+        """
         queries, keys = self.size
         rows = self.facts.rows
         return Places.of(
@@ -503,17 +602,23 @@ class RecordedCall(ABC):
             size=self.size,
             positions=None if rows is None else tuple(keys - queries + row for row in rows),
             across=self.across,
-            text=BatchTokens(self.key_ids.to(self.facts.device)) if lists and self.key_ids is not None else None,
+            text=BatchTokens(self.key_ids.to(self.facts.device))
+            if lists and self.key_ids is not None
+            else None,
             lists=lists,
             device=self.facts.device,
         )
 
     def _not_kept(self, what: str, keep: str) -> ValueError:
-        return ValueError(f'"{self.name}" has no {what}: keep="{self.keep}" did not keep it, keep="{keep}" does')
+        return ValueError(
+            f'"{self.name}" has no {what}: keep="{self.keep}" did not keep it, keep="{keep}" does'
+        )
 
 
 def nbytes_of(calls: Sequence[RecordedCall]) -> int:
-    """Return how many bytes these calls keep, in memory or in files; shared memory is counted once."""
+    """Return how many bytes these calls keep, in memory or in files; shared memory is counted
+    once.
+    """
     parts = [part for call in calls for part in (*call.parts.values(), *call._fingerprints)]
     in_files = sum(part.nbytes for part in parts if not isinstance(part, GrowingTensor))
     in_memory = [part.memory for part in parts if isinstance(part, GrowingTensor)]
@@ -522,5 +627,9 @@ def nbytes_of(calls: Sequence[RecordedCall]) -> int:
     for tensor in (*in_memory, *(tensor for call in calls for tensor in call._other_tensors())):
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
-        views.setdefault(storage.data_ptr(), set()).add((int(tensor.storage_offset()), tensor.nbytes))
-    return in_files + sum(min(total, sum(size for _, size in views[at])) for at, total in storages.items())
+        views.setdefault(storage.data_ptr(), set()).add(
+            (int(tensor.storage_offset()), tensor.nbytes)
+        )
+    return in_files + sum(
+        min(total, sum(size for _, size in views[at])) for at, total in storages.items()
+    )

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..attention import Attention
 from ..files.frames import frame
-from ..survey.extend import Size
-from ..trace.render import render_text
+from ..surveys.extend import Size
+from ..traces.render import render_text
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall
 from .call_facts import KeepOptions
@@ -29,7 +29,9 @@ from .survey_queue import SurveyQueue
 from .tables import joined, table_parts, write_tables
 from .watched import Watched
 
-KEEP: dict[str, type[RecordedCall]] = {kind.keep: kind for kind in (SummariesCall, QueriesKeysCall, StepsCall)}
+KEEP: dict[str, type[RecordedCall]] = {
+    kind.keep: kind for kind in (SummariesCall, QueriesKeysCall, StepsCall)
+}
 """The class of recorded calls for each value of `ts.watch(keep=...)`."""
 
 
@@ -41,13 +43,16 @@ class UnknownNameError(KeyError):
 
 
 class Recording(Mapping[str, Watched]):
-    """Everything that was kept of a watched model, a mapping from the name of each attention to a `Watched`.
+    """Everything that was kept of a watched model, a mapping from the name of each attention to a
+    `Watched`.
 
-    A name may be shortened to a path that holds one attention alone: recording["model.layers.11"] is
-    recording["model.layers.11.self_attn"]. `in` and `get` accept short names too; iteration, `keys` and `len` list each
-    attention once, by its full name, in the order of the model. Printed, a recording is a table.
+    A name may be shortened to a path that holds one attention alone: recording["model.layers.11"]
+    is recording["model.layers.11.self_attn"]. `in` and `get` accept short names too; iteration,
+    `keys` and `len` list each attention once, by its full name, in the order of the model. Printed,
+    a recording is a table.
 
-    `ts.watch` and `ts.open` return a Recording. Its numbers are copies; the model does not write to them.
+    `ts.watch` and `ts.open` return a Recording. Its numbers are copies; the model does not write to
+    them.
 
     Example:
         >>> import torch, telescope as ts
@@ -85,13 +90,19 @@ class Recording(Mapping[str, Watched]):
         self.on_call: Callable[[str], object] | None = None
         """Called with the name of each attention after it ran, for a progress display."""
         self.edits: tuple[Any, ...] = ()
-        """The edits of `ts.edit` that changed a recorded call, each once, in the order of their first use."""
+        """The edits of `ts.edit` that changed a recorded call, each once, in the order of their
+        first use.
+        """
         self.is_part = False
-        """Whether the heads are those that one process has of a model whose heads several processes divide."""
+        """Whether the heads are those that one process has of a model whose heads several processes
+        divide.
+        """
         self._options = KeepOptions() if options is None else options
         streaming = "streaming" in self._options.also
         sample = self._options.sample
-        self._queue = SurveyQueue(self._options.top, self._options.map, streaming=streaming, sample=sample)
+        self._queue = SurveyQueue(
+            self._options.top, self._options.map, streaming=streaming, sample=sample
+        )
         self._watched = {name: Watched(name, self.unwatched_threads) for name in names}
         self._last: str | None = None
         self._run = 0
@@ -116,15 +127,19 @@ class Recording(Mapping[str, Watched]):
             self._watched[name].left_out = reason
 
     def record(self, name: str, call: AttentionCall) -> RecordedCall:
-        """Append `call` to the last call of this attention if it continues that call, else record a new one.
+        """Append `call` to the last call of this attention if it continues that call, else record a
+        new one.
 
-        A run of the model ends when an attention that was called in it begins a new sequence. The number of the run
-        tells one more query of a decoder from the first query of another run where both see the same keys. A new name,
-        of one more pass through a shared layer, is inserted after the attention that ran before it.
+        A run of the model ends when an attention that was called in it begins a new sequence. The
+        number of the run tells one more query of a decoder from the first query of another run
+        where both see the same keys. A new name, of one more pass through a shared layer, is
+        inserted after the attention that ran before it.
         """
         if name not in self._watched:
             names = list(self._watched)
-            names.insert(names.index(self._last) + 1 if self._last in self._watched else len(names), name)
+            names.insert(
+                names.index(self._last) + 1 if self._last in self._watched else len(names), name
+            )
             self._watched[name] = Watched(name, self.unwatched_threads)
             self._watched = {each: self._watched[each] for each in names}
         self._last = name
@@ -147,24 +162,37 @@ class Recording(Mapping[str, Watched]):
         return calls[-1] if calls else None
 
     def append_like(
-        self, name: str, call: AttentionCall, kind: tuple[object, ...], attention: Attention, size: Size
+        self,
+        name: str,
+        call: AttentionCall,
+        kind: tuple[object, ...],
+        attention: Attention,
+        size: Size,
     ) -> bool:
-        """Append `call` if the last call of this attention is of this kind, definition and size; return whether it is.
+        """Append `call` if the last call of this attention is of this kind, definition and size;
+        return whether it is.
 
-        The caller knows that `call` continues such a call, since another attention was recorded just so.
+        The caller knows that `call` continues such a call, since another attention was recorded
+        just so.
         """
         last = self.last_call(name)
-        if last is None or last.attention is not attention or last.size != size or last.kind != kind:
+        if (
+            last is None
+            or last.attention is not attention
+            or last.size != size
+            or last.kind != kind
+        ):
             return False
         last.append(call)
         self._count_call(name)
         return True
 
     def begin_like(self, name: str, call: AttentionCall, other: SummariesCall) -> bool:
-        """Record the first call of an attention; return False, and record nothing, if its name is not known yet.
+        """Record the first call of an attention; return False, and record nothing, if its name is
+        not known yet.
 
-        The caller knows that `other` began with a call of the same run of the model that differs from this one in
-        queries, keys, values and lse alone.
+        The caller knows that `other` began with a call of the same run of the model that differs
+        from this one in queries, keys, values and lse alone.
         """
         if name not in self._watched:
             return False
@@ -184,7 +212,9 @@ class Recording(Mapping[str, Watched]):
             self.edits = tuple(dict.fromkeys((*self.edits, *edits)))
 
     def wait(self) -> None:
-        """Order the current stream after every survey launched so far; surveys may remain queued."""
+        """Order the current stream after every survey launched so far; surveys may remain
+        queued.
+        """
         self._queue.wait()
 
     def flush(self) -> None:
@@ -208,11 +238,23 @@ class Recording(Mapping[str, Watched]):
         free, where = self._options.store.free_bytes(device)
         if self.expected_bytes <= free:
             return
-        stores = [name for name in STORES if STORES[name]().free_bytes(device)[0] > self.expected_bytes]
-        less = count * KEEP["summaries"].expected_bytes(call, self._options) <= free and self.keep != "summaries"
-        way = f'store="{stores[-1]}" has room' if stores else 'keep="summaries" takes less' if less else ""
+        stores = [
+            name for name in STORES if STORES[name]().free_bytes(device)[0] > self.expected_bytes
+        ]
+        less = (
+            count * KEEP["summaries"].expected_bytes(call, self._options) <= free
+            and self.keep != "summaries"
+        )
+        way = (
+            f'store="{stores[-1]}" has room'
+            if stores
+            else 'keep="summaries" takes less'
+            if less
+            else ""
+        )
         raise ValueError(
-            f'keep="{self.keep}" of {count} attentions, {call.size[0]:,} queries x {call.size[1]:,} keys, takes '
+            f'keep="{self.keep}" of {count} attentions, {call.size[0]:,} queries x '
+            f"{call.size[1]:,} keys, takes "
             f"{format_bytes(self.expected_bytes)}, and {format_bytes(free)} of {where} are free; "
             + (f"{way}, or " if way else "")
             + "choose fewer with layers=, heads= or queries="
@@ -221,7 +263,8 @@ class Recording(Mapping[str, Watched]):
     def __getitem__(self, name: str) -> Watched:
         """Return the attention of this name, or the only attention inside this path of the model.
 
-        Raise a KeyError that lists the attentions inside the path if there are several, or suggests a name.
+        Raise a KeyError that lists the attentions inside the path if there are several, or suggests
+        a name.
         """
         if name in self._watched:
             return self._watched[name]
@@ -229,14 +272,22 @@ class Recording(Mapping[str, Watched]):
         if len(inside) == 1:
             return self._watched[inside[0]]
         if inside:
-            raise UnknownNameError(f'there are {len(inside)} attentions in "{name}": {", ".join(inside)}')
-        unwatched = [path for path in self.left_out if path == name] or attentions_inside(self.left_out, str(name))
+            raise UnknownNameError(
+                f'there are {len(inside)} attentions in "{name}": {", ".join(inside)}'
+            )
+        unwatched = [path for path in self.left_out if path == name] or attentions_inside(
+            self.left_out, str(name)
+        )
         if unwatched:
             raise UnknownNameError(f'"{name}" was not watched: {describe_unwatched(unwatched)}')
-        raise UnknownNameError(f'no attention watched is "{name}"; {hint(str(name), self._watched)}')
+        raise UnknownNameError(
+            f'no attention watched is "{name}"; {hint(str(name), self._watched)}'
+        )
 
     def __contains__(self, name: object) -> bool:
-        """Return whether recording[name] works: for full names and for paths that hold one attention alone."""
+        """Return whether recording[name] works: for full names and for paths that hold one
+        attention alone.
+        """
         return name in self._watched or len(attentions_inside(self._watched, str(name))) == 1
 
     def __iter__(self) -> Iterator[str]:
@@ -246,11 +297,13 @@ class Recording(Mapping[str, Watched]):
         return len(self._watched)
 
     def heads(self, *, segments: Any = None) -> Heads:
-        """Return a table of every head with its kind and habits, the clearest head of each kind first.
+        """Return a table of every head with its kind and habits, the clearest head of each kind
+        first.
 
-        segments   names of spans of the text, or a number for each token: adds the share of the weight that each
-                   segment receives. A span is a range, a slice, a position, a pair (start, stop) or a list. Positions
-                   count the tokens of each sequence from 0, without padding. Tokens in no span are "other".
+        segments   names of spans of the text, or a number for each token: adds the share of the
+                   weight that each segment receives. A span is a range, a slice, a position, a pair
+                   (start, stop) or a list. Positions count the tokens of each sequence from 0,
+                   without padding. Tokens in no span are "other".
 
         Raise a ValueError if segments overlap or do not fit the text.
         """
@@ -259,13 +312,18 @@ class Recording(Mapping[str, Watched]):
             every = [call for calls in self._calls.values() for call in calls]
             counts = {call.size[1] for call in every}
             if len(counts) != 1:
-                raise ValueError(f"segments belong to one text, and keys of {len(counts)} lengths were recorded")
-            longest = max(len(every[0].text_columns(i).keys) for i in range(every[0].facts.shape[0]))
+                raise ValueError(
+                    f"segments belong to one text, and keys of {len(counts)} lengths were recorded"
+                )
+            longest = max(
+                len(every[0].text_columns(i).keys) for i in range(every[0].facts.shape[0])
+            )
             named = read_segments(segments, longest)
         return heads_of(self._calls, self.decode, named, self.left_out).sort()
 
     def queries_without_keys(self) -> dict[str, Bool[Tensor, "batch heads query"]]:
-        """Return which queries saw no key, of the attentions that have such queries: their context was zero.
+        """Return which queries saw no key, of the attentions that have such queries: their context
+        was zero.
 
         An edit may hide every key from a query. Padding does not count.
         """
@@ -288,34 +346,38 @@ class Recording(Mapping[str, Watched]):
         sequence: int = 0,
         model: Any = None,
     ) -> Sources:
-        """Return how much of the tokens written in a span comes from every token before them, and from every segment.
+        """Return how much of the tokens written in a span comes from every token before them, and
+        from every segment.
 
-        The context is the text before the span or, in an encoder-decoder, the source. Each token of the span was
-        written by the query before it.
+        The context is the text before the span or, in an encoder-decoder, the source. Each token of
+        the span was written by the query before it.
 
         Args:
-            span: the positions of the tokens, a range, a slice or a pair (start, stop), counted from the first token of
-                the sequence or, in an encoder-decoder, of the decoder's input; padding does not count. It may include
-                the token after the last query, which the last query wrote.
+            span: the positions of the tokens, a range, a slice or a pair (start, stop), counted
+                from the first token of the sequence or, in an encoder-decoder, of the decoder's
+                input; padding does not count. It may include the token after the last query, which
+                the last query wrote.
             how: "weights": the mean weight of layers, heads and rows; keep="queries-keys".
-                "carried": weights times ‖W_O v‖; keep="queries-keys", also="norms".
-                "rollout": weights multiplied through all layers, with the residual connection (Abnar and Zuidema,
-                2020): r ← r / 2 + Aᵀr / 2 from the last layer to the first; keep="queries-keys".
-                "gradient": weight times gradient; also="gradients", and a backward pass inside of the block.
-                "hidden": how much the answer's log-probability falls when a segment is hidden from all later tokens;
-                takes `model`, and runs it once for each segment.
-            segments: names of spans of the context, a list of spans, or a number for each of its tokens; None is every
-                token by itself. Tokens in no span are "other".
-            layers, heads: which attentions and heads; None is all that were recorded and read the context. "rollout"
-                takes the mean of these heads, and the other layers leave every token's share where it is. "hidden"
-                hides segments in these alone. Heads that share their values have one gradient, unless
-                `ts.watch(heads=...)` recorded some of them alone.
+                "carried": weights times ‖W_O v‖; keep="queries-keys", also="norms". "rollout":
+                weights multiplied through all layers, with the residual connection (Abnar and
+                Zuidema, 2020): r ← r / 2 + Aᵀr / 2 from the last layer to the first;
+                keep="queries-keys". "gradient": weight times gradient; also="gradients", and a
+                backward pass inside of the block. "hidden": how much the answer's log-probability
+                falls when a segment is hidden from all later tokens; takes `model`, and runs it
+                once for each segment.
+            segments: names of spans of the context, a list of spans, or a number for each of its
+                tokens; None is every token by itself. Tokens in no span are "other".
+            layers, heads: which attentions and heads; None is all that were recorded and read the
+                context. "rollout" takes the mean of these heads, and the other layers leave every
+                token's share where it is. "hidden" hides segments in these alone. Heads that share
+                their values have one gradient, unless `ts.watch(heads=...)` recorded some of them
+                alone.
             sequence: which sequence of the batch.
             model: for "hidden", the model that was recorded.
 
         Raises:
-            ValueError: if the span or the segments do not fit the text, or if too little was kept, with the option of
-                `ts.watch` that keeps it.
+            ValueError: if the span or the segments do not fit the text, or if too little was kept,
+                with the option of `ts.watch` that keeps it.
 
         Example:
             >>> import torch, telescope as ts
@@ -328,7 +390,9 @@ class Recording(Mapping[str, Watched]):
         """
         if how == "rollout" and self._left_out:
             name, reason = next(iter(self._left_out.items()))
-            raise ValueError(f'sources(how="rollout") needs every layer, and "{name}" was not watched: {reason}')
+            raise ValueError(
+                f'sources(how="rollout") needs every layer, and "{name}" was not watched: {reason}'
+            )
         return find_sources(
             self._calls,
             span,
@@ -343,9 +407,11 @@ class Recording(Mapping[str, Watched]):
         )
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
-        """Write the recording to a folder that `ts.open` reads; an interrupted save leaves nothing behind.
+        """Write the recording to a folder that `ts.open` reads; an interrupted save leaves nothing
+        behind.
 
-        Raise a ValueError if the folder holds a recording and `replace` is False, or if it holds anything else.
+        Raise a ValueError if the folder holds a recording and `replace` is False, or if it holds
+        anything else.
         """
         save_recording(
             path,
@@ -362,19 +428,20 @@ class Recording(Mapping[str, Watched]):
     def table(self, of: str = "queries", *, library: str = "pandas") -> Any:
         """Return the numbers of every attention as one long frame of pandas or polars.
 
-        of   "queries", "keys", "top": as in `Survey.table`, with the columns layer and call before them
-             "heads": a row for each head, as in `heads()`
-             "tokens": a row for each token: call, side, batch, position, token and, with a tokenizer, text
+        of   "queries", "keys", "top": as in `Survey.table`, with the columns layer and call before
+             them "heads": a row for each head, as in `heads()` "tokens": a row for each token:
+             call, side, batch, position, token and, with a tokenizer, text
 
         Raise a ValueError if the library is not installed, or if there is no such table.
         """
         return frame(joined(list(table_parts(of, self._calls, self.heads, self.decode))), library)
 
     def to_parquet(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
-        """Write all tables to a folder, as heads.parquet, queries.parquet, keys.parquet, top.parquet, tokens.parquet.
+        """Write all tables to a folder, as heads.parquet, queries.parquet, keys.parquet,
+        top.parquet, tokens.parquet.
 
-        An attention is a row group. Raise a ValueError if pyarrow is not installed, if the folder holds tables and
-        `replace` is False, or if it holds anything else.
+        An attention is a row group. Raise a ValueError if pyarrow is not installed, if the folder
+        holds tables and `replace` is False, or if it holds anything else.
         """
         parts = lambda of: table_parts(of, self._calls, self.heads, self.decode)  # noqa: E731
         write_tables(path, parts, replace=replace)
@@ -393,7 +460,9 @@ class Recording(Mapping[str, Watched]):
         table = Table(title=title, box=None, pad_edge=False, title_justify="left")
         for column in ("name", "heads", "queries x keys", "definition", "calls"):
             right = column in ("heads", "calls")
-            table.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+            table.add_column(
+                column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
+            )
         for watched in self.values():
             table.add_row(*watched.cells())
         for edit in self.edits:

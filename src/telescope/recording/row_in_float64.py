@@ -1,4 +1,6 @@
-"""Compute every step of one query of one head in float64, for all keys or for those with the largest weights."""
+"""Compute every step of one query of one head in float64, for all keys or for those with the
+largest weights.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -9,9 +11,9 @@ from torch import Tensor
 from ..attention import Pairs, softmax
 from ..attention.restrict import restrict_to_queries
 from ..engines.exact import nan_safe_weigh
-from ..survey.exact_rows import KEYS, masked_rows
+from ..surveys.exact_rows import KEYS, masked_rows
 from ..tiles.head_scores import OneHead
-from ..trace.trace import PAIR_STEPS, formulas, score_products
+from ..traces.trace import PAIR_STEPS, formulas, score_products
 
 # Up to the first number, all keys are returned; of more keys, those with the largest weights
 ALL = 512
@@ -30,14 +32,17 @@ class RowInFloat64:
     """The numbers of the keys."""
     formulas: dict[str, str]
     steps: dict[str, Float[Tensor, " key"]]
-    """Each of `PAIR_STEPS`, from scores to weights; a step that the definition lacks repeats the step before."""
+    """Each of `PAIR_STEPS`, from scores to weights; a step that the definition lacks repeats the
+    step before.
+    """
     query: Float[Tensor, " d_q"]
     key: Float[Tensor, "key d_k"]
     value: Float[Tensor, "key d_v"] | None
     factors: tuple[Float[Tensor, " term"], Float[Tensor, "key term"]] | None
     terms: Float[Tensor, "key term"]
     lse: float | None
-    """ln Σ exp(score) over all keys, the sink included; None where the normaliser is not softmax."""
+    """ln Σ exp(score) over all keys, the sink included; None where the normaliser is not softmax.
+    """
     sink: float | None
     context: Float[Tensor, " d_v"] | None
     """The output of the query; None without values."""
@@ -51,7 +56,8 @@ class RowInFloat64:
 def row_in_float64(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = None) -> RowInFloat64:
     """Return every step of query `i`, for the given keys.
 
-    Without `keys`, for all keys of a text of at most ALL tokens, and of a longer one for the SOME largest weights.
+    Without `keys`, for all keys of a text of at most ALL tokens, and of a longer one for the SOME
+    largest weights.
     """
     size = head.size
     device = head.queries.device
@@ -63,7 +69,11 @@ def row_in_float64(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = Non
     weights = attention.weights(masked)
     if keys is None:
         many = size[1] > ALL
-        keys = weights[0, 0, 0].topk(SOME).indices.sort().values if many else torch.arange(size[1], device=device)
+        keys = (
+            weights[0, 0, 0].topk(SOME).indices.sort().values
+            if many
+            else torch.arange(size[1], device=device)
+        )
     chosen = head.keys[:, :, keys].double()
     at = Pairs.block(one, range(0), of=(1, size[1]), device=device)
     at = replace(at, key=keys[None, None, None])
@@ -100,11 +110,15 @@ def _lse(masked: Float[Tensor, "1 1 1 key"], sink: float | None) -> float:
 def _context(
     head: OneHead, weights: Float[Tensor, "1 1 1 key"], masked: Float[Tensor, "1 1 1 key"]
 ) -> Float[Tensor, " d_v"] | None:
-    """Return Σ weights · value, summed over blocks of keys: all values in float64 would take twice their memory."""
+    """Return Σ weights · value, summed over blocks of keys: all values in float64 would take twice
+    their memory.
+    """
     if head.values is None:
         return None
     summed = weights.new_zeros(head.values.shape[-1])
     for start in range(0, weights.shape[-1], KEYS):
         part = slice(start, start + KEYS)
-        summed += nan_safe_weigh(weights[..., part], head.values[:, :, part].double(), masked[..., part])[0, 0, 0]
+        summed += nan_safe_weigh(
+            weights[..., part], head.values[:, :, part].double(), masked[..., part]
+        )[0, 0, 0]
     return summed

@@ -1,7 +1,9 @@
-"""Form the whole rows of a few queries of each sequence, and pool their weights by distance and into a small map.
+"""Form the whole rows of a few queries of each sequence, and pool their weights by distance and
+into a small map.
 
-A survey never holds a row. Where the weight goes at each distance is measured on at most ROWS queries of a sequence,
-spread evenly over its length: exact for these queries, at 32 / n of the cost of all scores.
+A survey never holds a row. Where the weight goes at each distance is measured on at most ROWS
+queries of a sequence, spread evenly over its length: exact for these queries, at 32 / n of the cost
+of all scores.
 """
 
 from dataclasses import replace
@@ -13,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Attention, Pairs
-from ..survey import Summary
-from ..survey.summary import compute_dtype
+from ..surveys import Summary
+from ..surveys.summary import compute_dtype
 
 ROWS = 32  # queries of a sequence whose rows are formed; also the rows and columns of its map
 BACK = 20  # buckets of distances: 0, 1, 2, 3 to 4, 5 to 8, ..., 131,073 and more
@@ -26,15 +28,21 @@ class RowSample(NamedTuple):
     """The pooled rows of each sequence; float64."""
 
     distances: Float[Tensor, "batch heads bucket"]
-    """The weight at each distance, summed over the sampled queries that see a key besides themselves."""
+    """The weight at each distance, summed over the sampled queries that see a key besides
+    themselves.
+    """
     sampled: Float[Tensor, " batch"]
     """How many queries that is."""
     map: Float[Tensor, "batch heads row column"]
-    """The sampled rows, keys pooled to ROWS columns; zeros for a sequence of fewer than ROWS queries or keys."""
+    """The sampled rows, keys pooled to ROWS columns; zeros for a sequence of fewer than ROWS
+    queries or keys.
+    """
 
     def split(self, count: int) -> "list[RowSample]":
         """Return the samples of the `count` calls that are stacked in this one."""
-        return [RowSample(*parts) for parts in zip(*(part.chunk(count) for part in self), strict=True)]
+        return [
+            RowSample(*parts) for parts in zip(*(part.chunk(count) for part in self), strict=True)
+        ]
 
 
 def bucket_limits() -> list[tuple[int, int]]:
@@ -45,7 +53,9 @@ def bucket_limits() -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=16)
 def _limits(device: torch.device) -> Int[Tensor, "bucket 2"]:
-    """Return `bucket_limits` as a tensor, made once: the host waits for a GPU to which it copies."""
+    """Return `bucket_limits` as a tensor, made once: the host waits for a GPU to which it
+    copies.
+    """
     return torch.tensor(bucket_limits(), device=device)
 
 
@@ -59,15 +69,22 @@ def sample_rows(
 ) -> RowSample:
     """Return the pooled rows of every sequence; padding, if any, stands behind its tokens.
 
-    The summary is of the same attention, with top=1 at least. In cross-attention distances are unknown, and NaN.
+    The summary is of the same attention, with top=1 at least. In cross-attention distances are
+    unknown, and NaN.
     """
     real = (summary.top_keys[..., 0] >= 0).any(1)
     lengths = _last(real)
     key_lengths = _last((summary.received > 0).any(1)) if across else lengths
     per_sequence = queries.shape[1] * ROWS * keys.shape[-2]
     at_once = max(1, SCORES.get(queries.device.type, SCORES["cuda"]) // max(per_sequence, 1))
-    stretches = [range(start, min(start + at_once, len(queries))) for start in range(0, len(queries), at_once)]
-    parts = [_sample(queries, keys, attention, summary.lse, lengths, key_lengths, some, across) for some in stretches]
+    stretches = [
+        range(start, min(start + at_once, len(queries)))
+        for start in range(0, len(queries), at_once)
+    ]
+    parts = [
+        _sample(queries, keys, attention, summary.lse, lengths, key_lengths, some, across)
+        for some in stretches
+    ]
     return RowSample(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
@@ -94,18 +111,31 @@ def _sample(
     rows = rows.clamp(max=max(queries.shape[-2] - 1, 0))
     offset = columns - queries.shape[-2]
     at = Pairs.block(
-        range(ROWS), range(columns), of=(queries.shape[-2], columns), batch=batch, heads=range(heads), device=device
+        range(ROWS),
+        range(columns),
+        of=(queries.shape[-2], columns),
+        batch=batch,
+        heads=range(heads),
+        device=device,
     )
     at = replace(at, row=rows[:, None, :, None], query=rows[:, None, :, None] + offset)
-    own = queries[some].gather(2, rows[:, None, :, None].expand(-1, heads, -1, width)).to(compute_dtype(queries))
+    own = (
+        queries[some]
+        .gather(2, rows[:, None, :, None].expand(-1, heads, -1, width))
+        .to(compute_dtype(queries))
+    )
     scaled = attention.scaled(attention.score(own, keys[some].to(own.dtype)), keys)
     masked = attention.masked(attention.biased(attention.capped(scaled), at), at)
     if lse is None:
         weights = attention.weights(masked)
     else:
         own_lse = lse[some].gather(2, rows[:, None].expand(-1, heads, -1))
-        weights = masked.sub_(own_lse.masked_fill(own_lse == -torch.inf, 0.0)[..., None].to(masked.dtype)).exp_()
-    running = masked.new_zeros(*masked.shape[:3], columns + 1, dtype=torch.float64)  # the weight before each key
+        weights = masked.sub_(
+            own_lse.masked_fill(own_lse == -torch.inf, 0.0)[..., None].to(masked.dtype)
+        ).exp_()
+    running = masked.new_zeros(
+        *masked.shape[:3], columns + 1, dtype=torch.float64
+    )  # the weight before each key
     torch.cumsum(weights, -1, dtype=torch.float64, out=running[..., 1:])
 
     def before(edges: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Named segments of a text: which tokens belong to which document, speaker, sentence or image patch."""
+"""Named segments of a text: which tokens belong to which document, speaker, sentence or image
+patch.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,15 +35,17 @@ class Segments:
 
     def with_rest(self, name: str, count: int) -> "Segments":
         """Return these segments and one more, of the tokens behind the text up to `count`."""
-        return Segments((*self.names, name), pad(self.ids, (0, count - len(self.ids)), value=len(self.names)))
+        return Segments(
+            (*self.names, name), pad(self.ids, (0, count - len(self.ids)), value=len(self.names))
+        )
 
 
 def read_segments(given: Any, count: int, texts: Sequence[str] | None = None) -> Segments:
     """Return the segments of a text of `count` tokens.
 
-    given   a mapping from names to spans; a list of spans; a number for each token, as in `survey(segments=...)`;
-            None for a segment for each token, named by `texts`. A span is a range, a slice, a position, a pair (start,
-            stop) or a list of positions.
+    given   a mapping from names to spans; a list of spans; a number for each token, as in
+            `survey(segments=...)`; None for a segment for each token, named by `texts`. A span is a
+            range, a slice, a position, a pair (start, stop) or a list of positions.
 
     Raise a ValueError if segments overlap, are empty, or do not fit the text.
     """
@@ -57,7 +61,10 @@ def read_segments(given: Any, count: int, texts: Sequence[str] | None = None) ->
     elif isinstance(given, Iterable) and not isinstance(given, str):
         spans = {str(i): _positions(i, span, count) for i, span in enumerate(given)}
     else:
-        raise TypeError(f"segments takes names and spans, or a number for each token, not {type(given).__name__}")
+        raise TypeError(
+            "segments takes names and spans, or a number for each token, not "
+            f"{type(given).__name__}"
+        )
     ids = torch.full((count,), -1)
     for number, (name, positions) in enumerate(spans.items()):
         where = torch.tensor(positions)
@@ -65,14 +72,20 @@ def read_segments(given: Any, count: int, texts: Sequence[str] | None = None) ->
         if taken.any():
             first = int(where[taken][0])
             other = list(spans)[int(ids[first])]
-            raise ValueError(f'segments "{other}" and "{name}" overlap at token {first}; a token belongs to one alone')
+            raise ValueError(
+                f'segments "{other}" and "{name}" overlap at token {first}; a token belongs to one '
+                "alone"
+            )
         ids[where] = number
     return _with_other(list(spans), ids)
 
 
 def _from_numbers(numbers: list[int], count: int) -> Segments:
     if len(numbers) != count:
-        raise ValueError(f"segments has {len(numbers)} numbers for a text of {count} tokens; it takes one for each")
+        raise ValueError(
+            f"segments has {len(numbers)} numbers for a text of {count} tokens; it takes one for "
+            "each"
+        )
     if min(numbers) < 0:
         raise ValueError(f"segments has the number {min(numbers)}; segments are numbered from 0 on")
     return Segments(tuple(str(i) for i in range(max(numbers) + 1)), torch.tensor(numbers))
@@ -94,12 +107,17 @@ def _positions(name: Any, span: Any, count: int) -> list[int]:
         raise ValueError(f'segment "{name}" holds no token')
     for position in positions:
         if not 0 <= position < count:
-            raise ValueError(f'segment "{name}" has token {position}; the text has {count}, numbered 0 to {count - 1}')
+            raise ValueError(
+                f'segment "{name}" has token {position}; the text has {count}, numbered 0 to '
+                f"{count - 1}"
+            )
     return positions
 
 
 def span_positions(what: str, span: Any, count: int) -> list[int]:
-    """Return the positions of a span in a text of `count` tokens, as they are given; a slice is cut to the text."""
+    """Return the positions of a span in a text of `count` tokens, as they are given; a slice is cut
+    to the text.
+    """
     if isinstance(span, slice):
         return list(range(*span.indices(count)))
     if isinstance(span, range):
@@ -110,4 +128,6 @@ def span_positions(what: str, span: Any, count: int) -> list[int]:
         return list(range(whole_number(what, span[0]), whole_number(what, span[1])))
     if isinstance(span, Iterable) and not isinstance(span, str):
         return [whole_number(what, one) for one in span]
-    raise TypeError(f"{what} is a range, a slice, a pair (start, stop) or positions, not {type(span).__name__}")
+    raise TypeError(
+        f"{what} is a range, a slice, a pair (start, stop) or positions, not {type(span).__name__}"
+    )

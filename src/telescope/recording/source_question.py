@@ -1,7 +1,7 @@
 """What `recording.sources` is asked, checked against the recording.
 
-A user counts the tokens of one sequence from 0; tensors have a column for each token of the batch, padding included.
-`Question` converts.
+A user counts the tokens of one sequence from 0; tensors have a column for each token of the batch,
+padding included. `Question` converts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,13 +52,19 @@ class Question:
         return {name: calls[name] for name in select_layers(list(calls), self.layers)}
 
     def own_ids(self) -> tuple[list[int] | None, list[int] | None]:
-        """Return the token ids of the sequence that is read and of the one that is written, where they are known."""
+        """Return the token ids of the sequence that is read and of the one that is written, where
+        they are known.
+        """
         read = self.reader.key_ids
         written = self.reader.query_ids
         columns = self.columns
         return (
-            None if read is None else read[self.sequence, columns.keys.start : columns.keys.stop].tolist(),
-            None if written is None else written[self.sequence, columns.queries.start : columns.queries.stop].tolist(),
+            None
+            if read is None
+            else read[self.sequence, columns.keys.start : columns.keys.stop].tolist(),
+            None
+            if written is None
+            else written[self.sequence, columns.queries.start : columns.queries.stop].tolist(),
         )
 
     @property
@@ -88,7 +94,9 @@ def ask(
     decode: Any,
     token_name: Any,
 ) -> Question:
-    """Return the question, checked against the recording; raise a ValueError of one sentence where it does not fit."""
+    """Return the question, checked against the recording; raise a ValueError of one sentence where
+    it does not fit.
+    """
     calls = {name: _only(name, recorded) for name, recorded in attentions.items() if recorded}
     if not calls:
         raise ValueError("nothing was recorded: run the model inside of the block of ts.watch")
@@ -118,17 +126,24 @@ def _read_segments(given: Any, count: int, texts: Sequence[str] | None) -> Segme
 
 def _only(name: str, recorded: Sequence[RecordedCall]) -> RecordedCall:
     if len(recorded) > 1:
-        raise ValueError(f'"{name}" was called for {len(recorded)} sequences; sources takes a recording of one run')
+        raise ValueError(
+            f'"{name}" was called for {len(recorded)} sequences; sources takes a recording of one '
+            "run"
+        )
     return recorded[0]
 
 
 class AnswerPositions(NamedTuple):
-    """Where the tokens stand whose sources can be asked for, counted in the sequence's own tokens."""
+    """Where the tokens stand whose sources can be asked for, counted in the sequence's own
+    tokens.
+    """
 
     first: int
     """The token of the first query that was recorded."""
     begins: int
-    """The first token that was written after the prompt or, without a prompt, after the first token."""
+    """The first token that was written after the prompt or, without a prompt, after the first
+    token.
+    """
     end: int
     """One past the last: the last query wrote the token after it."""
     has_prompt: bool
@@ -148,21 +163,30 @@ class AnswerPositions(NamedTuple):
 
 
 def check_span(span: Any, call: RecordedCall, columns: TextColumns) -> range:
-    """Return the positions of the tokens that were written; raise a ValueError if they are not in the answer.
+    """Return the positions of the tokens that were written; raise a ValueError if they are not in
+    the answer.
 
     Positions count the sequence's own tokens, which have these columns.
     """
     first, begins, end, has_prompt = AnswerPositions.of(call, columns)
     positions = span_positions("span", span, end)
     if not positions:
-        raise ValueError(f"span={span!r} holds no token; it takes the positions of the tokens that were written")
+        raise ValueError(
+            f"span={span!r} holds no token; it takes the positions of the tokens that were written"
+        )
     if positions != list(range(positions[0], positions[-1] + 1)):
-        raise ValueError(f"span={span!r} has gaps; ask for one stretch of tokens at a time, such as range(10, 20)")
+        raise ValueError(
+            f"span={span!r} has gaps; ask for one stretch of tokens at a time, such as range(10, "
+            "20)"
+        )
     if positions[0] < 0 or positions[-1] >= end:
-        raise ValueError(f"span={span!r} is not in the text, whose tokens are numbered 0 to {end - 1}")
+        raise ValueError(
+            f"span={span!r} is not in the text, whose tokens are numbered 0 to {end - 1}"
+        )
     if has_prompt and positions[0] < begins:
         raise ValueError(
-            f"span={span!r} begins in the prompt, which is tokens 0 to {begins - 1}; the answer begins at {begins}"
+            f"span={span!r} begins in the prompt, which is tokens 0 to {begins - 1}; the answer "
+            f"begins at {begins}"
         )
     if positions[0] < first + 1:
         raise ValueError(f"span={span!r} begins at the first token, which no token comes before")

@@ -1,4 +1,6 @@
-"""`recording.sources(span)`: how much of the tokens written in a span comes from every token and segment before."""
+"""`recording.sources(span)`: how much of the tokens written in a span comes from every token and
+segment before.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..files.frames import frame
-from ..trace.render import render_text
+from ..traces.render import render_text
 from .segments import Segments
 
 ANSWER = "the answer itself"
@@ -28,7 +30,9 @@ KINDS = {
 
 
 class Source(NamedTuple):
-    """One segment of the context: its name, its tokens, what the answer takes from it, and its text."""
+    """One segment of the context: its name, its tokens, what the answer takes from it, and its
+    text.
+    """
 
     name: str
     start: int
@@ -44,10 +48,12 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Where the tokens of a span come from: a ranked table, which prints as one and draws as a text in a notebook.
+    """Where the tokens of a span come from: a ranked table, which prints as one and draws as a text
+    in a notebook.
 
-    Iteration, indices and `len` are those of the rows, the largest score first. Shares sum to one, if no score is below
-    zero: tokens in no segment are "other", and what comes from the answer's own tokens is "the answer itself".
+    Iteration, indices and `len` are those of the rows, the largest score first. Shares sum to one,
+    if no score is below zero: tokens in no segment are "other", and what comes from the answer's
+    own tokens is "the answer itself".
     """
 
     how: str
@@ -58,7 +64,9 @@ class Sources:
     by_segment: Float[Tensor, " segment"]
     """The score of each segment, float64, in the order of the segments."""
     scores: Float[Tensor, " token"] | None
-    """The score of every token of the context, float64; None for how="hidden", which knows segments alone."""
+    """The score of every token of the context, float64; None for how="hidden", which knows segments
+    alone.
+    """
     context: tuple[str, ...]
     """The text of every token of the context, or its number where there is no tokenizer."""
     answer: tuple[str, ...]
@@ -97,7 +105,9 @@ class Sources:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each segment, by name; segments of one name, such as two equal tokens, are added."""
+        """The share of each segment, by name; segments of one name, such as two equal tokens, are
+        added.
+        """
         shares: dict[str, float] = {}
         for row in self.rows:
             shares[row.name] = shares.get(row.name, 0.0) + row.share
@@ -124,10 +134,18 @@ class Sources:
         written = _one_line("".join(self.answer))
         named = f'"{written}"' if written else "the next token"
         title = f"sources of {named}, by {self.how}\n{KINDS[self.how]}"
-        table = Table(title=title, box=None, pad_edge=False, title_justify="left", min_width=len(KINDS[self.how]))
+        table = Table(
+            title=title,
+            box=None,
+            pad_edge=False,
+            title_justify="left",
+            min_width=len(KINDS[self.how]),
+        )
         for name in ("segment", "tokens", "score", "share", "text"):
             right = name in ("score", "share")
-            table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+            table.add_column(
+                name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
+            )
         for row in self.rows[:SHOWN]:
             where = f"{row.start} to {row.stop - 1}" if row.stop > row.start + 1 else str(row.start)
             text = _one_line(row.text)
@@ -141,10 +159,14 @@ class Sources:
         return render_text(self.__rich__())
 
     def _repr_html_(self) -> str:
-        """Return the text of the context, each token on a background as strong as its score, then the answer."""
+        """Return the text of the context, each token on a background as strong as its score, then
+        the answer.
+        """
         scores = self.token_scores()
         largest = max((abs(score) for score in scores), default=0.0) or 1.0
-        words = "".join(_word(text, score, largest) for text, score in zip(self.context, scores, strict=True))
+        words = "".join(
+            _word(text, score, largest) for text, score in zip(self.context, scores, strict=True)
+        )
         return (
             f'<div style="white-space: pre-wrap; line-height: 1.7">{words}<hr>'
             f"<strong>{escape(''.join(self.answer))}</strong><br><small>{escape(self.how)}: "
@@ -152,8 +174,12 @@ class Sources:
         )
 
     def token_scores(self) -> list[float]:
-        """Return a score for every token of the context; of how="hidden", that of the segment it belongs to."""
-        scores: list[float] = (self.by_segment[self.segments.ids] if self.scores is None else self.scores).tolist()
+        """Return a score for every token of the context; of how="hidden", that of the segment it
+        belongs to.
+        """
+        scores: list[float] = (
+            self.by_segment[self.segments.ids] if self.scores is None else self.scores
+        ).tolist()
         return scores
 
 
@@ -161,7 +187,8 @@ def _word(text: str, score: float, largest: float) -> str:
     """Return a token as HTML: blue where the score is above zero, red where it is below."""
     colour = "37, 99, 235" if score >= 0 else "220, 38, 38"
     return (
-        f'<span title="{score:.4g}" style="background: rgba({colour}, {0.8 * abs(score) / largest:.3f})">'
+        f'<span title="{score:.4g}" style="background: rgba({colour}, '
+        f'{0.8 * abs(score) / largest:.3f})">'
         f"{escape(text)}</span>"
     )
 
@@ -177,9 +204,11 @@ def token_texts(
     decode: Callable[[list[int]], str] | None,
     token_name: Callable[[int], str | None] | None,
 ) -> list[str]:
-    """Return the text of every token; its name where it has no text, or its number without a tokenizer.
+    """Return the text of every token; its name where it has no text, or its number without a
+    tokenizer.
 
-    Some tokenizers drop the space before a token that is decoded alone; decoding the token after another shows it.
+    Some tokenizers drop the space before a token that is decoded alone; decoding the token after
+    another shows it.
     """
     if ids is None or decode is None:
         return [f"{i} " for i in range(count)]

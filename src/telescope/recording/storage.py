@@ -1,4 +1,6 @@
-"""Store the numbers of a recording on the model's device, in RAM or on disk, in tensors that grow along one axis."""
+"""Store the numbers of a recording on the model's device, in RAM or on disk, in tensors that grow
+along one axis.
+"""
 
 import os
 import shutil
@@ -16,7 +18,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ..files.errors import WriteError
-from ..survey.device import record_use, side_stream
+from ..surveys.device import record_use, side_stream
 from ..words import hint
 
 LARGE = 2**20  # bytes of a copy from a GPU to RAM that is worth a stream of its own
@@ -132,14 +134,20 @@ class StoredTensor(ABC):
 
 
 class GrowingTensor(StoredTensor):
-    """A tensor that grows along one axis. Full memory grows by a quarter, so that appending a token costs O(1).
+    """A tensor that grows along one axis. Full memory grows by a quarter, so that appending a token
+    costs O(1).
 
-    `first` is copied, since it may be a view of memory that the model writes to again. With `owned` the caller hands
-    over the memory of `first`, which a `Device` store keeps without a copy.
+    `first` is copied, since it may be a view of memory that the model writes to again. With `owned`
+    the caller hands over the memory of `first`, which a `Device` store keeps without a copy.
     """
 
     def __init__(
-        self, first: Shaped[Tensor, "..."], axis: int, store: Store = on_device, *, owned: bool = False
+        self,
+        first: Shaped[Tensor, "..."],
+        axis: int,
+        store: Store = on_device,
+        *,
+        owned: bool = False,
     ) -> None:
         self.axis = axis
         self.size = first.shape[axis]
@@ -179,9 +187,11 @@ class GrowingTensor(StoredTensor):
         self.size = size
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy without blocking: from a GPU into pinned memory, `tensor` waits for the copy when it is read.
+        """Copy without blocking: from a GPU into pinned memory, `tensor` waits for the copy when it
+        is read.
 
-        A large copy runs while the model goes on, from a second copy that the model does not write to.
+        A large copy runs while the model goes on, from a second copy that the model does not write
+        to.
         """
         if not source.is_cuda or target.is_cuda:
             target.copy_(source, non_blocking=True)
@@ -189,7 +199,9 @@ class GrowingTensor(StoredTensor):
         large = source.nbytes >= LARGE and target.is_pinned()
         source = source.clone() if large else source
         with side_stream(source, copies=True) if large else nullcontext():
-            if self.copied is not None:  # the next event is to stand for both copies, which may be on two streams
+            if (
+                self.copied is not None
+            ):  # the next event is to stand for both copies, which may be on two streams
                 torch.cuda.current_stream(source.device).wait_event(self.copied)
             target.copy_(source, non_blocking=True)
             record_use(source)
@@ -204,8 +216,12 @@ class StoredParts(dict[str, StoredTensor]):
         super().__init__(parts or {})
         self.store = store
 
-    def grow(self, name: str, more: Shaped[Tensor, "..."], axis: int = 2, *, owned: bool = False) -> None:
-        """Append `more` to the tensor of this name, or begin the tensor with `more`; `owned` as in GrowingTensor."""
+    def grow(
+        self, name: str, more: Shaped[Tensor, "..."], axis: int = 2, *, owned: bool = False
+    ) -> None:
+        """Append `more` to the tensor of this name, or begin the tensor with `more`; `owned` as in
+        GrowingTensor.
+        """
         part = self.get(name)
         if part is None:
             self[name] = GrowingTensor(more, axis, self.store, owned=owned)

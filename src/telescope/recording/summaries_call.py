@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..survey import Summary, Survey
-from ..survey.summary import compute_dtype
+from ..surveys import Summary, Survey
+from ..surveys.summary import compute_dtype
 from .attention_call import AttentionCall
 from .call_facts import CallFacts, KeepOptions, MapSize
 from .head_shares import COUNTS, NAMES, BatchTokens, Places
@@ -24,7 +24,9 @@ MAX_WAITING = 16  # queries of a call that waits: more are surveyed at once
 
 
 class SummariesCall(RecordedCall, GrowingCall):
-    """Keep the numbers of a survey, computed while the model runs; queries and keys are not kept."""
+    """Keep the numbers of a survey, computed while the model runs; queries and keys are not
+    kept.
+    """
 
     keep = "summaries"
     fingerprints_of_keys_come_late = True
@@ -32,21 +34,29 @@ class SummariesCall(RecordedCall, GrowingCall):
     """The survey of the first queries, until its result is read."""
     _text: BatchTokens | None = None
     _waiting: WaitingRows | None = None
-    """The latest queries, which are surveyed together when somebody reads, or when there are many."""
+    """The latest queries, which are surveyed together when somebody reads, or when there are many.
+    """
     _dropped_map = False
 
     def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
         if call.query_ids is not None:
             self._text = queue.tokens(call.query_ids)
-        self._pending = PendingSummary(queue, SummaryDestination(self.facts, self._parts, self._fingerprints))
+        self._pending = PendingSummary(
+            queue, SummaryDestination(self.facts, self._parts, self._fingerprints)
+        )
         queue.add(call._replace(text=self._text), self._pending.destination)
 
     def append(self, call: AttentionCall) -> None:
-        """Append a call for which `is_continued_by` is true: now, or later together with those that follow."""
-        if self.options.map is not None and not self._dropped_map:  # the rows of a longer text have other borders
+        """Append a call for which `is_continued_by` is true: now, or later together with those that
+        follow.
+        """
+        if (
+            self.options.map is not None and not self._dropped_map
+        ):  # the rows of a longer text have other borders
             self._dropped_map = True
             warnings.warn(
-                "watch(map=...) keeps the map of a text that is read at once; more was read or generated after it, so "
+                "watch(map=...) keeps the map of a text that is read at once; more was read or "
+                "generated after it, so "
                 'the map is dropped; keep="queries-keys" has maps of the whole text',
                 stacklevel=2,
             )
@@ -69,21 +79,31 @@ class SummariesCall(RecordedCall, GrowingCall):
         self._grow(call)
 
     def can_be_template(self, call: AttentionCall, *, begins: bool) -> bool:
-        """Return whether other layers' calls can be recorded like `call`, with which this one began or went on."""
-        if self.facts.rows is not None or not call.keys_depend_on_text or self.options.also - {"streaming"}:
+        """Return whether other layers' calls can be recorded like `call`, with which this one began
+        or went on.
+        """
+        if (
+            self.facts.rows is not None
+            or not call.keys_depend_on_text
+            or self.options.also - {"streaming"}
+        ):
             return False
         if not begins:
             return self._waiting is not None
         return self._first_query is None and not call.evicted and call.key_ids is None
 
     def begin_like(self, name: str, call: AttentionCall) -> "SummariesCall":
-        """Return the record of another layer's first call, of the same kind and definition as this one's."""
+        """Return the record of another layer's first call, of the same kind and definition as this
+        one's.
+        """
         new = copy(self)
         new.facts = replace(self.facts, name=name)
         new._parts = StoredParts(self.options.store)
         new._fingerprints = []
         new._waiting = None
-        new._pending = PendingSummary(self._queue, SummaryDestination(new.facts, new._parts, new._fingerprints))
+        new._pending = PendingSummary(
+            self._queue, SummaryDestination(new.facts, new._parts, new._fingerprints)
+        )
         self._queue.add_like(call._replace(text=self._text), new._pending.destination)
         new._store_ids(call.query_ids, 0)
         return new
@@ -119,23 +139,34 @@ class SummariesCall(RecordedCall, GrowingCall):
 
     def _check_unchanged(self, result: SurveyResult, evicted: int, known: int) -> None:
         """Raise a RuntimeError if keys that were recorded earlier have changed since."""
-        if not torch.equal(self._fingerprints[0].tensor[:, :, evicted:], result.fingerprints[:, :, :known]):
+        if not torch.equal(
+            self._fingerprints[0].tensor[:, :, evicted:], result.fingerprints[:, :, :known]
+        ):
             raise RuntimeError(
-                f'the cached keys of "{self.name}" were changed while the model wrote, in a way that cannot be seen '
+                f'the cached keys of "{self.name}" were changed while the model wrote, in a way '
+                "that cannot be seen "
                 'from outside; keep="queries-keys" copies each key when it is written'
             )
 
     def _store_more(self, call: AttentionCall, known: int) -> None:
-        self._text = None if self._text is None or call.query_ids is None else self._text.followed_by(call.query_ids)
+        self._text = (
+            None
+            if self._text is None or call.query_ids is None
+            else self._text.followed_by(call.query_ids)
+        )
         call = call if self._text is None else self._with_text(call, self._text)
         self._add_rows(self._survey(call), call.evicted, known)
 
     def _with_text(self, call: AttentionCall, text: BatchTokens) -> AttentionCall:
-        """Return a call that continues the sequence with its tokens, without queries after the end of their text."""
+        """Return a call that continues the sequence with its tokens, without queries after the end
+        of their text.
+        """
         written = self.facts.written
         if not written.ends:
             return call._replace(text=text)
-        return call._replace(text=text, attention=text.without_ended(call.attention, call.size, written))
+        return call._replace(
+            text=text, attention=text.without_ended(call.attention, call.size, written)
+        )
 
     def _survey(self, call: AttentionCall) -> SurveyResult:
         """Survey the queries of a call that continues the sequence."""
@@ -144,7 +175,9 @@ class SummariesCall(RecordedCall, GrowingCall):
         return self._queue.run_survey(inputs, call.lse, attention, call.places)
 
     def _add_rows(self, result: SurveyResult, evicted: int, known: int) -> None:
-        """Add the survey of more queries to what is kept; the first `known` keys are kept already."""
+        """Add the survey of more queries to what is kept; the first `known` keys are kept
+        already.
+        """
         self._add_received(result.summary.received, evicted, known)
         summed = self._parts["shares"].tensor
         summed.add_(result.shares.to(summed.device))
@@ -153,11 +186,15 @@ class SummariesCall(RecordedCall, GrowingCall):
         self.facts.recorded = None
         store_rows(self._parts, result.summary, evicted)
 
-    def _add_received(self, more: Float[Tensor, "batch heads key"], evicted: int, known: int) -> None:
+    def _add_received(
+        self, more: Float[Tensor, "batch heads key"], evicted: int, known: int
+    ) -> None:
         """Add to the sums in float64: there are as many summands as calls."""
         received = self._parts["received"]
         if received.tensor.dtype != torch.float64:
-            received = self._parts["received"] = GrowingTensor(received.tensor.double(), 2, self.options.store)
+            received = self._parts["received"] = GrowingTensor(
+                received.tensor.double(), 2, self.options.store
+            )
         assert isinstance(received, GrowingTensor)
         received.append(torch.zeros_like(more[:, :, known:]))
         received.tensor[:, :, evicted:].add_(more.to(received.memory.device))
@@ -169,7 +206,9 @@ class SummariesCall(RecordedCall, GrowingCall):
             self._queue.survey_waiting()
 
     def _wait_for_first(self) -> None:
-        """Run the survey of the first queries if it is still queued, and order the current stream after it."""
+        """Run the survey of the first queries if it is still queued, and order the current stream
+        after it.
+        """
         if self._pending is not None:
             queue, destination = self._pending
             if not destination.received:
@@ -193,29 +232,44 @@ class SummariesCall(RecordedCall, GrowingCall):
         pooled = 0 if options.map is None else min(options.map[0], rows) * min(options.map[1], keys)
         sums = 8 * (len(NAMES) + len(COUNTS))
         return (
-            batch * heads * (number * (2 * rows + keys + options.top * rows + pooled) + 4 * options.top * rows + sums)
+            batch
+            * heads
+            * (
+                number * (2 * rows + keys + options.top * rows + pooled)
+                + 4 * options.top * rows
+                + sums
+            )
         )
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
-        """Return the survey that was kept, with at most the `top` and exactly the `map` of `ts.watch`."""
+        """Return the survey that was kept, with at most the `top` and exactly the `map` of
+        `ts.watch`.
+        """
         numbers = {name: part.tensor for name, part in self.parts.items()}
         kept = numbers["top_keys"].shape[-1]
         batch, key_heads, d_q, d_k = self.facts.shape
         top = kept if top is None else top
         if not 0 <= top <= kept:
-            raise ValueError(f'"{self.name}" has the top {kept} of each query, not {top}; watch(..., top=...) sets it')
+            raise ValueError(
+                f'"{self.name}" has the top {kept} of each query, not {top}; watch(..., top=...) '
+                "sets it"
+            )
         if map is not None and map != self.facts.recorded:
             raise self._not_kept(f"map of {map[0]} x {map[1]}", "queries-keys")
         heads, rows = numbers["entropy"].shape[1:]
         return Survey(
             queries=torch.empty(batch, heads, rows, d_q, dtype=self.facts.dtype, device="meta"),
-            keys=torch.empty(batch, key_heads, self.size[1], d_k, dtype=self.facts.dtype, device="meta"),
+            keys=torch.empty(
+                batch, key_heads, self.size[1], d_k, dtype=self.facts.dtype, device="meta"
+            ),
             values=None,
             attention=self.kept_attention(),
             engine=self.facts.engine or "",
             summary=Summary(
                 lse=numbers.get("lse"),
-                received=numbers["received"].to(numbers["entropy"].dtype, copy=True),  # later calls add in place
+                received=numbers["received"].to(
+                    numbers["entropy"].dtype, copy=True
+                ),  # later calls add in place
                 entropy=numbers["entropy"],
                 top_weights=numbers["top_weights"][..., :top],
                 top_keys=numbers["top_keys"][..., :top],
@@ -226,7 +280,9 @@ class SummariesCall(RecordedCall, GrowingCall):
         )
 
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
-        """Return the sums as they were computed; NaN in a recording of a version that did not keep them."""
+        """Return the sums as they were computed; NaN in a recording of a version that did not keep
+        them.
+        """
         part = self.parts.get("shares")
         if part is not None:
             return part.tensor
@@ -237,11 +293,14 @@ class SummariesCall(RecordedCall, GrowingCall):
 class SummaryDestination(SurveyDestination):
     """Store the result of a queued survey in the parts of a SummariesCall.
 
-    The queue refers to this object and not to the call, and this object refers to neither: without a reference cycle,
-    the memory of a recording is freed as soon as the last reference to the recording is gone.
+    The queue refers to this object and not to the call, and this object refers to neither: without
+    a reference cycle, the memory of a recording is freed as soon as the last reference to the
+    recording is gone.
     """
 
-    def __init__(self, facts: CallFacts, parts: StoredParts, fingerprints: list[GrowingTensor]) -> None:
+    def __init__(
+        self, facts: CallFacts, parts: StoredParts, fingerprints: list[GrowingTensor]
+    ) -> None:
         self.facts = facts
         self.parts = parts
         self.fingerprints = fingerprints
@@ -252,7 +311,9 @@ class SummaryDestination(SurveyDestination):
         summary = result.summary
         self.fingerprints.insert(0, GrowingTensor(result.fingerprints, 2, owned=True))
         self.facts.engine = result.engine
-        self.facts.recorded = None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
+        self.facts.recorded = (
+            None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
+        )
         self.parts.grow("received", summary.received, owned=True)
         self.parts.grow("shares", result.shares)
         if summary.map is not None:
@@ -271,12 +332,18 @@ class PendingSummary(NamedTuple):
 
 
 def store_rows(parts: StoredParts, summary: Summary, evicted: int) -> None:
-    """Store the numbers of each query; keys are counted from the first one ever, evicted keys included."""
+    """Store the numbers of each query; keys are counted from the first one ever, evicted keys
+    included.
+    """
     if summary.lse is not None:
         parts.grow("lse", summary.lse, owned=True)
     if summary.within is not None:
         parts.grow("streaming", summary.within, owned=True)
     parts.grow("entropy", summary.entropy, owned=True)
     parts.grow("top_weights", summary.top_weights, owned=True)
-    keys = torch.where(summary.top_keys < 0, -1, summary.top_keys + evicted) if evicted else summary.top_keys
+    keys = (
+        torch.where(summary.top_keys < 0, -1, summary.top_keys + evicted)
+        if evicted
+        else summary.top_keys
+    )
     parts.grow("top_keys", keys, owned=True)

@@ -1,7 +1,7 @@
 """Batch the surveys of several layers into one kernel launch.
 
-The layers of a model mostly have one definition and keys of one size. Stacked along the batch axis, several layers take
-one launch of the GPU's kernels instead of one each.
+The layers of a model mostly have one definition and keys of one size. Stacked along the batch axis,
+several layers take one launch of the GPU's kernels instead of one each.
 """
 
 from abc import ABC, abstractmethod
@@ -18,16 +18,19 @@ from ..attention import Attention, softmax
 from ..attention.restrict import restrict_to_sequences
 from ..attention.values import identity_key, leaves
 from ..engines import torch_modes
-from ..survey import Summary, survey_unchecked
-from ..survey.device import StreamEvent, record_event, record_use, side_stream
-from ..survey.extend import Size
+from ..surveys import Summary, survey_unchecked
+from ..surveys.device import StreamEvent, record_event, record_use, side_stream
+from ..surveys.extend import Size
 from .attention_call import AttentionCall
 from .continuation import continues, fingerprints
 from .head_shares import BatchTokens, Places, shares, streaming_share
 from .row_sample import RowSample, sample_rows
 
 MAX_CALLS = {"cpu": 8, "cuda": 32}  # surveyed in one launch
-STAGING_BYTES = {"cpu": 2**22, "cuda": 2**28}  # of one staging buffer; a larger call takes longer than its launch
+STAGING_BYTES = {
+    "cpu": 2**22,
+    "cuda": 2**28,
+}  # of one staging buffer; a larger call takes longer than its launch
 
 
 class SurveyResult(NamedTuple):
@@ -43,19 +46,30 @@ class SurveyResult(NamedTuple):
 
     def split(self, count: int) -> "list[SurveyResult]":
         """Return the results of the `count` calls that are stacked in this one."""
-        parts = ([None] * count if part is None else part.chunk(count) for part in vars(self.summary).values())
+        parts = (
+            [None] * count if part is None else part.chunk(count)
+            for part in vars(self.summary).values()
+        )
         samples = [None] * count if self.sample is None else self.sample.split(count)
         each = zip(
-            zip(*parts, strict=True), self.fingerprints.chunk(count), self.shares.chunk(count), samples, strict=True
+            zip(*parts, strict=True),
+            self.fingerprints.chunk(count),
+            self.shares.chunk(count),
+            samples,
+            strict=True,
         )
-        return [SurveyResult(self.engine, Summary(*own), prints, shares, rows) for own, prints, shares, rows in each]
+        return [
+            SurveyResult(self.engine, Summary(*own), prints, shares, rows)
+            for own, prints, shares, rows in each
+        ]
 
 
 class SurveyDestination(ABC):
     """An object that stores the result of a queued survey.
 
-    The queue holds a strong reference to the destination until the survey has run. A destination that refers neither
-    to the queue nor to an object that does keeps the two out of a reference cycle.
+    The queue holds a strong reference to the destination until the survey has run. A destination
+    that refers neither to the queue nor to an object that does keeps the two out of a reference
+    cycle.
     """
 
     @abstractmethod
@@ -78,38 +92,64 @@ class GrowingCall(ABC):
 class SurveyQueue:
     """Batch the surveys of several layers into one kernel launch. `flush()` runs what is queued.
 
-    Where a definition consists of numbers alone, a GPU runs the survey on a second stream, concurrently with the model:
-    one staging buffer is read while the other is filled.
+    Where a definition consists of numbers alone, a GPU runs the survey on a second stream,
+    concurrently with the model: one staging buffer is read while the other is filled.
     """
 
-    def __init__(self, top: int, map: tuple[int, int] | None, *, streaming: bool = False, sample: bool = False) -> None:
+    def __init__(
+        self,
+        top: int,
+        map: tuple[int, int] | None,
+        *,
+        streaming: bool = False,
+        sample: bool = False,
+    ) -> None:
         self.top = top
         self.map = map
         self.streaming = streaming
         self.sample = sample
         self.queued: list[QueuedSurvey] = []
         self.kind: Any = None  # calls of one kind are surveyed together
-        self.original: Attention | None = None  # kept alive, so that no other definition gets its identity
+        self.original: Attention | None = (
+            None  # kept alive, so that no other definition gets its identity
+        )
         self.places: Places | None = None
         self.text: BatchTokens | None = None
         self.capacity = 0
         self.concurrent = False
-        self.stacked: dict[int, Attention] = {}  # the definition of so many calls stacked along the batch axis
+        self.stacked: dict[
+            int, Attention
+        ] = {}  # the definition of so many calls stacked along the batch axis
         self.buffers = StagingBuffer(), StagingBuffer()  # the first is being filled
         self.waiting: list[GrowingCall] = []  # the calls that have rows that wait
-        self._clones: dict[Any, tuple[Attention, Attention]] = {}  # the latest definitions, and their copies
-        self._verdicts: dict[Any, tuple[Attention, Attention, bool]] = {}  # the latest results of `continues`
-        self.finished: dict[torch.device, StreamEvent] = {}  # the end of the last survey on each device
+        self._clones: dict[
+            Any, tuple[Attention, Attention]
+        ] = {}  # the latest definitions, and their copies
+        self._verdicts: dict[
+            Any, tuple[Attention, Attention, bool]
+        ] = {}  # the latest results of `continues`
+        self.finished: dict[
+            torch.device, StreamEvent
+        ] = {}  # the end of the last survey on each device
 
     def add(self, call: AttentionCall, destination: SurveyDestination) -> None:
         """Queue the survey of a call; `destination` receives the result now or later.
 
-        Queries, keys and the definition are copied, since the model may write to them. The lse is not: no one else
-        holds its memory.
+        Queries, keys and the definition are copied, since the model may write to them. The lse is
+        not: no one else holds its memory.
         """
         inputs = SurveyInputs(call.queries, call.keys)
-        definition = call.attention if call.attention.has_no_tensors else identity_key(call.attention)
-        kind = (definition, call.lse is None, inputs.layout, call.text, call.positions, call.is_cross_attention)
+        definition = (
+            call.attention if call.attention.has_no_tensors else identity_key(call.attention)
+        )
+        kind = (
+            definition,
+            call.lse is None,
+            inputs.layout,
+            call.text,
+            call.positions,
+            call.is_cross_attention,
+        )
         if kind != self.kind:
             self._launch()
             size = call.queries.nbytes + call.keys.nbytes
@@ -122,16 +162,22 @@ class SurveyQueue:
         self._enqueue(call, inputs, destination)
 
     def add_like(self, call: AttentionCall, destination: SurveyDestination) -> None:
-        """Queue the survey of a call that the caller knows to be of the same kind as the call added last."""
+        """Queue the survey of a call that the caller knows to be of the same kind as the call added
+        last.
+        """
         if self.kind is None:
             self.add(call, destination)
         else:
             self._enqueue(call, SurveyInputs(call.queries, call.keys), destination)
 
-    def _enqueue(self, call: AttentionCall, inputs: "SurveyInputs", destination: SurveyDestination) -> None:
+    def _enqueue(
+        self, call: AttentionCall, inputs: "SurveyInputs", destination: SurveyDestination
+    ) -> None:
         assert self.places is not None
         if self.capacity < (1 if self.concurrent else 2):
-            destination.receive(self.run_survey(inputs, call.lse, call.attention, self.places, self.map))
+            destination.receive(
+                self.run_survey(inputs, call.lse, call.attention, self.places, self.map)
+            )
             return
         if not self.queued:
             self.buffers = self.buffers[::-1]
@@ -148,16 +194,23 @@ class SurveyQueue:
         return self.text
 
     def clone(self, attention: Attention) -> Attention:
-        """Return a copy of a definition that owns its tensors, one object for all layers that pass the same one."""
+        """Return a copy of a definition that owns its tensors, one object for all layers that pass
+        the same one.
+        """
         if attention.has_no_tensors:
             return attention
         key = identity_key(attention)
         if key not in self._clones:
-            self._clones = {**dict(list(self._clones.items())[-1:]), key: (attention, attention.clone())}
+            self._clones = {
+                **dict(list(self._clones.items())[-1:]),
+                key: (attention, attention.clone()),
+            }
         return self._clones[key][1]
 
     def continues(self, before: Attention, old: Size, call: AttentionCall) -> bool:
-        """Return `continuation.continues(before, old, call)`, computed once for all layers of a forward pass."""
+        """Return `continuation.continues(before, old, call)`, computed once for all layers of a
+        forward pass.
+        """
         key = (id(before), call.attention.identity, old, call.size, call.kind)
         if key not in self._verdicts:
             verdict = (before, call.attention, continues(before, old, call))
@@ -167,7 +220,8 @@ class SurveyQueue:
     def survey_waiting(self) -> None:
         """Survey all rows that wait, those of several layers at once where these are alike.
 
-        Where memory runs out, fewer layers are surveyed at once. If one layer does not fit, its rows go on waiting.
+        Where memory runs out, fewer layers are surveyed at once. If one layer does not fit, its
+        rows go on waiting.
         """
         most = max(MAX_CALLS.values())
         while self.waiting:
@@ -184,10 +238,14 @@ class SurveyQueue:
                     self.waiting.pop(0).receive_rows(result)
 
     def _alike_waiting(self, most: int) -> list[AttentionCall]:
-        """Return the rows that wait of the first call, and of the calls after it that can be surveyed with them."""
+        """Return the rows that wait of the first call, and of the calls after it that can be
+        surveyed with them.
+        """
         first = self.waiting[0].due_rows()
         alike = [first]
-        most = min(most, _most_at_once(first.queries.device, first.queries.nbytes + first.keys.nbytes))
+        most = min(
+            most, _most_at_once(first.queries.device, first.queries.nbytes + first.keys.nbytes)
+        )
         for call in self.waiting[1:most]:
             rows = call.due_rows()
             if rows.survey_kind != first.survey_kind:
@@ -203,9 +261,16 @@ class SurveyQueue:
             attention = first.attention_over_present_keys
             places = first.places
             if count == 1:
-                return [self.run_survey(SurveyInputs(first.queries, first.keys), None, attention, places)]
+                return [
+                    self.run_survey(
+                        SurveyInputs(first.queries, first.keys), None, attention, places
+                    )
+                ]
             batch = len(first.queries)
-            inputs = SurveyInputs(torch.cat([call.queries for call in calls]), torch.cat([call.keys for call in calls]))
+            inputs = SurveyInputs(
+                torch.cat([call.queries for call in calls]),
+                torch.cat([call.keys for call in calls]),
+            )
             stacked = restrict_to_sequences(attention, torch.tensor([*range(batch)] * count), batch)
             return self.run_survey(inputs, None, stacked, places).split(count)
 
@@ -228,8 +293,8 @@ class SurveyQueue:
     def wait(self, *tensors: Tensor) -> None:
         """Order the current stream after every survey launched so far.
 
-        After `wait`, results (pass those that will be read here as `tensors`) may be read and the surveys' inputs
-        written to. The host does not block.
+        After `wait`, results (pass those that will be read here as `tensors`) may be read and the
+        surveys' inputs written to. The host does not block.
         """
         for device, end in self.finished.items():
             end.wait(*(tensor for tensor in tensors if tensor.device == device))
@@ -246,14 +311,18 @@ class SurveyQueue:
         count = len(queued)
         buffer = self.buffers[0]
         if count not in self.stacked:
-            self.stacked[count] = restrict_to_sequences(self.stacked[1], torch.tensor([*range(batch)] * count), batch)
+            self.stacked[count] = restrict_to_sequences(
+                self.stacked[1], torch.tensor([*range(batch)] * count), batch
+            )
         inputs = buffer.slots(0, count)
         lses = [call.lse for call in queued if call.lse is not None]
         with side_stream(inputs.queries) if self.concurrent else nullcontext():
             record_use(*lses, *self.places.tensors)
             lse = None if not lses else lses[0] if count == 1 else torch.cat(lses)
             result = self.run_survey(inputs, lse, self.stacked[count], self.places, self.map)
-            for call, own in zip(queued, result.split(count) if count > 1 else [result], strict=True):
+            for call, own in zip(
+                queued, result.split(count) if count > 1 else [result], strict=True
+            ):
                 call.destination.receive(own)
             buffer.last_read = record_event(device)
         if buffer.last_read is not None:
@@ -267,13 +336,20 @@ class SurveyQueue:
         places: Places,
         map: tuple[int, int] | None = None,
     ) -> SurveyResult:
-        """Survey one call, or several that are stacked along the batch axis, with a map of at most this size."""
+        """Survey one call, or several that are stacked along the batch axis, with a map of at most
+        this size.
+        """
         size = (inputs.queries.shape[-2], inputs.keys.shape[-2])
         map = None if map is None or 0 in size else (min(map[0], size[0]), min(map[1], size[1]))
         on_cpu = inputs.queries.device.type == "cpu"
         count = len(inputs.queries) // max(places.batch, 1)
         seen = survey_unchecked(
-            *inputs, attention, top=self.top, lse=lse, map=map, marks=places.marks(count) if on_cpu else None
+            *inputs,
+            attention,
+            top=self.top,
+            lse=lse,
+            map=map,
+            marks=places.marks(count) if on_cpu else None,
         )
         summary = seen.summary
         if self.streaming and not places.across:
@@ -288,8 +364,12 @@ class SurveyQueue:
         )
 
     def _fingerprints(self, keys: Tensor) -> Int[Tensor, "batch key_heads key"]:
-        """Return the fingerprints of the keys; zeros while rows are sampled, when each text is one call."""
-        return keys.new_zeros(keys.shape[:3], dtype=torch.int64) if self.sample else fingerprints(keys)
+        """Return the fingerprints of the keys; zeros while rows are sampled, when each text is one
+        call.
+        """
+        return (
+            keys.new_zeros(keys.shape[:3], dtype=torch.int64) if self.sample else fingerprints(keys)
+        )
 
 
 class QueuedSurvey(NamedTuple):
@@ -316,14 +396,18 @@ class SurveyInputs(NamedTuple):
 
 
 class StagingBuffer:
-    """Memory in which the queries and keys of several calls lie one after the other, reused for each launch."""
+    """Memory in which the queries and keys of several calls lie one after the other, reused for
+    each launch.
+    """
 
     def __init__(self) -> None:
         self.allocated: Any = None  # (capacity, layout) of `inputs`
         self.last_read: StreamEvent | None = None
 
     def allocate(self, capacity: int, like: SurveyInputs) -> None:
-        """Make room for so many calls with inputs like these, once earlier contents have been read."""
+        """Make room for so many calls with inputs like these, once earlier contents have been
+        read.
+        """
         if self.last_read is not None:
             self.last_read.wait()
         if self.allocated != (capacity, like.layout):
@@ -345,21 +429,29 @@ class StagingBuffer:
 
 
 def _most_at_once(device: torch.device, size: int) -> int:
-    """Return how many calls of this many bytes are surveyed in one launch; 0 if they are too large to be copied."""
+    """Return how many calls of this many bytes are surveyed in one launch; 0 if they are too large
+    to be copied.
+    """
     return min(MAX_CALLS.get(device.type, 0), STAGING_BYTES.get(device.type, 0) // max(1, size))
 
 
 def can_run_concurrently(inputs: SurveyInputs, attention: Attention) -> bool:
-    """Return whether a GPU may survey while the model goes on: only if the definition holds nothing but numbers.
+    """Return whether a GPU may survey while the model goes on: only if the definition holds nothing
+    but numbers.
 
     The model could write to a tensor of the definition before the survey has read that tensor.
     """
-    numbers = all(leaf is None or leaf is softmax or isinstance(leaf, int | float) for leaf in leaves(attention))
+    numbers = all(
+        leaf is None or leaf is softmax or isinstance(leaf, int | float)
+        for leaf in leaves(attention)
+    )
     return inputs.queries.is_cuda and numbers
 
 
 def _empty(capacity: int, like: Tensor) -> Tensor:
-    """Allocate memory for so many tensors, in the memory order of `like`, heads or tokens first: copies are faster."""
+    """Allocate memory for so many tensors, in the memory order of `like`, heads or tokens first:
+    copies are faster.
+    """
     batch, heads, tokens, width = like.shape
     if like.stride(1) < like.stride(2):
         return like.new_empty(capacity * batch, tokens, heads, width).transpose(1, 2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..files.atomic import atomic_folder, resolve_path
 from ..files.frames import Columns, Names, write_parquet
-from ..survey.table import summary_columns
+from ..surveys.table import summary_columns
 from ..words import hint
 from .heads import Heads
 from .recorded_call import RecordedCall
@@ -21,10 +21,13 @@ Calls = Mapping[str, Sequence[RecordedCall]]
 Decode = Callable[[list[int]], str]
 
 
-def table_parts(of: str, calls: Calls, heads: Callable[[], Heads], decode: Decode | None) -> Iterator[Columns]:
+def table_parts(
+    of: str, calls: Calls, heads: Callable[[], Heads], decode: Decode | None
+) -> Iterator[Columns]:
     """Yield the columns of a table, one call after the other.
 
-    A number of `call` counts the calls of one attention from 0 on. Raise a ValueError for an unknown table.
+    A number of `call` counts the calls of one attention from 0 on. Raise a ValueError for an
+    unknown table.
     """
     if of not in TABLES:
         raise ValueError(f'a recording has no table of "{of}"; {hint(str(of), TABLES)}')
@@ -35,13 +38,21 @@ def table_parts(of: str, calls: Calls, heads: Callable[[], Heads], decode: Decod
     else:
         for name, recorded in calls.items():
             for number, call in enumerate(recorded):
-                columns = _own_tokens(summary_columns(call.survey().summary, of, call.heads, call.rows), call)
+                columns = _own_tokens(
+                    summary_columns(call.survey().summary, of, call.heads, call.rows), call
+                )
                 count = len(columns["head"])
-                yield {"layer": Names.repeated(name, count), "call": numpy.full(count, number, numpy.int32), **columns}
+                yield {
+                    "layer": Names.repeated(name, count),
+                    "call": numpy.full(count, number, numpy.int32),
+                    **columns,
+                }
 
 
 def _own_tokens(columns: dict[str, Tensor], call: RecordedCall) -> dict[str, Tensor]:
-    """Return the rows of tokens that count, with positions that count the tokens of each sequence from 0."""
+    """Return the rows of tokens that count, with positions that count the tokens of each sequence
+    from 0.
+    """
     sequences = [call.text_columns(sequence) for sequence in range(call.facts.shape[0])]
     batch = columns["batch"].long()
     kept = torch.ones(len(batch), dtype=torch.bool)
@@ -58,7 +69,9 @@ def _own_tokens(columns: dict[str, Tensor], call: RecordedCall) -> dict[str, Ten
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
-    """Return the columns of all parts, one after the other; a column that a part lacks is NaN there."""
+    """Return the columns of all parts, one after the other; a column that a part lacks is NaN
+    there.
+    """
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         pieces: list[Any] = [part.get(name) for part in parts]
@@ -66,7 +79,10 @@ def joined(parts: Sequence[Columns]) -> Columns:
         if any(isinstance(piece, Names) for piece in pieces):
             texts = tuple(dict.fromkeys(text for piece in pieces for text in piece.texts))
             place = {text: i for i, text in enumerate(texts)}
-            codes = [numpy.array([place[text] for text in piece.texts], numpy.int32)[piece.codes] for piece in pieces]
+            codes = [
+                numpy.array([place[text] for text in piece.texts], numpy.int32)[piece.codes]
+                for piece in pieces
+            ]
             columns[name] = Names(numpy.concatenate(codes), texts)
         else:
             arrays = [
@@ -83,14 +99,18 @@ def _length(part: Columns) -> Any:
 
 
 def _token_columns(calls: Calls, decode: Decode | None) -> Columns:
-    """Return the tokens of every sequence once: `side` is "queries", or "keys" where those are another sequence."""
+    """Return the tokens of every sequence once: `side` is "queries", or "keys" where those are
+    another sequence.
+    """
     found: dict[tuple[str, int], list[Tensor]] = {}
     for recorded in calls.values():
         for number, call in enumerate(recorded):
             sequences = [call.text_columns(sequence) for sequence in range(call.facts.shape[0])]
             if call.query_ids is not None and ("queries", number) not in found:
                 rows = zip(call.query_ids.cpu(), sequences, strict=True)
-                found["queries", number] = [ids[own.queries.start : own.queries.stop] for ids, own in rows]
+                found["queries", number] = [
+                    ids[own.queries.start : own.queries.stop] for ids, own in rows
+                ]
             if call.across and call.key_ids is not None and ("keys", number) not in found:
                 rows = zip(call.key_ids.cpu(), sequences, strict=True)
                 found["keys", number] = [ids[own.keys.start : own.keys.stop] for ids, own in rows]
@@ -116,11 +136,17 @@ def _unique(ids: Tensor) -> list[int]:
     return found
 
 
-def write_tables(path: str | os.PathLike[str], parts: Callable[[str], Iterator[Columns]], *, replace: bool) -> None:
+def write_tables(
+    path: str | os.PathLike[str], parts: Callable[[str], Iterator[Columns]], *, replace: bool
+) -> None:
     """Write a Parquet file for each table into a folder, as a whole or not at all."""
     with atomic_folder(path, lambda place: _check_folder(place, replace=replace)) as folder:
         for name in TABLES:
-            made = [part for part in parts(name) if part] if name in ("heads", "tokens") else parts(name)
+            made = (
+                [part for part in parts(name) if part]
+                if name in ("heads", "tokens")
+                else parts(name)
+            )
             write_parquet(folder / f"{name}.parquet", made)
 
 
@@ -128,12 +154,19 @@ OUR_FILES = re.compile(rf"({'|'.join(TABLES)})\.parquet")
 
 
 def _check_folder(path: str | os.PathLike[str], *, replace: bool) -> None:
-    """Raise a ValueError if the path exists and is not an empty folder, or one of tables that may be replaced."""
+    """Raise a ValueError if the path exists and is not an empty folder, or one of tables that may
+    be replaced.
+    """
     place = resolve_path(path)
     if not place.exists():
         return
     files = sorted(os.listdir(place)) if place.is_dir() else [""]
     if not all(OUR_FILES.fullmatch(name) for name in files):
-        raise ValueError(f"{place} exists and holds other files than tables, so it is left alone; use a new folder")
+        raise ValueError(
+            f"{place} exists and holds other files than tables, so it is left alone; use a new "
+            "folder"
+        )
     if files and not replace:
-        raise ValueError(f"{place} holds tables already; to_parquet(..., replace=True) replaces them")
+        raise ValueError(
+            f"{place} holds tables already; to_parquet(..., replace=True) replaces them"
+        )

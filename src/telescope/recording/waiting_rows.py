@@ -1,8 +1,9 @@
 """Queries of a growing sequence that wait, so that many are surveyed at once.
 
-A model that writes calls its attentions once for each token, with one query. A survey of one row takes as long as a
-survey of a hundred, since its launches are most of its time. So a step leaves its query here, and later the rows that
-wait are surveyed together, against the keys of the last step: a key-value cache grows and keeps its earlier keys.
+A model that writes calls its attentions once for each token, with one query. A survey of one row
+takes as long as a survey of a hundred, since its launches are most of its time. So a step leaves
+its query here, and later the rows that wait are surveyed together, against the keys of the last
+step: a key-value cache grows and keeps its earlier keys.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,14 +28,20 @@ class WaitingRows:
         batch, heads, _, width = first.queries.shape
         self.known = known
         self.evicted = first.evicted
-        self.queries = first.queries.new_empty(batch, heads, max(ROOM, first.queries.shape[-2]), width)
+        self.queries = first.queries.new_empty(
+            batch, heads, max(ROOM, first.queries.shape[-2]), width
+        )
         self.places = torch.split(self.queries, 1, 2)
         self.count = 0
         self.rows: list[int] = []
         """Which of the waiting queries are to be kept."""
         self.ids: list[Int[Tensor, "batch query"] | None] = []
         self.last = first
-        self.copies = () if first.keys_stay else tuple(GrowingCopy(part) for part in first.identifying_tensors)
+        self.copies = (
+            ()
+            if first.keys_stay
+            else tuple(GrowingCopy(part) for part in first.identifying_tensors)
+        )
         self._add_query(first)
 
     def has_room_for(self, call: AttentionCall) -> bool:
@@ -87,7 +94,9 @@ class WaitingRows:
 
 
 class GrowingCopy:
-    """A copy of a tensor (batch, heads, token, feature) to which the tokens of later calls are appended."""
+    """A copy of a tensor (batch, heads, token, feature) to which the tokens of later calls are
+    appended.
+    """
 
     def __init__(self, first: Shaped[Tensor, "batch heads token feature"]) -> None:
         batch, heads, self.count, width = first.shape

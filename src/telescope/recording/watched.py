@@ -6,9 +6,9 @@ from typing import SupportsIndex
 from jaxtyping import Float
 from torch import Tensor
 
-from ..survey import Survey
-from ..survey.survey import Peak, Top
-from ..trace.trace import Tokens, Trace
+from ..surveys import Survey
+from ..surveys.survey import Peak, Top
+from ..traces.trace import Tokens, Trace
 from .call_facts import MapSize
 from .recorded_call import RecordedCall
 
@@ -16,8 +16,9 @@ from .recorded_call import RecordedCall
 class Watched:
     """One attention of a watched model: `recording["model.layers.11"]`.
 
-    `calls` lists its calls; a sequence that grows token by token is one call. The other methods and properties read the
-    only call, and raise a ValueError if the attention was not called, or was called for several sequences.
+    `calls` lists its calls; a sequence that grows token by token is one call. The other methods and
+    properties read the only call, and raise a ValueError if the attention was not called, or was
+    called for several sequences.
     """
 
     def __init__(self, name: str, unwatched_threads: Collection[int] = ()) -> None:
@@ -35,7 +36,8 @@ class Watched:
             raise ValueError(f'"{self.name}" ran and was not watched: {self.left_out}')
         if not self.calls:
             why = (
-                "the model ran in another thread, and watch sees only the thread that entered its block: enter it there"
+                "the model ran in another thread, and watch sees only the thread that entered its "
+                "block: enter it there"
                 if self.unwatched_threads
                 else "what torch.compile had made before is not seen"
             )
@@ -70,12 +72,14 @@ class Watched:
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         """Return the survey of all heads; see `ts.survey`.
 
-        With keep="summaries", `top` is at most the one of `ts.watch`, and `map` exactly the one of `ts.watch`.
+        With keep="summaries", `top` is at most the one of `ts.watch`, and `map` exactly the one of
+        `ts.watch`.
         """
         return self.call.survey(top=top, map=map)
 
     def head(self, number: SupportsIndex) -> Survey:
-        """Return the survey of one head, by its number in the model; -1 is the last head that was kept.
+        """Return the survey of one head, by its number in the model; -1 is the last head that was
+        kept.
 
         Raise a ValueError that lists the heads if the head was not kept.
         """
@@ -92,7 +96,9 @@ class Watched:
 
     @property
     def after(self) -> Float[Tensor, "batch query d_model"]:
-        """The residual stream after the attention's add & norm: x + output, normalised in a post-norm model."""
+        """The residual stream after the attention's add & norm: x + output, normalised in a
+        post-norm model.
+        """
         return self.call.after
 
     def __repr__(self) -> str:
@@ -102,10 +108,24 @@ class Watched:
         return f"{name}: heads {heads}, {size}, {definition}, calls {calls}"
 
     def cells(self) -> list[str]:
-        """Return name, heads, queries x keys and definition of the last call, and the number of calls."""
+        """Return name, heads, queries x keys and definition of the last call, and the number of
+        calls.
+        """
         if not self.calls:
-            return [self.name, "", "", "" if self.left_out is None else f"not watched: {self.left_out}", "0"]
+            return [
+                self.name,
+                "",
+                "",
+                "" if self.left_out is None else f"not watched: {self.left_out}",
+                "0",
+            ]
         last = self.calls[-1]
         dropout = f", dropout = {last.dropout:g}" if last.dropout else ""
         matrix = f"{last.size[0]:,} x {last.size[1]:,}"
-        return [self.name, str(len(last.heads)), matrix, f"{last.attention}{dropout}", str(len(self.calls))]
+        return [
+            self.name,
+            str(len(last.heads)),
+            matrix,
+            f"{last.attention}{dropout}",
+            str(len(self.calls)),
+        ]

@@ -1,4 +1,6 @@
-"""`telescope doctor`: compare every engine on this machine with float64, time it, and report why it does not run."""
+"""`telescope doctor`: compare every engine on this machine with float64, time it, and report why it
+does not run.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,17 +23,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .. import __version__
 from ..attention import Attention, causal, window
 from ..engines import chunked, flex, reference, sdpa
-from ..survey import ENGINES as SURVEYS
-from ..survey import Survey, plan_survey, survey
+from ..surveys import ENGINES as SURVEYS
+from ..surveys import Survey, plan_survey, survey
 
-SIZE = (1, 4, 261, 64)  # batch, heads, positions, features of the check: longer than a kernel's tile, and odd
+SIZE = (
+    1,
+    4,
+    261,
+    64,
+)  # batch, heads, positions, features of the check: longer than a kernel's tile, and odd
 TIMED = {"cpu": (1, 8, 1024, 64), "cuda": (1, 16, 4096, 128)}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # The largest error allowed, in roundings (eps of the dtype) of the largest number of the result.
 ROUNDINGS = {torch.float32: 100, torch.bfloat16: 4, torch.float16: 4}
 
-# The oldest and the newest torch that the tests have passed on. The package also takes newer versions of torch 2:
-# docs/decisions/torch-versions.md says why.
+# The oldest and the newest torch that the tests have passed on. The package also takes newer
+# versions of torch 2: docs/decisions/torch-versions.md says why.
 TESTED_TORCH = ((2, 11), (2, 15))
 
 PLAIN = Attention(mask=causal)
@@ -60,7 +67,8 @@ class EngineCheck:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. `missing` and `wrong` are sentences, empty where the engine runs and is right.
+    """The result of one check. `missing` and `wrong` are sentences, empty where the engine runs and
+    is right.
 
     missing  why the engine does not run
     errors   the largest absolute error against float64, by dtype
@@ -79,10 +87,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of all engines; `machine` names versions and the GPU, `timed` the size that was timed.
+    """The findings of all engines; `machine` names versions and the GPU, `timed` the size that was
+    timed.
 
-    looking   the engine that surveys a causal attention of that size, its time beside a forward pass, and what would
-              make it faster
+    looking   the engine that surveys a causal attention of that size, its time beside a forward
+              pass, and what would make it faster
     untested  a sentence if Telescope was not tested on this torch, else empty
     """
 
@@ -117,17 +126,24 @@ def check_engines(device: torch.device | None = None, *, every: bool = False) ->
 
 
 def untested_torch(version: str) -> str:
-    """Return a sentence if a version of torch is outside of the tested ones, else an empty string."""
+    """Return a sentence if a version of torch is outside of the tested ones, else an empty
+    string.
+    """
     oldest, newest = TESTED_TORCH
     major, minor = version.split(".")[:2]
     if oldest <= (int(major), int(minor)) <= newest:
         return ""
     tested = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-    return f"torch {version} is untested: telescope {__version__} was tested on {tested}; rely on the checks below"
+    return (
+        f"torch {version} is untested: telescope {__version__} was tested on {tested}; rely on "
+        "the checks below"
+    )
 
 
 def engine_checks(device: torch.device, *, every: bool) -> Iterator[EngineCheck]:
-    """Yield a check for each engine of attend and survey; for sdpa, one for each of torch's backends."""
+    """Yield a check for each engine of attend and survey; for sdpa, one for each of torch's
+    backends.
+    """
     for backend, lse in _backends(device).items():
         name = backend.name.lower().removesuffix("_attention")
         yield EngineCheck(f"attend  sdpa ({name})", PLAIN, _can_run, partial(_sdpa, backend), lse)
@@ -138,8 +154,12 @@ def engine_checks(device: torch.device, *, every: bool) -> Iterator[EngineCheck]
         lambda q, k, v: flex.attend(q, k, v, RICH),
         (lambda q, k, v: flex.lse(q, k, v, RICH)) if device.type == "cuda" else None,
     )
-    yield EngineCheck("attend  chunked", RICH, _can_run, lambda q, k, v: chunked.attend(q, k, v, RICH))
-    yield EngineCheck("attend  reference", RICH, _can_run, lambda q, k, v: reference.attend(q, k, v, RICH))
+    yield EngineCheck(
+        "attend  chunked", RICH, _can_run, lambda q, k, v: chunked.attend(q, k, v, RICH)
+    )
+    yield EngineCheck(
+        "attend  reference", RICH, _can_run, lambda q, k, v: reference.attend(q, k, v, RICH)
+    )
     for name in SURVEYS:
         run = partial(_survey, name)
         yield EngineCheck(
@@ -178,14 +198,18 @@ def run_check(check: EngineCheck, device: torch.device) -> Finding:
             wrong = f"off by {errors[kind]:.1e} in {kind}"
         if lse is not None:
             rows = row_sums(steps.masked, lse)
-            wrong = wrong or ("" if rows == "1" else f"rows of exp(score - lse) sum to {rows} in {kind}")
+            wrong = wrong or (
+                "" if rows == "1" else f"rows of exp(score - lse) sum to {rows} in {kind}"
+            )
     if not errors:
         return Finding(check.name, refused or "it takes none of float32, bfloat16 and float16")
     return Finding(check.name, "", errors, rows, _milliseconds(check, device), wrong)
 
 
 def survey_cost(device: torch.device) -> str:
-    """Return a sentence: which engine surveys here, and its time as a multiple of torch's fused attention."""
+    """Return a sentence: which engine surveys here, and its time as a multiple of torch's fused
+    attention.
+    """
     q, k, v = _inputs(TIMED[device.type], device, _timed_dtype(device))
     forward = []
     looking = []
@@ -196,13 +220,15 @@ def survey_cost(device: torch.device) -> str:
     ratio = median(looking[1:]) / median(forward[1:])
     faster = [SURVEYS[name].cannot(q, k, PLAIN, 8) for name in SURVEYS if name != chosen.engine]
     advice = "; ".join(dict.fromkeys(why for why in faster if why and "pip install" in why))
-    return f"a causal survey of that size runs on {chosen.engine} and takes {ratio:.1f} times sdpa's forward pass" + (
-        f"; a faster engine is missing: {advice}" if advice else ""
+    return (
+        f"a causal survey of that size runs on {chosen.engine} and takes {ratio:.1f} times sdpa's "
+        "forward pass" + (f"; a faster engine is missing: {advice}" if advice else "")
     )
 
 
 def row_sums(masked: Tensor, lse: Tensor) -> str:
-    """Return what the rows of exp(masked - lse) sum to: "1" where lse is the natural log-sum-exp of each row.
+    """Return what the rows of exp(masked - lse) sum to: "1" where lse is the natural log-sum-exp of
+    each row.
 
     Otherwise "1 in base 2 only: ..." for a base-2 logarithm, or the sum that is farthest from 1.
     """
@@ -233,14 +259,17 @@ def draw(report: Report) -> RenderableType:
         verdict = finding.missing or finding.wrong or "right"
         style = "dim" if finding.missing else "red" if finding.wrong else "green"
         table.add_row(finding.name, *errors, finding.rows[:6], ms, Text(verdict, style))
-    legend = f"largest error against float64; rows: the sum of exp(score - lse), which should be 1; {report.timed}"
+    legend = (
+        "largest error against float64; rows: the sum of exp(score - lse), which should be "
+        f"1; {report.timed}"
+    )
     head = [Text(report.machine)]
     if report.untested:
         head.append(Text(report.untested, style="yellow"))
     return Group(*head, Text(legend, style="dim"), Text(), table, Text(), Text(report.looking))
 
 
-# ------------------------------------------------------------------------------------------------------ the engines
+# -------------------------------------------------------------------------------------- the engines
 
 
 def _can_run(queries: Tensor, keys: Tensor, values: Tensor) -> str | None:
@@ -254,23 +283,29 @@ def _sdpa(backend: SDPBackend, queries: Tensor, keys: Tensor, values: Tensor) ->
 
 
 def _backends(device: torch.device) -> dict[SDPBackend, Run | None]:
-    """Return torch's backends on this device, each with the operation that returns its log-sum-exp."""
+    """Return torch's backends on this device, each with the operation that returns its
+    log-sum-exp.
+    """
     aten: Any = torch.ops.aten
     if device.type == "cpu":
         return {
-            SDPBackend.FLASH_ATTENTION: lambda q, k, v: aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, 0.0, True
-            )[1],
+            SDPBackend.FLASH_ATTENTION: lambda q, k, v: (
+                aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)[1]
+            ),
             SDPBackend.MATH: None,
         }
     return {
-        SDPBackend.FLASH_ATTENTION: lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[1],
+        SDPBackend.FLASH_ATTENTION: lambda q, k, v: aten._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, True
+        )[1],
         SDPBackend.CUDNN_ATTENTION: lambda q, k, v: aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, True, False
         )[1],
-        SDPBackend.EFFICIENT_ATTENTION: lambda q, k, v: aten._scaled_dot_product_efficient_attention(
-            q, k, v, None, True, 0.0, True
-        )[1][..., : q.shape[-2]],  # its rows are padded to a multiple of 32
+        SDPBackend.EFFICIENT_ATTENTION: lambda q, k, v: (
+            aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, True)[1][
+                ..., : q.shape[-2]
+            ]
+        ),  # its rows are padded to a multiple of 32
         SDPBackend.MATH: None,
     }
 
@@ -285,7 +320,9 @@ def _survey(name: str, queries: Tensor, keys: Tensor, values: Tensor) -> Survey:
 
 
 def _survey_numbers(survey: Survey) -> Tensor:
-    """Return what each key receives, and the entropy and the largest weights of each query, as one tensor."""
+    """Return what each key receives, and the entropy and the largest weights of each query, as one
+    tensor.
+    """
     return torch.cat([survey.received, survey.entropy, survey.top.weights.flatten(2)], -1)
 
 
@@ -298,14 +335,18 @@ def _reference_numbers(steps: reference.AttentionSteps) -> Tensor:
 
 def _flex_cannot(queries: Tensor, keys: Tensor, values: Tensor, *, skip: bool) -> str | None:
     return flex.cannot(queries, keys, values, RICH) or (
-        "not tried, since it compiles for half a minute on a CPU; telescope doctor --all" if skip else None
+        "not tried, since it compiles for half a minute on a CPU; telescope doctor --all"
+        if skip
+        else None
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- helpers
+# ------------------------------------------------------------------------------------------ helpers
 
 
-def _inputs(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _inputs(
+    size: tuple[int, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(size, generator=generator).to(device, dtype) for _ in range(3))
     return q, k, v
@@ -316,7 +357,9 @@ def _timed_dtype(device: torch.device) -> torch.dtype:
 
 
 def _milliseconds(check: EngineCheck, device: torch.device) -> float | None:
-    """Return the median time of five runs after one warm-up; None where the engine refuses this size or dtype."""
+    """Return the median time of five runs after one warm-up; None where the engine refuses this
+    size or dtype.
+    """
     inputs = _inputs(TIMED[device.type], device, _timed_dtype(device))
     try:
         times = [_seconds(check.answer, *inputs) for _ in range(6)]
@@ -334,7 +377,9 @@ def _seconds(run: Callable[[Tensor, Tensor, Tensor], object], *inputs: Tensor) -
 
 
 def _without_warnings(run: Callable[..., Any], *inputs: Tensor) -> Any:
-    """Run an engine without gradients and without torch's many warnings about backends that refuse a dtype."""
+    """Run an engine without gradients and without torch's many warnings about backends that refuse
+    a dtype.
+    """
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         return run(*inputs)

@@ -14,18 +14,22 @@ from torch import Tensor, nn
 from .. import decoding
 from ..files import paths
 from ..files.panics import panics_as_errors
+from ..interception.watch import watch
 from ..models import GPT, Encoder, Model, Transformer, load
 from ..models.device import check_device
 from ..models.saved.load import find_model
 from ..models.saved.tokenizer_file import read_tokenizer
 from ..recording.recording import Recording
-from ..watch.watch import watch
 
-Progress = Callable[[str, int, int], object]  # called with the attention's name, how many are done, and of how many
+Progress = Callable[
+    [str, int, int], object
+]  # called with the attention's name, how many are done, and of how many
 
 
 class WatchedText(NamedTuple):
-    """The recording of a model that read a text, the number of tokens it read, and the text it wrote, if any."""
+    """The recording of a model that read a text, the number of tokens it read, and the text it
+    wrote, if any.
+    """
 
     recording: Recording
     tokens: int
@@ -44,22 +48,29 @@ def watch_text(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> WatchedText:
-    """Record every attention while the model of a folder reads a text, and writes `write` more tokens.
+    """Record every attention while the model of a folder reads a text, and writes `write` more
+    tokens.
 
     layers, keep, store  see `watch`
     tokens               read at most this many tokens of the text
     progress             called after each attention
 
-    Raises ValueError for a device that is not here, a folder without a tokenizer, and a text without tokens.
+    Raises ValueError for a device that is not here, a folder without a tokenizer, and a text
+    without tokens.
     """
     place = check_device(device)
     model, tokenizer = open_model(folder)
-    model = (model.float() if place.type == "cpu" else model).to(place).eval()  # on a CPU, compute in float32
+    model = (
+        (model.float() if place.type == "cpu" else model).to(place).eval()
+    )  # on a CPU, compute in float32
     with panics_as_errors("the tokenizer fails"):
         ids = torch.tensor([tokenizer.encode(text).ids[:tokens]], device=place)
     if not ids.numel():
         raise ValueError("the text has no tokens; a model needs at least one")
-    with torch.no_grad(), watch(model, layers=layers, keep=keep, store=store, tokenizer=tokenizer) as recording:
+    with (
+        torch.no_grad(),
+        watch(model, layers=layers, keep=keep, store=store, tokenizer=tokenizer) as recording,
+    ):
         done = 0
 
         def count_attention(name: str) -> None:
@@ -75,7 +86,8 @@ def watch_text(
 
 
 def open_model(folder: Path) -> tuple[nn.Module, Tokenizer]:
-    """Load the model and the tokenizer of a folder: by Telescope, or by transformers where that is installed.
+    """Load the model and the tokenizer of a folder: by Telescope, or by transformers where that is
+    installed.
 
     A folder that Telescope saved is always loaded by Telescope.
     """
@@ -93,7 +105,9 @@ def open_model(folder: Path) -> tuple[nn.Module, Tokenizer]:
     architectures = config.get("architectures") or ["AutoModel"]
     model_class = getattr(transformers, str(architectures[0]), transformers.AutoModel)
     try:
-        model: nn.Module = model_class.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
+        model: nn.Module = model_class.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True
+        )
     except (OSError, ValueError, RuntimeError) as problem:
         reason = str(problem).strip().split("\n")[0]
         raise ValueError(f"{folder} cannot be opened by transformers: {reason}") from None
@@ -101,20 +115,27 @@ def open_model(folder: Path) -> tuple[nn.Module, Tokenizer]:
 
 
 def _run(model: Any, ids: Tensor, write: int) -> list[int]:
-    """Run the model on token ids and return the ids it wrote: `write` of them; 32 for an encoder-decoder and 0."""
+    """Run the model on token ids and return the ids it wrote: `write` of them; 32 for an
+    encoder-decoder and 0.
+    """
     if isinstance(model, Model):
         if isinstance(model, Transformer) or write:
             options = {"max_new_tokens": write or 32, "temperature": 0.0}
             (line,) = decoding.generate(model, ids, **options)  # type: ignore[arg-type]
             return line.ids
         if not isinstance(model, GPT | Encoder):
-            raise ValueError(f"a {type(model).__name__} reads no text by itself; a Transformer, GPT or Encoder does")
+            raise ValueError(
+                f"a {type(model).__name__} reads no text by itself; a Transformer, GPT or Encoder "
+                "does"
+            )
         model(ids)
         return []
     encoder_decoder = bool(model.config.is_encoder_decoder)
     if write or encoder_decoder:
         mask = torch.ones_like(ids)
-        written = model.generate(ids, attention_mask=mask, max_new_tokens=write or 32, do_sample=False)
+        written = model.generate(
+            ids, attention_mask=mask, max_new_tokens=write or 32, do_sample=False
+        )
         new_ids: list[int] = written[0, 0 if encoder_decoder else ids.shape[1] :].tolist()
         return new_ids
     model(ids)
@@ -123,5 +144,9 @@ def _run(model: Any, ids: Tensor, write: int) -> list[int]:
 
 def to_json(watched: WatchedText) -> str:
     """Return the statistics of every head as JSON."""
-    heads = {"model": watched.recording.model, "tokens": watched.tokens, "heads": watched.recording.heads().to_dict()}
+    heads = {
+        "model": watched.recording.model,
+        "tokens": watched.tokens,
+        "heads": watched.recording.heads().to_dict(),
+    }
     return json.dumps(heads, ensure_ascii=False, allow_nan=False, indent=1)

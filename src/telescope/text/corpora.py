@@ -1,7 +1,7 @@
 """The corpora: one reader for each, registered at the end under the name that a recipe uses.
 
-A reader takes the folder of all data and a split, and for a translation the source and target languages. Nothing is
-downloaded: if a corpus is missing, the error says where to get it.
+A reader takes the folder of all data and a split, and for a translation the source and target
+languages. Nothing is downloaded: if a corpus is missing, the error says where to get it.
 """
 
 import re
@@ -12,12 +12,22 @@ from pathlib import Path
 from random import Random
 
 from ..layers.check_sizes import check_choice
-from .corpus_files import Split, corpus_folder, read_columns, read_lines, read_parallel, read_records, read_text
+from .corpus_files import (
+    Split,
+    corpus_folder,
+    read_columns,
+    read_lines,
+    read_parallel,
+    read_records,
+    read_text,
+)
 
 
 @dataclass(frozen=True)
 class TextPair:
-    """A source and all its correct targets: each serves for training, all together as references of an evaluation."""
+    """A source and all its correct targets: each serves for training, all together as references of
+    an evaluation.
+    """
 
     source: str
     targets: tuple[str, ...]
@@ -34,14 +44,17 @@ def order_sides(english: str, german: str, source: str, target: str) -> tuple[st
 
 
 def group_targets(sides: list[tuple[str, str]]) -> list[TextPair]:
-    """Return one pair for each distinct source, with all its distinct targets, in order of appearance."""
+    """Return one pair for each distinct source, with all its distinct targets, in order of
+    appearance.
+    """
     targets: dict[str, dict[str, None]] = {}
     for source, target in sides:
         targets.setdefault(source, {})[target] = None
     return [TextPair(source, tuple(several)) for source, several in targets.items()]
 
 
-# The recall task of Stanford's CS224N, assignment 5: a line about each of 2,937 people, and the birthplaces of some.
+# The recall task of Stanford's CS224N, assignment 5: a line about each of 2,937 people, and the
+# birthplaces of some.
 BIRTHS_FOLDER = "cs224n_a5"
 BIRTHS_SOURCE = "the assignment's student repositories (a5: wiki.txt, birth_*.tsv)"
 BIRTHS_FILES: dict[Split, str] = {"train": "birth_places_train.tsv", "validation": "birth_dev.tsv"}
@@ -60,11 +73,17 @@ def read_births(data: Path, split: Split) -> list[TextPair]:
     folder = corpus_folder(data, BIRTHS_FOLDER, BIRTHS_SOURCE)
     if split == "test":
         return [TextPair(question, ()) for question in read_lines(folder / "birth_test_inputs.tsv")]
-    return [TextPair(question, (place,)) for question, place in read_columns(folder / BIRTHS_FILES[split], 2)]
+    return [
+        TextPair(question, (place,))
+        for question, place in read_columns(folder / BIRTHS_FILES[split], 2)
+    ]
 
 
-# Debian: the descriptions of its packages in English and German (ddtp.debian.org), and their one-line synopses.
-DEBIAN_DESCRIPTIONS_SOURCE = "ddtp.debian.org (Translation-de of a Debian mirror, beside its Packages)"
+# Debian: the descriptions of its packages in English and German (ddtp.debian.org), and their
+# one-line synopses.
+DEBIAN_DESCRIPTIONS_SOURCE = (
+    "ddtp.debian.org (Translation-de of a Debian mirror, beside its Packages)"
+)
 DEBIAN_SYNOPSES_SOURCE = "the Packages file of a Debian mirror"
 # Each has two parts only: the held-out part serves as validation and as test.
 DEBIAN_FILES: dict[Split, str] = {"train": "train", "validation": "valid", "test": "valid"}
@@ -74,18 +93,31 @@ def read_debian_descriptions(data: Path, split: Split, source: str, target: str)
     """Return synopses and paragraphs of package descriptions with their translations."""
     folder = corpus_folder(data, "debian_ddtp_en_de", DEBIAN_DESCRIPTIONS_SOURCE)
     rows = read_columns(folder / f"{DEBIAN_FILES[split]}.tsv", 4)
-    return group_targets([order_sides(english, german, source, target) for _, _, english, german in rows])
+    return group_targets(
+        [order_sides(english, german, source, target) for _, _, english, german in rows]
+    )
 
 
 def read_debian_synopses(data: Path, split: Split) -> list[TextPair]:
     """Return package descriptions with their one-line synopses."""
-    file = corpus_folder(data, "debian_synopsis", DEBIAN_SYNOPSES_SOURCE) / f"{DEBIAN_FILES[split]}.jsonl"
-    return [TextPair(document, (summary,)) for document, summary in read_records(file, "document", "summary")]
+    file = (
+        corpus_folder(data, "debian_synopsis", DEBIAN_SYNOPSES_SOURCE)
+        / f"{DEBIAN_FILES[split]}.jsonl"
+    )
+    return [
+        TextPair(document, (summary,))
+        for document, summary in read_records(file, "document", "summary")
+    ]
 
 
-# Multi30k (Elliott et al. 2016): captions of pictures in English and German; its test set is test2016.
+# Multi30k (Elliott et al. 2016): captions of pictures in English and German; its test set is
+# test2016.
 MULTI30K_SOURCE = "github.com/multi30k/dataset"
-MULTI30K_FILES: dict[Split, str] = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
+MULTI30K_FILES: dict[Split, str] = {
+    "train": "train",
+    "validation": "val",
+    "test": "test_2016_flickr",
+}
 
 
 def read_multi30k(data: Path, split: Split, source: str, target: str) -> list[TextPair]:
@@ -94,12 +126,16 @@ def read_multi30k(data: Path, split: Split, source: str, target: str) -> list[Te
 
 
 def read_multi30k_tokens(data: Path, split: Split, source: str, target: str) -> list[TextPair]:
-    """Return captions lower-cased, normalised and tokenised by Moses: words and punctuation separated by spaces."""
+    """Return captions lower-cased, normalised and tokenised by Moses: words and punctuation
+    separated by spaces.
+    """
     return _read_captions(data, "tok", f"{MULTI30K_FILES[split]}.lc.norm.tok.{{}}", source, target)
 
 
 def read_multi30k_merges(data: Path) -> list[str]:
-    """Return the lines of the subword-nmt file with the 10,000 joint BPE merges of Wu et al. 2021."""
+    """Return the lines of the subword-nmt file with the 10,000 joint BPE merges of Wu et al.
+    2021.
+    """
     return read_lines(corpus_folder(data, "multi30k", MULTI30K_SOURCE) / "bpe10k" / "code")
 
 
@@ -123,7 +159,9 @@ WIKITEXT_FILES: dict[Split, str] = {
 
 
 def read_shakespeare(data: Path, split: Split) -> str:
-    """Return Tiny Shakespeare: the first 90 % for training, the last 10 % as validation and as test."""
+    """Return Tiny Shakespeare: the first 90 % for training, the last 10 % as validation and as
+    test.
+    """
     text = read_text(corpus_folder(data, "tiny_shakespeare", SHAKESPEARE_SOURCE) / "input.txt")
     cut = int(SHAKESPEARE_TRAIN * len(text))
     return text[:cut] if split == "train" else text[cut:]
@@ -156,9 +194,11 @@ def read_samsum(data: Path, split: Split) -> list[TextPair]:
 
 
 def rename_speakers(pairs: list[TextPair], seed: int) -> list[TextPair]:
-    """Return the chats with other names for their speakers, replaced in the chat and in its summary.
+    """Return the chats with other names for their speakers, replaced in the chat and in its
+    summary.
 
-    Summaries stay true under any names. A model can then predict a name only by copying it from the chat.
+    Summaries stay true under any names. A model can then predict a name only by copying it from the
+    chat.
     """
     chats = Counter(name for pair in pairs for name in set(SPEAKER.findall(pair.source)))
     names = sorted(name for name, count in chats.items() if count >= MIN_CHATS)
@@ -168,12 +208,20 @@ def rename_speakers(pairs: list[TextPair], seed: int) -> list[TextPair]:
 
 def _rename_pair(pair: TextPair, names: list[str], random: Random) -> TextPair:
     speakers = list(dict.fromkeys(SPEAKER.findall(pair.source)))
-    unused = [name for name in random.sample(names, min(len(names), 4 * len(speakers))) if name not in pair.source]
-    new_names = dict(zip(speakers, unused, strict=False))  # with too few unused names the last speakers keep theirs
+    unused = [
+        name
+        for name in random.sample(names, min(len(names), 4 * len(speakers)))
+        if name not in pair.source
+    ]
+    new_names = dict(
+        zip(speakers, unused, strict=False)
+    )  # with too few unused names the last speakers keep theirs
     if not new_names:
         return pair
     old = re.compile(rf"\b({'|'.join(new_names)})\b")
-    source, *targets = (old.sub(lambda match: new_names[match[0]], text) for text in (pair.source, *pair.targets))
+    source, *targets = (
+        old.sub(lambda match: new_names[match[0]], text) for text in (pair.source, *pair.targets)
+    )
     return TextPair(source, tuple(targets))
 
 
@@ -187,7 +235,8 @@ def _strip_lines(dialogue: str) -> str:
     return "\n".join(line.strip() for line in dialogue.splitlines() if line.strip())
 
 
-# Tatoeba (CC BY 2.0, tatoeba.org and manythings.org/anki): everyday sentences in English and German.
+# Tatoeba (CC BY 2.0, tatoeba.org and manythings.org/anki): everyday sentences in English and
+# German.
 TATOEBA_SOURCE = "www.manythings.org/anki (deu-eng.zip)"
 TATOEBA_HUNDREDTHS = {"validation": range(0, 1), "test": range(1, 3), "train": range(3, 100)}
 
@@ -196,13 +245,16 @@ def read_tatoeba(data: Path, split: Split, source: str, target: str) -> list[Tex
     """Return sentences with their translations. All translations of a sentence are in one pair."""
     pairs = read_columns(corpus_folder(data, "tatoeba_de_en", TATOEBA_SOURCE) / "deu.txt", 2)
     in_split = (pair for pair in pairs if tatoeba_split(pair[0]) == split)
-    return group_targets([order_sides(english, german, source, target) for english, german in in_split])
+    return group_targets(
+        [order_sides(english, german, source, target) for english, german in in_split]
+    )
 
 
 def tatoeba_split(english: str) -> Split:
     """Return the split of an English sentence, by a hash of its words.
 
-    Case and punctuation do not count: "Run!" and "Run." are in the same split, with all their translations.
+    Case and punctuation do not count: "Run!" and "Run." are in the same split, with all their
+    translations.
     """
     words = re.sub(r"\W+", " ", english.casefold()).strip()
     part = int.from_bytes(sha256(words.encode()).digest()[:8], "big") % 100

@@ -1,4 +1,6 @@
-"""Read the files of corpora: find their folder, and report a missing or broken file in one sentence."""
+"""Read the files of corpora: find their folder, and report a missing or broken file in one
+sentence.
+"""
 
 import gzip
 import json
@@ -12,22 +14,34 @@ from typing import Any, Literal
 Split = Literal["train", "validation", "test"]
 MAX_BYTES = 1 << 28  # of an unpacked file: a small .gz may unpack to any size
 LONE_SURROGATE = re.compile("[\\ud800-\\udfff]")  # in a str of Python every surrogate is a lone one
-DEFAULT_FOLDERS = ("data", "shared/data", "../shared/data")  # in the current folder, or beside the checkout
+DEFAULT_FOLDERS = (
+    "data",
+    "shared/data",
+    "../shared/data",
+)  # in the current folder, or beside the checkout
 
 
 def data_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of all data: the given one, else that of TELESCOPE_DATA, else a default one that exists."""
+    """Return the folder of all data: the given one, else that of TELESCOPE_DATA, else a default one
+    that exists.
+    """
     named = given or os.environ.get("TELESCOPE_DATA")
     if named:
         return Path(named)
-    return next((Path(folder) for folder in DEFAULT_FOLDERS if Path(folder).is_dir()), Path(DEFAULT_FOLDERS[0]))
+    return next(
+        (Path(folder) for folder in DEFAULT_FOLDERS if Path(folder).is_dir()),
+        Path(DEFAULT_FOLDERS[0]),
+    )
 
 
 def corpus_folder(data: Path, name: str, source: str) -> Path:
-    """Return the folder of a corpus; if it is missing, raise a ValueError that names `source`, where to get it."""
+    """Return the folder of a corpus; if it is missing, raise a ValueError that names `source`,
+    where to get it.
+    """
     if not (data / name).is_dir():
         raise ValueError(
-            f"there is no {data / name}; get it from {source}, and name its parent folder by --data or TELESCOPE_DATA"
+            f"there is no {data / name}; get it from {source}, and name its parent folder by "
+            "--data or TELESCOPE_DATA"
         )
     return data / name
 
@@ -44,7 +58,10 @@ def read_text(file: Path) -> str:
         with gzip.open(path) if path is packed else path.open("rb") as opened:
             contents = opened.read(MAX_BYTES + 1)
         if len(contents) > MAX_BYTES:
-            raise ValueError(f"{path} holds more than {MAX_BYTES:,} bytes of text; a corpus file holds at most so many")
+            raise ValueError(
+                f"{path} holds more than {MAX_BYTES:,} bytes of text; a corpus file holds at most "
+                "so many"
+            )
         return contents.decode("utf-8")
     except (OSError, EOFError, zlib.error) as error:  # truncated, or not packed at all
         raise ValueError(f"{path} cannot be read: {error}") from None
@@ -54,22 +71,30 @@ def read_text(file: Path) -> str:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a file, split at newlines only: str.splitlines would split at other characters too."""
+    """Return the lines of a file, split at newlines only: str.splitlines would split at other
+    characters too.
+    """
     text = read_text(file)
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def read_columns(file: Path, count: int) -> Iterator[list[str]]:
-    """Yield the cells of each line of a tab-separated table; raise a ValueError if a line has not `count` of them."""
+    """Yield the cells of each line of a tab-separated table; raise a ValueError if a line has not
+    `count` of them.
+    """
     for number, line in enumerate(read_lines(file), 1):
         cells = line.split("\t")
         if len(cells) != count:
-            raise ValueError(f"{file}, line {number}: has {len(cells)} columns separated by tabs, not {count}")
+            raise ValueError(
+                f"{file}, line {number}: has {len(cells)} columns separated by tabs, not {count}"
+            )
         yield cells
 
 
 def read_records(file: Path, *fields: str) -> Iterator[tuple[str, ...]]:
-    """Yield these text fields of each JSON object of a file: one object a line (.jsonl), or a list of them (.json)."""
+    """Yield these text fields of each JSON object of a file: one object a line (.jsonl), or a list
+    of them (.json).
+    """
     if file.suffix == ".jsonl":
         numbered_lines = ((f"{file}, line {i}", line) for i, line in enumerate(read_lines(file), 1))
         numbered = ((where, parse_json(line, where)) for where, line in numbered_lines)
@@ -94,17 +119,21 @@ def read_parallel(left: Path, right: Path) -> list[tuple[str, str]]:
     right_lines = read_lines(right)
     if len(left_lines) != len(right_lines):
         raise ValueError(
-            f"{left} has {len(left_lines):,} lines, {right} {len(right_lines):,}; they should be the same sentences"
+            f"{left} has {len(left_lines):,} lines, {right} {len(right_lines):,}; they should be "
+            "the same sentences"
         )
     return list(zip(left_lines, right_lines, strict=True))
 
 
 def check_characters(text: str, where: str, field: str) -> None:
-    """Raise a ValueError that begins with `where` if a text has half of a character, as JSON can escape it: \\ud800."""
+    """Raise a ValueError that begins with `where` if a text has half of a character, as JSON can
+    escape it: \\ud800.
+    """
     half = LONE_SURROGATE.search(text)
     if half is not None:
         raise ValueError(
-            f'{where}: "{field}" has \\u{ord(half[0]):04x}, which is half of a character; write the whole character, '
+            f'{where}: "{field}" has \\u{ord(half[0]):04x}, which is half of a character; write '
+            "the whole character, "
             "or remove the half"
         )
 

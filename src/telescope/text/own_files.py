@@ -1,9 +1,12 @@
-"""Read a user's own data: texts by the names of columns, from TSV, CSV, JSON lines, Parquet and plain text.
+"""Read a user's own data: texts by the names of columns, from TSV, CSV, JSON lines, Parquet and
+plain text.
 
 A recipe names files in its [data] table, instead of a corpus:
 
-    train = "pairs.tsv"         .tsv, .csv, .jsonl, .json or .parquet, the first three also with .gz behind the name
-    train = "train.{}"          two plain texts, line by line: train.en and train.de for the columns en and de
+    train = "pairs.tsv"         .tsv, .csv, .jsonl, .json or .parquet, the first three also with .gz
+                                behind the name
+    train = "train.{}"          two plain texts, line by line: train.en and train.de for the columns
+                                en and de
     train = "novel.txt"         running text, for a language model
 
 Paths are relative to the working directory, or to the folder given by --data.
@@ -48,13 +51,15 @@ def find_file(data: Path, name: str) -> Path:
 def read_rows(
     data: Path, name: str, columns: Sequence[str], left_out: Counter[str] | None = None
 ) -> list[tuple[str, ...]]:
-    """Return the texts of these columns, a tuple for each row; rows in which one of them is empty are left out.
+    """Return the texts of these columns, a tuple for each row; rows in which one of them is empty
+    are left out.
 
     name      a table, or two plain texts with {} in the place of the column's name
     columns   names in the header of the table; "1", "2", ... for a table without a header
     left_out  its entry "empty" is increased by the number of rows that are left out
 
-    Raises a ValueError for a missing file or column, a line that cannot be read, and a file without texts.
+    Raises a ValueError for a missing file or column, a line that cannot be read, and a file without
+    texts.
     """
     if BOTH_SIDES in name:
         rows: Iterable[tuple[str, ...]] = _read_parallel_texts(data, name, columns)
@@ -71,8 +76,11 @@ def read_rows(
     return texts
 
 
-def read_running_text(data: Path, name: str, column: str | None, left_out: Counter[str] | None = None) -> str:
-    """Return one long text: a plain text, or one column of a table, with a line break after each row.
+def read_running_text(
+    data: Path, name: str, column: str | None, left_out: Counter[str] | None = None
+) -> str:
+    """Return one long text: a plain text, or one column of a table, with a line break after each
+    row.
 
     left_out  as in `read_rows`
     """
@@ -82,7 +90,9 @@ def read_running_text(data: Path, name: str, column: str | None, left_out: Count
             raise ValueError(f'{name} is a table; text = "..." names its column of texts')
         return "".join(f"{text}\n" for (text,) in read_rows(data, name, (column,), left_out))
     if column is not None:
-        raise ValueError(f'{name} is plain text, which has no column text="{column}"; leave `text` out')
+        raise ValueError(
+            f'{name} is plain text, which has no column text="{column}"; leave `text` out'
+        )
     text = read_text(file)
     if not text.strip():
         raise ValueError(f"{name} is empty: it has no text")
@@ -108,8 +118,13 @@ def column_names(data: Path, name: str) -> list[str]:
 
 
 def split_of(text: str, held_out: int) -> Split:
-    """Return "validation" for `held_out` % of all texts, chosen by a hash, so that equal texts stay together."""
-    part = int.from_bytes(sha256(" ".join(text.casefold().split()).encode()).digest()[:8], "big") % 10_000
+    """Return "validation" for `held_out` % of all texts, chosen by a hash, so that equal texts stay
+    together.
+    """
+    part = (
+        int.from_bytes(sha256(" ".join(text.casefold().split()).encode()).digest()[:8], "big")
+        % 10_000
+    )
     return "validation" if part < 100 * held_out else "train"
 
 
@@ -130,7 +145,9 @@ def _read_table(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]
 
 
 def _read_cells(file: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the place and the cells of each line. In TSV a quote is a character; in CSV it encloses a cell."""
+    """Yield the place and the cells of each line. In TSV a quote is a character; in CSV it encloses
+    a cell.
+    """
     tabs = _ending(file) == ".tsv"
     text = read_text(file).removeprefix("\ufeff")
     reader = (
@@ -143,7 +160,9 @@ def _read_cells(file: Path) -> Iterator[tuple[str, list[str]]]:
             if cells:
                 yield f"{file}, line {reader.line_num}", cells
     except csv.Error as problem:
-        raise ValueError(f"{file}, line {reader.line_num}: is not {'TSV' if tabs else 'CSV'}: {problem}") from None
+        raise ValueError(
+            f"{file}, line {reader.line_num}: is not {'TSV' if tabs else 'CSV'}: {problem}"
+        ) from None
 
 
 def _read_separated(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -159,7 +178,9 @@ def _read_separated(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, .
         where = [_position(file, column, header) for column in columns]
     for place, cells in lines:
         if len(cells) <= max(where):
-            raise ValueError(f"{place}: has {len(cells)} columns, and column {max(where) + 1} is needed")
+            raise ValueError(
+                f"{place}: has {len(cells)} columns, and column {max(where) + 1} is needed"
+            )
         yield tuple(cells[i] for i in where)
 
 
@@ -188,7 +209,9 @@ def _read_json(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
             raise ValueError(f"{place}: is not an object with fields by name")
         for column in columns:
             if column not in record:
-                raise ValueError(one_line(f'{place}: has no field "{column}"; {hint(column, record)}'))
+                raise ValueError(
+                    one_line(f'{place}: has no field "{column}"; {hint(column, record)}')
+                )
             if not isinstance(record[column], str):
                 raise ValueError(f'{place}: "{column}" is no text')
             check_characters(record[column], place, column)
@@ -202,16 +225,23 @@ def _read_parquet(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...
             cells = tuple(cell or "" for cell in row)
             size += sum(map(len, cells))  # a small file may unpack to any size, like a .gz
             if size > MAX_BYTES:
-                raise ValueError(f"holds more than {MAX_BYTES:,} characters; a file of data holds at most so many")
+                raise ValueError(
+                    f"holds more than {MAX_BYTES:,} characters; a file of data holds at most so "
+                    "many"
+                )
             yield cells
     except ValueError as problem:
         raise ValueError(f"{file} {problem}") from None
 
 
-def _read_parallel_texts(data: Path, name: str, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _read_parallel_texts(
+    data: Path, name: str, columns: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
     files = [find_file(data, name.replace(BOTH_SIDES, column)) for column in columns]
     lines = [read_lines(file) for file in files]
     if len({len(each) for each in lines}) > 1:
-        counts = ", ".join(f"{file} has {len(each):,} lines" for file, each in zip(files, lines, strict=True))
+        counts = ", ".join(
+            f"{file} has {len(each):,} lines" for file, each in zip(files, lines, strict=True)
+        )
         raise ValueError(f"{counts}; equal line numbers should belong together")
     yield from zip(*lines, strict=True)

@@ -1,7 +1,8 @@
-"""Tokenizers, by the tokenizers library: BPE trained on texts, BPE with given merges, and characters.
+"""Tokenizers, by the tokenizers library: BPE trained on texts, BPE with given merges, and
+characters.
 
-Tokenizers for sequence-to-sequence models have four special ids: padding, unknown, start and end. They append the end
-to every text, source or target; the start is the first input of a decoder.
+Tokenizers for sequence-to-sequence models have four special ids: padding, unknown, start and end.
+They append the end to every text, source or target; the start is the first input of a decoder.
 """
 
 import json
@@ -9,7 +10,16 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, groupby, pairwise
 from random import Random
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from ..models import Special
 
@@ -19,40 +29,60 @@ START = "<s>"
 END = "</s>"
 SPECIAL_IDS = {PAD: 0, UNKNOWN: 1, START: 2, END: 3}
 MAX_VOCABULARY = 10_000_000
-WHOLE_COUNT = 100  # how often a word to be kept whole is added to the texts: rarer merges than this are not needed
+# How often a word to be kept whole is added to the texts: rarer merges than this are not needed.
+WHOLE_COUNT = 100
 WORD_END = "</w>"  # subword-nmt's suffix of a piece that ends a word
 
 
 def check_vocabulary_size(size: int) -> None:
-    """Raise a ValueError if no vocabulary can have this size: its memory is allocated before training starts."""
+    """Raise a ValueError if no vocabulary can have this size: its memory is allocated before
+    training starts.
+    """
     if not 0 < size <= MAX_VOCABULARY:
-        raise ValueError(f"size={size} is no size of a vocabulary; 1 to {MAX_VOCABULARY:,} pieces fit")
+        raise ValueError(
+            f"size={size} is no size of a vocabulary; 1 to {MAX_VOCABULARY:,} pieces fit"
+        )
 
 
 def train_bpe(
-    texts: Iterable[str], size: int, *, lower: bool = False, special: bool = True, whole: Sequence[str] = ()
+    texts: Iterable[str],
+    size: int,
+    *,
+    lower: bool = False,
+    special: bool = True,
+    whole: Sequence[str] = (),
 ) -> Tokenizer:
     """Train byte-pair encoding (Sennrich et al. 2016) of `size` pieces on the texts.
 
     whole    words that become single pieces, however rare they are
     lower    lower-case all texts
-    special  with special ids: spaces are normalised, and one is put in front of a text, so that its first word is the
-             same piece as anywhere else. Without: texts are kept to the letter, for language models
+    special  with special ids: spaces are normalised, and one is put in front of a text, so that its
+             first word is the same piece as anywhere else. Without: texts are kept to the letter,
+             for language models
 
-    The alphabet is that of bytes, so no text is unknown. Each digit is a piece of its own, so that a model copies a
-    number instead of remembering it.
+    The alphabet is that of bytes, so no text is unknown. Each digit is a piece of its own, so that
+    a model copies a number instead of remembering it.
     """
     check_vocabulary_size(size)
     least = len(SPECIAL_IDS) * special + 256
     if size < least:
-        raise ValueError(f"size={size} is too small for BPE: its bytes and special ids alone are {least}")
+        raise ValueError(
+            f"size={size} is too small for BPE: its bytes and special ids alone are {least}"
+        )
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN if special else None))
     spaces = _space_normalizers() if special else []
-    tokenizer.normalizer = normalizers.Sequence([*spaces, *([normalizers.Lowercase()] if lower else [])])
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.normalizer = normalizers.Sequence(
+        [*spaces, *([normalizers.Lowercase()] if lower else [])]
     )
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), *([decoders.Strip(" ", 1, 0)] if special else [])])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteLevel(), *([decoders.Strip(" ", 1, 0)] if special else [])]
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=list(SPECIAL_IDS) if special else [],
@@ -64,7 +94,8 @@ def train_bpe(
     cut = [word for word in whole if len(tokenizer.encode(word, add_special_tokens=False).ids) > 1]
     if cut:
         raise ValueError(
-            f"size={size} is too small to keep {len(whole):,} words whole: {len(cut):,} are cut, such as {cut[0]!r}"
+            f"size={size} is too small to keep {len(whole):,} words whole: {len(cut):,} are cut, "
+            f"such as {cut[0]!r}"
         )
     return _append_end(tokenizer) if special else tokenizer
 
@@ -75,11 +106,14 @@ def bpe_from_merges(lines: Sequence[str], texts: Iterable[str]) -> Tokenizer:
     lines  of the file, with its header
     texts  their characters are the alphabet
 
-    Where subword-nmt writes `an@@ st@@ arrt` the pieces here are `an`, `st`, `arrt</w>`; decoding joins them.
+    Where subword-nmt writes `an@@ st@@ arrt` the pieces here are `an`, `st`, `arrt</w>`; decoding
+    joins them.
     """
     header, *merge_lines = lines
     if not header.startswith("#version: 0.2"):
-        raise ValueError(f'the codes begin with "{header}"; those of subword-nmt begin with "#version: 0.2"')
+        raise ValueError(
+            f'the codes begin with "{header}"; those of subword-nmt begin with "#version: 0.2"'
+        )
     merges = [(left, right) for left, _, right in (line.partition(" ") for line in merge_lines)]
     letters = sorted({letter for text in texts for letter in text} - {" "})
     pieces = [piece for letter in letters for piece in (letter, letter + WORD_END)]
@@ -87,7 +121,9 @@ def bpe_from_merges(lines: Sequence[str], texts: Iterable[str]) -> Tokenizer:
     vocabulary = dict(SPECIAL_IDS)
     for piece in pieces:
         vocabulary.setdefault(piece, len(vocabulary))
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, end_of_word_suffix=WORD_END, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, end_of_word_suffix=WORD_END, unk_token=UNKNOWN)
+    )
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.BPEDecoder(suffix=WORD_END)
@@ -96,12 +132,17 @@ def bpe_from_merges(lines: Sequence[str], texts: Iterable[str]) -> Tokenizer:
 
 
 def character_tokenizer(text: str, special: Sequence[str] = ()) -> Tokenizer:
-    """Return a tokenizer with one token for each character of the text; encoding any other character is an error.
+    """Return a tokenizer with one token for each character of the text; encoding any other
+    character is an error.
 
     special  characters that come first in the vocabulary, in this order
     """
-    vocabulary = {character: i for i, character in enumerate([*special, *sorted(set(text) - set(special))])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))  # not in the vocabulary: hence the error
+    vocabulary = {
+        character: i for i, character in enumerate([*special, *sorted(set(text) - set(special))])
+    }
+    tokenizer = Tokenizer(
+        models.WordLevel(vocabulary, unk_token=UNKNOWN)
+    )  # not in the vocabulary: hence the error
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(list(special))
@@ -109,7 +150,9 @@ def character_tokenizer(text: str, special: Sequence[str] = ()) -> Tokenizer:
 
 
 def special_ids(tokenizer: Tokenizer) -> Special:
-    """Return the ids of padding, start and end, as far as the tokenizer has them, for a model that uses it."""
+    """Return the ids of padding, start and end, as far as the tokenizer has them, for a model that
+    uses it.
+    """
     pad, start, end = (tokenizer.token_to_id(token) for token in (PAD, START, END))
     return Special(start, () if end is None else (end,), pad)
 
@@ -120,24 +163,32 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _space_normalizers() -> list[normalizers.Normalizer]:
-    spaces = normalizers.Replace(Regex(r"[^\S\n]+"), " ")  # newlines stay: they separate the messages of a chat
+    spaces = normalizers.Replace(
+        Regex(r"[^\S\n]+"), " "
+    )  # newlines stay: they separate the messages of a chat
     return [normalizers.NFC(), normalizers.Strip(), spaces, normalizers.Prepend(" ")]
 
 
 def _append_end(tokenizer: Tokenizer) -> Tokenizer:
     """Let the tokenizer append the end to every text, in place, and return it."""
     special_tokens = [(END, SPECIAL_IDS[END])]
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=special_tokens)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", special_tokens=special_tokens
+    )
     return tokenizer
 
 
 MAX_SPLITS = 8  # different splits of a word, however often it occurs
 
 
-def encode_with_dropout(tokenizer: Tokenizer, texts: Sequence[str], *, dropout: float, seed: int) -> list[list[int]]:
-    """Return the ids of each text by BPE-dropout (Provilkov et al. 2020): merges fail with probability `dropout`.
+def encode_with_dropout(
+    tokenizer: Tokenizer, texts: Sequence[str], *, dropout: float, seed: int
+) -> list[list[int]]:
+    """Return the ids of each text by BPE-dropout (Provilkov et al. 2020): merges fail with
+    probability `dropout`.
 
-    Special ids stay as they are. Each word gets at most MAX_SPLITS different splits, which are then reused.
+    Special ids stay as they are. Each word gets at most MAX_SPLITS different splits, which are then
+    reused.
     """
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"dropout={dropout} is a probability, from 0 to 1")
@@ -159,7 +210,9 @@ class _WordSplitter:
     def __init__(self, tokenizer: Tokenizer, dropout: float, random: Random) -> None:
         model = json.loads(tokenizer.to_str())["model"]
         if model["type"] != "BPE":
-            raise ValueError(f"a tokenizer of the kind {model['type']} has no merges that could fail; BPE has")
+            raise ValueError(
+                f"a tokenizer of the kind {model['type']} has no merges that could fail; BPE has"
+            )
         self.ids: dict[str, int] = model["vocab"]
         self.names = {i: piece for piece, i in self.ids.items()}
         self.ranks = {tuple(merge): rank for rank, merge in enumerate(model["merges"])}
@@ -174,7 +227,9 @@ class _WordSplitter:
         if len(splits) == MAX_SPLITS:
             return self.random.choice(splits)
         pieces = self._merge(self._letters("".join(self.names[piece] for piece in word)))
-        in_vocabulary = all(piece in self.ids for piece in pieces)  # a letter outside of it stays unknown
+        in_vocabulary = all(
+            piece in self.ids for piece in pieces
+        )  # a letter outside of it stays unknown
         splits.append([self.ids[piece] for piece in pieces] if in_vocabulary else list(word))
         return splits[-1]
 
@@ -183,9 +238,15 @@ class _WordSplitter:
         return [*letters[:-1], letters[-1] + self.word_end]
 
     def _merge(self, pieces: list[str]) -> list[str]:
-        """Merge pieces in order of rank. In each round every possible merge may fail; when all fail, merging ends."""
+        """Merge pieces in order of rank. In each round every possible merge may fail; when all
+        fail, merging ends.
+        """
         while True:
-            possible = [(self.ranks[pair], i) for i, pair in enumerate(pairwise(pieces)) if pair in self.ranks]
+            possible = [
+                (self.ranks[pair], i)
+                for i, pair in enumerate(pairwise(pieces))
+                if pair in self.ranks
+            ]
             possible = [merge for merge in possible if self.random.random() >= self.dropout]
             if not possible:
                 return pieces

@@ -1,6 +1,7 @@
 """Cut a matrix into tiles and pixels, sample its queries, and pool their weights to pixels.
 
-At the deepest level a pixel is one pair of a query and a key; one level up, it has twice as many of each.
+At the deepest level a pixel is one pair of a query and a key; one level up, it has twice as many of
+each.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ TILE = 256
 
 @dataclass(frozen=True)
 class Pyramid:
-    """Levels of tiles over a matrix: level 0 is one tile; level z has tiles (x, y), x along keys, y along queries.
+    """Levels of tiles over a matrix: level 0 is one tile; level z has tiles (x, y), x along keys, y
+    along queries.
 
     queries, keys   the size of the matrix
     side            the pixels of a tile in each direction
@@ -69,9 +71,10 @@ def _clipped(start: int, count: int, size: int) -> range:
 def sample_queries(rows: range, stride: int) -> Int[Tensor, " some"]:
     """Return one pseudorandom query of every `stride` neighbours, where `stride` is a power of two.
 
-    The sample of a stretch is that of its first or of its second half, so that coarse levels read queries that finer
-    levels read too. It depends on the position alone, so that equal requests get equal answers. Every second or fourth
-    query instead could coincide with a period of the text, and draw a diagonal too bright.
+    The sample of a stretch is that of its first or of its second half, so that coarse levels read
+    queries that finer levels read too. It depends on the position alone, so that equal requests get
+    equal answers. Every second or fourth query instead could coincide with a period of the text,
+    and draw a diagonal too bright.
     """
     start = torch.arange(rows.start, rows.stop, stride)
     half = stride // 2
@@ -83,14 +86,18 @@ def sample_queries(rows: range, stride: int) -> Int[Tensor, " some"]:
 
 
 def _coin_flips(start: Int[Tensor, " some"], half: int) -> Tensor:
-    """Return a pseudorandom bool for each position: the mixing of splitmix64 (Steele et al. 2014), cut to 63 bits."""
+    """Return a pseudorandom bool for each position: the mixing of splitmix64 (Steele et al. 2014),
+    cut to 63 bits.
+    """
     mixed = (start + half) * 0x1E3779B97F4A7C15 + torch.tensor(half) * 0x3F58476D1CE4E5B9
     for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):
         mixed = (mixed ^ ((mixed >> shift) & (2 ** (63 - shift) - 1))) * factor
     return (mixed >> 40) & 1 == 1
 
 
-FAINT = 1e-30  # a sum below this may have lost terms to underflow, and is computed again with a shift
+FAINT = (
+    1e-30  # a sum below this may have lost terms to underflow, and is computed again with a shift
+)
 
 
 def pool_to_pixels(
@@ -117,7 +124,9 @@ def pool_to_pixels(
         count = -(-block.shape[-1] // cells)
         pixels = slice(taken.start // cells, -(-taken.stop // cells))
         if count * cells > block.shape[-1]:
-            block = torch.nn.functional.pad(block, (0, count * cells - block.shape[-1]), value=-torch.inf)
+            block = torch.nn.functional.pad(
+                block, (0, count * cells - block.shape[-1]), value=-torch.inf
+            )
         block = block.view(len(block), count, cells)
         largest[part, pixels] = block.amax(-1)
         if cells > 1:
@@ -125,7 +134,9 @@ def pool_to_pixels(
     return _pool_rows(shares, largest, pixel, height)
 
 
-def _log2_sum(block: Float[Tensor, "row pixel key"], largest: Float[Tensor, "row pixel"]) -> Float[Tensor, "row pixel"]:
+def _log2_sum(
+    block: Float[Tensor, "row pixel key"], largest: Float[Tensor, "row pixel"]
+) -> Float[Tensor, "row pixel"]:
     """Return log2 Σ 2^x over the keys of a pixel."""
     summed = torch.exp2(block).sum(-1)
     if bool(((summed < FAINT) & (largest > -torch.inf)).any()):
@@ -135,9 +146,14 @@ def _log2_sum(block: Float[Tensor, "row pixel key"], largest: Float[Tensor, "row
 
 
 def _pool_rows(
-    shares: Float[Tensor, "row width"], largest: Float[Tensor, "row width"], pixel: Int[Tensor, " row"], height: int
+    shares: Float[Tensor, "row width"],
+    largest: Float[Tensor, "row width"],
+    pixel: Int[Tensor, " row"],
+    height: int,
 ) -> tuple[Float[Tensor, "height width"], Float[Tensor, "height width"]]:
-    """Return, over the queries of each pixel, the log2 of their mean share and of their largest weight."""
+    """Return, over the queries of each pixel, the log2 of their mean share and of their largest
+    weight.
+    """
     count = torch.bincount(pixel, minlength=height).clamp(min=1)
     if len(shares) == height and bool((count == 1).all()):
         return shares, largest

@@ -1,4 +1,6 @@
-"""The log-sum-exp and the entropy of rows, each computed once. Threads that need the same rows share the work."""
+"""The log-sum-exp and the entropy of rows, each computed once. Threads that need the same rows
+share the work.
+"""
 
 from math import e, log2
 from threading import Condition
@@ -7,14 +9,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..survey.exact_rows import check_sums
+from ..surveys.exact_rows import check_sums
 from .head_scores import ROWS, HeadScores, OneHead
 
 
 class RowSums:
-    """Cache of log2 Σ 2^score and entropy of rows, both in bits. An lse in the recording saves the sum.
+    """Cache of log2 Σ 2^score and entropy of rows, both in bits. An lse in the recording saves the
+    sum.
 
-    lse, entropy   (query,): the numbers of the rows in `summed`; lse of all rows if the recording has it
+    lse, entropy   (query,): the numbers of the rows in `summed`; lse of all rows if the recording
+                   has it
     summed         (query,): for which rows both have been computed
     """
 
@@ -22,7 +26,9 @@ class RowSums:
         self.scores = scores
         self.recorded_lse = _checked_lse(scores.head)
         queries = scores.size[0]
-        self.lse = torch.full((queries,), torch.nan, dtype=scores.dtype, device=scores.head.queries.device)
+        self.lse = torch.full(
+            (queries,), torch.nan, dtype=scores.dtype, device=scores.head.queries.device
+        )
         self.entropy = self.lse.clone()
         if self.recorded_lse is not None:
             self.lse = self.recorded_lse.to(scores.dtype) * log2(e)
@@ -47,12 +53,16 @@ class RowSums:
         return self.entropy[rows]
 
     def _sum(self, rows: Int[Tensor, " row"]) -> None:
-        """Compute rows that no thread has taken, ROWS at a time; then wait for the threads that have taken the rest."""
+        """Compute rows that no thread has taken, ROWS at a time; then wait for the threads that
+        have taken the rest.
+        """
         while True:
             with self._changed:
                 mine = rows[~self._taken[rows]][:ROWS]
                 if not len(mine):
-                    self._changed.wait_for(lambda: bool((self.summed[rows] | ~self._taken[rows]).all()))
+                    self._changed.wait_for(
+                        lambda: bool((self.summed[rows] | ~self._taken[rows]).all())
+                    )
                     if bool(self.summed[rows].all()):
                         return
                     continue  # another thread failed and gave its rows back
@@ -69,7 +79,9 @@ class RowSums:
 
 
 def _checked_lse(head: OneHead) -> Float[Tensor, " query"] | None:
-    """Return the recorded lse if some rows of weights sum to one with it: a wrong one would spoil every tile."""
+    """Return the recorded lse if some rows of weights sum to one with it: a wrong one would spoil
+    every tile.
+    """
     if head.lse is None:
         return None
     try:
@@ -82,11 +94,14 @@ def _checked_lse(head: OneHead) -> Float[Tensor, " query"] | None:
 LOW = -1e4  # 2^LOW is 0, and 0 · LOW is 0, while 0 · -inf would be NaN
 
 
-def sum_rows(scores: HeadScores, rows: Int[Tensor, " row"]) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
-    """Return log2 Σ 2^score, the sink included, and the entropy -Σ w log2 w over the keys: both in bits.
+def sum_rows(
+    scores: HeadScores, rows: Int[Tensor, " row"]
+) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
+    """Return log2 Σ 2^score, the sink included, and the entropy -Σ w log2 w over the keys: both in
+    bits.
 
-    One pass, which keeps Σ 2^(score - largest) and Σ 2^(score - largest) · (score - largest) and rescales both when
-    the largest score so far grows.
+    One pass, which keeps Σ 2^(score - largest) and Σ 2^(score - largest) · (score - largest) and
+    rescales both when the largest score so far grows.
     """
     sink = scores.attention.sink
     largest = torch.full((len(rows),), -torch.inf, dtype=scores.dtype, device=rows.device)
@@ -101,12 +116,16 @@ def sum_rows(scores: HeadScores, rows: Int[Tensor, " row"]) -> tuple[Float[Tenso
         rescale = torch.exp2(change)
         block = block.sub_(shift[:, None]).clamp_(min=LOW)
         powers = torch.exp2(block)
-        weighted[part] = rescale * (weighted[part] + change * total[part]) + torch.linalg.vecdot(powers, block)
+        weighted[part] = rescale * (weighted[part] + change * total[part]) + torch.linalg.vecdot(
+            powers, block
+        )
         total[part] = rescale * total[part] + powers.sum(-1)
         largest[part] = new
     lse = (largest + total.log2()).masked_fill(total == 0.0, -torch.inf)
     if sink is not None:
-        lse = torch.logaddexp2(lse, torch.as_tensor(sink, dtype=lse.dtype, device=lse.device).reshape(-1) * log2(e))
+        lse = torch.logaddexp2(
+            lse, torch.as_tensor(sink, dtype=lse.dtype, device=lse.device).reshape(-1) * log2(e)
+        )
     below = (largest - lse).masked_fill(total == 0.0, 0.0)  # w = 2^(score - largest) · 2^below
     entropy = -below.exp2() * (weighted + below * total)
     return lse, entropy.clamp(min=0.0)

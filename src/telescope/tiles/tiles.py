@@ -1,4 +1,6 @@
-"""Tiles and tracks of one head: exact where that is quick, else from a sample of queries, and labelled so."""
+"""Tiles and tracks of one head: exact where that is quick, else from a sample of queries, and
+labelled so.
+"""
 
 from math import log
 from typing import NamedTuple
@@ -11,20 +13,23 @@ from .head_scores import HeadScores, OneHead
 from .pyramid import TILE, Pyramid, pool_to_pixels, sample_queries
 from .row_sums import RowSums
 
-BUDGET = 9 * 2**22  # scores per tile, a fraction of a second: the deepest level of 131,072 tokens is exact with it
-SHARED = 4  # tiles side by side in a view: row sums serve all of them, the scores of a tile serve it alone
+BUDGET = (
+    9 * 2**22
+)  # scores per tile, a fraction of a second: the deepest level of 131,072 tokens is exact with it
+# Tiles side by side in a view: row sums serve all of them, the scores of a tile serve it alone.
+SHARED = 4
 FEWEST = 16  # queries of a tile, whatever they cost
 
 
 class Tile(NamedTuple):
     """log2 of the weights in each pixel: -inf where all is masked, NaN outside of the matrix.
 
-    share     the weight on a pixel's keys, averaged over its queries, so that a row of pixels sums to one, as a row of
-              weights does
+    share     the weight on a pixel's keys, averaged over its queries, so that a row of pixels sums
+              to one, as a row of weights does
     max       the largest weight in a pixel
     exact     whether all queries were read
-    samples   how many queries were read for each row of pixels, with all of their keys; below one, neighbouring rows
-              share a query
+    samples   how many queries were read for each row of pixels, with all of their keys; below one,
+              neighbouring rows share a query
     """
 
     share: Float[Tensor, "side side"]
@@ -34,7 +39,9 @@ class Tile(NamedTuple):
 
 
 class Track(NamedTuple):
-    """A number for each pixel along one side of the map, NaN outside of it; `exact` and `samples` as in Tile."""
+    """A number for each pixel along one side of the map, NaN outside of it; `exact` and `samples`
+    as in Tile.
+    """
 
     numbers: Float[Tensor, " side"]
     exact: bool
@@ -42,9 +49,11 @@ class Track(NamedTuple):
 
 
 class Tiles:
-    """The map of one head. Row sums are computed once and kept, so that tiles in a row cost their own pixels alone.
+    """The map of one head. Row sums are computed once and kept, so that tiles in a row cost their
+    own pixels alone.
 
-    head    queries, keys and definition of one head and one sequence; the normaliser must be softmax
+    head    queries, keys and definition of one head and one sequence; the normaliser must be
+            softmax
     side    pixels of a tile in each direction
 
     Threads may share one object. Raises a ValueError for another normaliser.
@@ -72,7 +81,8 @@ class Tiles:
     def tile(self, z: int, x: int, y: int, budget: int = BUDGET) -> Tile:
         """Return tile (x, y) of level z, x along the keys, y along the queries.
 
-        `budget` is roughly how many scores may be computed. Raises a ValueError if there is no such tile.
+        `budget` is roughly how many scores may be computed. Raises a ValueError if there is no such
+        tile.
         """
         self._check_exists(z, x, y)
         cells = self.pyramid.cells(z)
@@ -83,7 +93,9 @@ class Tiles:
         height = int(pixel[-1]) + 1
         lse = self.row_sums.lse_of(rows)
         share, largest = pool_to_pixels(self.scores, rows, lse, pixel, height, columns, cells)
-        share, largest = (_repeat_rows(numbers, queries, cells, stride) for numbers in (share, largest))
+        share, largest = (
+            _repeat_rows(numbers, queries, cells, stride) for numbers in (share, largest)
+        )
         return Tile(self._framed(share), self._framed(largest), stride == 1, cells / stride)
 
     @torch.no_grad()
@@ -102,13 +114,19 @@ class Tiles:
 
     @torch.no_grad()
     def received(self, z: int, x: int, budget: int = BUDGET) -> Track:
-        """Return the share of all weight that the keys of each pixel receive; over a whole level it sums to one."""
+        """Return the share of all weight that the keys of each pixel receive; over a whole level it
+        sums to one.
+        """
         self._check_exists(z, x, 0)
         columns = self.pyramid.keys_of(z, x)
-        rows, stride = self._choose_rows(range(self.scores.size[0]), len(columns), budget, self.row_sums.has_lse)
+        rows, stride = self._choose_rows(
+            range(self.scores.size[0]), len(columns), budget, self.row_sums.has_lse
+        )
         one_pixel = torch.zeros_like(rows)
         lse = self.row_sums.lse_of(rows)
-        share, _ = pool_to_pixels(self.scores, rows, lse, one_pixel, 1, columns, self.pyramid.cells(z))
+        share, _ = pool_to_pixels(
+            self.scores, rows, lse, one_pixel, 1, columns, self.pyramid.cells(z)
+        )
         return Track(self._framed(share.exp2())[0], stride == 1, self.pyramid.cells(0) / stride)
 
     @property
@@ -120,10 +138,11 @@ class Tiles:
     def _choose_rows(
         self, queries: range, width: int, budget: int, has_sum: Bool[Tensor, " query"]
     ) -> tuple[Int[Tensor, " row"], int]:
-        """Return all queries if the budget allows it; else one of every `stride`, for half the budget, and the stride.
+        """Return all queries if the budget allows it; else one of every `stride`, for half the
+        budget, and the stride.
 
-        Half, so that a sample comes quickly; a larger budget improves it. Sums computed before lower the cost
-        only if none is missing, so that tiles in a row sample the same queries.
+        Half, so that a sample comes quickly; a larger budget improves it. Sums computed before
+        lower the cost only if none is missing, so that tiles in a row sample the same queries.
         """
         stride = 1
         while True:
@@ -137,11 +156,14 @@ class Tiles:
     def _check_exists(self, z: int, x: int, y: int) -> None:
         if not self.pyramid.has(z, x, y):
             raise ValueError(
-                f"there is no tile {z}/{x}/{y} of {self.scores.size[0]:,} queries x {self.scores.size[1]:,} keys; "
+                f"there is no tile {z}/{x}/{y} of {self.scores.size[0]:,} queries x "
+                f"{self.scores.size[1]:,} keys; "
                 f"levels go from 0 to {self.pyramid.max_zoom}"
             )
 
-    def _framed(self, numbers: Float[Tensor, "some_rows some_columns"]) -> Float[Tensor, "side side"]:
+    def _framed(
+        self, numbers: Float[Tensor, "some_rows some_columns"]
+    ) -> Float[Tensor, "side side"]:
         """Return numbers on the CPU, padded with NaN to a whole tile."""
         framed = torch.full((self.pyramid.side, self.pyramid.side), torch.nan)
         framed[: numbers.shape[0], : numbers.shape[1]] = numbers

@@ -1,10 +1,22 @@
-"""Train a model on data by an objective: `train` runs the loop that `Training` describes. Needs telescope[train].
+"""Train a model on data by an objective: `train` runs the loop that `Training` describes. Needs
+telescope[train].
 
-May import: attention, layers, models, survey, watch and files. Read first: loop.py, then step.py; data is in batch.py.
+May import: attention, layers, models, survey, watch and files. Read first: loop.py, then step.py;
+data is in batch.py.
 """
 
 from .batch import IGNORE, Data, PairBatch, Spec, TextBatch, generator
-from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated
+from .events import (
+    Event,
+    Finished,
+    HeadsWatched,
+    Logged,
+    Report,
+    Saved,
+    Started,
+    Stopped,
+    Validated,
+)
 from .examples import Examples
 from .json_log import read_log
 from .loop import train

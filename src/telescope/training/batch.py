@@ -1,4 +1,6 @@
-"""Batches of training: tensors with one row for each sequence, and the `Data` protocol that produces them."""
+"""Batches of training: tensors with one row for each sequence, and the `Data` protocol that
+produces them.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -9,11 +11,14 @@ from torch import Tensor
 
 from .settings import Training
 
-IGNORE = -100  # the target of padding and of rows that only fill up a batch: no loss is computed for it
+IGNORE = (
+    -100
+)  # the target of padding and of rows that only fill up a batch: no loss is computed for it
 
 
 class TextBatch(NamedTuple):
-    """Token ids (batch, n) and the id that follows each of them, as `targets` (batch, n): a batch for a GPT.
+    """Token ids (batch, n) and the id that follows each of them, as `targets` (batch, n): a batch
+    for a GPT.
 
     Example:
         >>> import torch
@@ -28,11 +33,13 @@ class TextBatch(NamedTuple):
 
 
 class PairBatch(NamedTuple):
-    """Source ids with their lengths, and the decoder's inputs and targets: a batch for a translator.
+    """Source ids with their lengths, and the decoder's inputs and targets: a batch for a
+    translator.
 
     source   (batch, n); ids from position lengths[i] of row i on are padding, and masked
     lengths  (batch,); real tokens of each source
-    target   (batch, m); inputs of the decoder. Padding needs no mask: it stands last, and the decoder is causal
+    target   (batch, m); inputs of the decoder. Padding needs no mask: it stands last, and the
+             decoder is causal
     targets  (batch, m); the id that follows each of `target`, IGNORE for padding
 
     Example:
@@ -58,7 +65,8 @@ class Spec(NamedTuple):
     rows     (batch,), on the device: indices of examples, or start positions of windows
     widths   columns of the batch's tensors: (source, target), or (text,)
     real     the first `real` rows count; the others only fill up the shape
-    chances  (batch, n), uniform in [0, 1): random numbers for data that is changed at random, such as `Gapped`
+    chances  (batch, n), uniform in [0, 1): random numbers for data that is changed at random, such
+             as `Gapped`
 
     Example:
         >>> from telescope.training import Training, Windows
@@ -74,10 +82,12 @@ class Spec(NamedTuple):
 
 
 class Data(Protocol):
-    """The interface of training data: `Examples`, `Windows`, `Gapped`, or any class with these members.
+    """The interface of training data: `Examples`, `Windows`, `Gapped`, or any class with these
+    members.
 
-    Batches depend on the settings' seed and on the epoch alone, so that two numbers identify a position in the data.
-    Implementations must not draw from torch's global generators, which belong to the model; use `generator`.
+    Batches depend on the settings' seed and on the epoch alone, so that two numbers identify a
+    position in the data. Implementations must not draw from torch's global generators, which belong
+    to the model; use `generator`.
 
     Example:
         >>> from telescope.training import Data, Windows
@@ -86,24 +96,32 @@ class Data(Protocol):
         3
     """
 
-    largest: int  # the largest id, to report an id outside the vocabulary before a GPU kernel fails on it
+    # The largest id, to report an id outside the vocabulary before a GPU kernel fails on it.
+    largest: int
 
     def to(self, device: torch.device) -> "Data":
         """Move the data to the device and return it."""
         ...
 
     def batches(self, settings: Training, epoch: int | None) -> Sequence[Any]:
-        """Return the specs of an epoch's batches; with epoch=None, for validation, everything once and in order."""
+        """Return the specs of an epoch's batches; with epoch=None, for validation, everything once
+        and in order.
+        """
 
     def take(self, spec: Any) -> Any:
-        """Return the batch of a spec. In rows that only fill up the shape every target is IGNORE."""
+        """Return the batch of a spec. In rows that only fill up the shape every target is
+        IGNORE.
+        """
 
     def describe(self) -> str:
-        """Return a line with sizes and a checksum: a run resumes only with data of the same description."""
+        """Return a line with sizes and a checksum: a run resumes only with data of the same
+        description.
+        """
 
 
 def generator(seed: int, epoch: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return the random generator of an epoch. On the CPU, the default, it draws the same numbers on every machine.
+    """Return the random generator of an epoch. On the CPU, the default, it draws the same numbers
+    on every machine.
 
     Example:
         >>> import torch
@@ -116,7 +134,9 @@ def generator(seed: int, epoch: int, device: torch.device | str = "cpu") -> torc
 
 
 def process_share(batch: Batch, rank: int, processes: int) -> Batch:
-    """Return the rows of one process: an equal share of the batch, padded with the first row without targets."""
+    """Return the rows of one process: an equal share of the batch, padded with the first row
+    without targets.
+    """
     if processes == 1:
         return batch
     rows = len(batch[0])

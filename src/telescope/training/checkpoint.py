@@ -1,6 +1,8 @@
-"""Checkpoints: folders OUT/checkpoints/step-00001000, written atomically; only the last one is kept.
+"""Checkpoints: folders OUT/checkpoints/step-00001000, written atomically; only the last one is
+kept.
 
-state.json holds the run's progress and identity; every other file holds tensors (safetensors). None is a pickle.
+state.json holds the run's progress and identity; every other file holds tensors (safetensors). None
+is a pickle.
 """
 
 import os
@@ -28,7 +30,9 @@ STATE = "state.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved run: `state` as JSON, and `tensors` by the name of their file and their name in the file."""
+    """A saved run: `state` as JSON, and `tensors` by the name of their file and their name in the
+    file.
+    """
 
     step: int
     state: Mapping[str, Any]
@@ -49,16 +53,22 @@ def write(out: Path, checkpoint: Checkpoint) -> Path:
                 save_file(dict(tensors), new / f"{name}.safetensors")
             write_json(new / STATE, checkpoint.state)
     except (OSError, SafetensorError) as error:
-        kept = f"the checkpoint of step {earlier[-1]:,} is kept" if earlier else "there is no earlier checkpoint"
+        kept = (
+            f"the checkpoint of step {earlier[-1]:,} is kept"
+            if earlier
+            else "there is no earlier checkpoint"
+        )
         raise TrainingError(
-            f"{folder} cannot be written: {_reason(error)}; {kept}; run the same command again to go on"
+            f"{folder} cannot be written: {_reason(error)}; {kept}; run the same command again to "
+            "go on"
         ) from None
     remove_others(out, checkpoint.step)
     return folder
 
 
 def read(out: Path, standing: type) -> Checkpoint | None:
-    """Return the last checkpoint, or None if there is none; `standing` is the class of the run's progress.
+    """Return the last checkpoint, or None if there is none; `standing` is the class of the run's
+    progress.
 
     Raise a LoadError if a file is damaged, or state.json has not the fields of a run.
     """
@@ -69,12 +79,18 @@ def read(out: Path, standing: type) -> Checkpoint | None:
     try:
         state = paths.read_json(folder / STATE)
         if not _is_state(state, standing):
-            raise LoadError(f"{folder / STATE} is damaged: its fields are not those of a run's progress")
+            raise LoadError(
+                f"{folder / STATE} is damaged: its fields are not those of a run's progress"
+            )
         files = [name for name in paths.list_names(folder) if name.endswith(".safetensors")]
-        tensors = {name.removesuffix(".safetensors"): scan_file(folder / name).read_all() for name in files}
+        tensors = {
+            name.removesuffix(".safetensors"): scan_file(folder / name).read_all() for name in files
+        }
     except LoadError as problem:
         rest = f"go on from the one of step {steps[-2]:,}" if len(steps) > 1 else "start anew"
-        raise LoadError(f"{problem}; this checkpoint cannot be resumed: delete {folder} to {rest}") from None
+        raise LoadError(
+            f"{problem}; this checkpoint cannot be resumed: delete {folder} to {rest}"
+        ) from None
     return Checkpoint(steps[-1], state, tensors)
 
 
@@ -82,19 +98,29 @@ def _is_state(state: Any, standing: type) -> bool:
     """Return whether state.json has the fields of a run."""
     match state:
         case {"recipe": dict(), "standing": dict(fields), "totals": list(totals), "targets": int()}:
-            return _fits(fields, get_type_hints(standing)) and all(type(total) in (int, float) for total in totals)
+            return _fits(fields, get_type_hints(standing)) and all(
+                type(total) in (int, float) for total in totals
+            )
     return False
 
 
 def check_tensors(found: Checkpoint, out: Path, model: nn.Module) -> None:
-    """Raise a LoadError unless the checkpoint has the tensors of a run of this model, by their names and shapes."""
+    """Raise a LoadError unless the checkpoint has the tensors of a run of this model, by their
+    names and shapes.
+    """
     folder = _folder(out, found.step)
     weights = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    optimiser = {f"{name}/{key}": shape for name, shape in parameters.items() for key in ("exp_avg", "exp_avg_sq")}
+    optimiser = {
+        f"{name}/{key}": shape
+        for name, shape in parameters.items()
+        for key in ("exp_avg", "exp_avg_sq")
+    }
     optimiser |= {f"{name}/step": () for name in parameters}
     snapshots = {name.partition("/")[0] for name in found.tensors.get("average", {})}
-    average = {f"{i}/{name}": shape for i in snapshots if i.isdecimal() for name, shape in weights.items()}
+    average = {
+        f"{i}/{name}": shape for i in snapshots if i.isdecimal() for name, shape in weights.items()
+    }
     expected = {"weights": weights, "optimiser": optimiser, "average": average, "best": weights}
     for name, shapes in expected.items():
         if name not in found.tensors and name in ("average", "best"):
@@ -102,7 +128,9 @@ def check_tensors(found: Checkpoint, out: Path, model: nn.Module) -> None:
         given = {part: tuple(tensor.shape) for part, tensor in found.tensors.get(name, {}).items()}
         for part in shapes.keys() | given.keys():
             if given.get(part) != shapes.get(part):
-                raise _damaged(folder / f"{name}.safetensors", f'its tensor "{part}" is not of this model')
+                raise _damaged(
+                    folder / f"{name}.safetensors", f'its tensor "{part}" is not of this model'
+                )
     if not found.tensors.get("random"):
         raise _damaged(folder / "random.safetensors", "it has no state of a random generator")
 
@@ -110,7 +138,9 @@ def check_tensors(found: Checkpoint, out: Path, model: nn.Module) -> None:
 def _fits(fields: Mapping[str, Any], types: Mapping[str, Any]) -> bool:
     """Return whether the fields have these names and types, and no number is negative or huge."""
     kinds = {name: get_args(kind) or (kind,) for name, kind in types.items()}
-    if fields.keys() != kinds.keys() or not all(type(value) in kinds[name] for name, value in fields.items()):
+    if fields.keys() != kinds.keys() or not all(
+        type(value) in kinds[name] for name, value in fields.items()
+    ):
         return False
     return all(0 <= value < 2**62 for value in fields.values() if type(value) is int)
 
@@ -128,8 +158,12 @@ def saved_steps(out: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> Iterable[str]:
-    """Yield where a run's identity differs from a checkpoint's: "training.lr is 0.001 there and 0.002 here"."""
+def differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = ""
+) -> Iterable[str]:
+    """Yield where a run's identity differs from a checkpoint's: "training.lr is 0.001 there and
+    0.002 here".
+    """
     for name in dict.fromkeys((*theirs, *ours)):
         our_value = ours.get(name)
         their_value = theirs.get(name)
@@ -144,21 +178,27 @@ def _folder(out: Path, step: int) -> Path:
 
 
 def remove_others(out: Path, kept: int) -> None:
-    """Delete all checkpoints but that of step `kept`, and what a run has left that was killed while writing."""
+    """Delete all checkpoints but that of step `kept`, and what a run has left that was killed while
+    writing.
+    """
     others = [_folder(out, step) for step in saved_steps(out) if step != kept]
     for folder in (*others, *(out / "checkpoints").glob(".step-*")):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _reason(error: Exception) -> str:
-    """Return the system's reason of an error. The safetensors library has the system's error number in its text."""
+    """Return the system's reason of an error. The safetensors library has the system's error number
+    in its text.
+    """
     match = re.search(r"os error (\d+)", str(error))
     reason = os.strerror(int(match[1])) if match else getattr(error, "strerror", None) or str(error)
     return reason.lower()
 
 
 def seed_generators(seed: int, rank: int) -> None:
-    """Seed torch's generators, differently in every process: each has its own rows and needs its own dropout."""
+    """Seed torch's generators, differently in every process: each has its own rows and needs its
+    own dropout.
+    """
     torch.manual_seed(seed + 1_000_003 * rank)
 
 
@@ -171,11 +211,15 @@ def generator_states(rank: int, device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_generators(states: Mapping[str, Tensor], rank: int, device: torch.device) -> None:
-    """Set this process's random generators to saved states, unless the saved run had no process of this rank."""
+    """Set this process's random generators to saved states, unless the saved run had no process of
+    this rank.
+    """
     try:
         if f"{rank}/cpu" in states:
             torch.set_rng_state(states[f"{rank}/cpu"])
         if device.type == "cuda" and f"{rank}/cuda" in states:
             torch.cuda.set_rng_state(states[f"{rank}/cuda"], device)
     except (RuntimeError, TypeError) as problem:
-        raise LoadError(f"the checkpoint has no state of a random generator: {str(problem).splitlines()[0]}") from None
+        raise LoadError(
+            f"the checkpoint has no state of a random generator: {str(problem).splitlines()[0]}"
+        ) from None

@@ -1,4 +1,6 @@
-"""Events of a training run, and the reports that receive them: a report is a function of an event."""
+"""Events of a training run, and the reports that receive them: a report is a function of an
+event.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,7 +39,8 @@ class Logged:
     """Figures of the steps since the last `Logged`.
 
     loss               mean over all targets, in nats
-    lr, norm           learning rate of the last step, and norm of its gradient before clipping; None without clipping
+    lr, norm           learning rate of the last step, and norm of its gradient before clipping;
+                       None without clipping
     tokens_per_second  targets, without padding
     seconds_left       estimated from these steps
 
@@ -60,7 +63,8 @@ class Logged:
 
 @dataclass(frozen=True)
 class HeadsWatched:
-    """The mean entropy of each head's queries, in nats, and each head's largest logit, by the name of the attention.
+    """The mean entropy of each head's queries, in nats, and each head's largest logit, by the name
+    of the attention.
 
     Example:
         >>> from telescope.training import HeadsWatched
@@ -105,7 +109,8 @@ class Saved:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The run was interrupted or failed at `step`. It can resume from the checkpoint of step `saved`; 0 is none.
+    """The run was interrupted or failed at `step`. It can resume from the checkpoint of step
+    `saved`; 0 is none.
 
     Example:
         >>> from telescope.training import Stopped
@@ -119,7 +124,8 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is done at `step`, with the weights of step `kept`: the best by validation, or the last.
+    """The run is done at `step`, with the weights of step `kept`: the best by validation, or the
+    last.
 
     Example:
         >>> from telescope.training import Finished
@@ -138,7 +144,8 @@ Report = Callable[[Event], None]
 def tensorboard(folder: Path) -> Report:
     """Return a report that writes TensorBoard logs to the folder.
 
-    When a run resumes, logs after the step from which it resumes are purged: the run will write them again.
+    When a run resumes, logs after the step from which it resumes are purged: the run will write
+    them again.
     """
     import_required("tensorboard")
     writer = None
@@ -147,10 +154,16 @@ def tensorboard(folder: Path) -> Report:
         nonlocal writer
         match event:
             case Started():
-                writer = import_required("torch.utils.tensorboard").SummaryWriter(folder, purge_step=event.step + 1)
+                writer = import_required("torch.utils.tensorboard").SummaryWriter(
+                    folder, purge_step=event.step + 1
+                )
                 return
             case Logged():
-                numbers = {"loss": event.loss, "lr": event.lr, "tokens_per_second": event.tokens_per_second}
+                numbers = {
+                    "loss": event.loss,
+                    "lr": event.lr,
+                    "tokens_per_second": event.tokens_per_second,
+                }
                 numbers |= {} if event.norm is None else {"norm": event.norm}
                 numbers = {f"train/{name}": number for name, number in numbers.items()}
             case Validated():
@@ -158,7 +171,10 @@ def tensorboard(folder: Path) -> Report:
             case HeadsWatched():
                 numbers = {
                     f"{measure}/{name}.{head}": number
-                    for measure, by_name in (("entropy", event.entropy), ("largest_logit", event.logit))
+                    for measure, by_name in (
+                        ("entropy", event.entropy),
+                        ("largest_logit", event.logit),
+                    )
                     for name, per_head in by_name.items()
                     for head, number in enumerate(per_head)
                 }

@@ -1,4 +1,6 @@
-"""The log of a run as JSON lines: one object for each event, for programs that follow a training."""
+"""The log of a run as JSON lines: one object for each event, for programs that follow a
+training.
+"""
 
 import json
 import os
@@ -19,7 +21,8 @@ LOG = "log.jsonl"
 def json_log(file: Path) -> Report:
     """Return a report that appends each event to the file as one line of JSON, in one write.
 
-    A line that a killed run has left unfinished at the end of the file is removed when the next run starts.
+    A line that a killed run has left unfinished at the end of the file is removed when the next run
+    starts.
     """
 
     def report(event: Event) -> None:
@@ -32,7 +35,8 @@ def json_log(file: Path) -> Report:
         except OSError as problem:
             reason = str(problem.strerror or problem).lower()
             raise TrainingError(
-                f"{file} cannot be written: {reason}; see to it, and run the same command: it goes on from the "
+                f"{file} cannot be written: {reason}; see to it, and run the same command: it goes "
+                "on from the "
                 "last checkpoint"
             ) from None
 
@@ -40,12 +44,14 @@ def json_log(file: Path) -> Report:
 
 
 def read_log(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the events in the log of a run, without those of steps that a resumed run has run again.
+    """Return the events in the log of a run, without those of steps that a resumed run has run
+    again.
 
-    out  the folder of the run, or of one stage such as runs/mine/training, or the file log.jsonl itself
+    out  the folder of the run, or of one stage such as runs/mine/training, or the file log.jsonl
+    itself
 
-    Each event is a dict with "event", such as "logged", "time", and the fields of the event. The last line is left out
-    where it is not finished: the run is writing it, or was killed.
+    Each event is a dict with "event", such as "logged", "time", and the fields of the event. The
+    last line is left out where it is not finished: the run is writing it, or was killed.
 
     Raises a ValueError for a missing file, and names the line that is not JSON.
 
@@ -58,9 +64,13 @@ def read_log(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     file = Path(out)
     if file.is_dir():
-        file = next((place for place in (file / LOG, file / "training" / LOG) if place.exists()), file / LOG)
+        file = next(
+            (place for place in (file / LOG, file / "training" / LOG) if place.exists()), file / LOG
+        )
     try:
-        lines = file.read_bytes().split(b"\n")[:-1]  # after the last line break: nothing, or an unfinished line
+        lines = file.read_bytes().split(b"\n")[
+            :-1
+        ]  # after the last line break: nothing, or an unfinished line
     except OSError as problem:
         reason = str(problem.strerror or problem).lower()
         raise ValueError(f"{file} cannot be read: {reason}; telescope train writes it") from None
@@ -78,20 +88,32 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
         event = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError(f"{where}: is not JSON; delete the line to read the others") from None
-    if not isinstance(event, dict) or not isinstance(event.get("step"), int) or "event" not in event:
-        raise ValueError(f'{where}: is not an event with "event" and "step"; delete the line to read the others')
+    if (
+        not isinstance(event, dict)
+        or not isinstance(event.get("step"), int)
+        or "event" not in event
+    ):
+        raise ValueError(
+            f'{where}: is not an event with "event" and "step"; delete the line to read the others'
+        )
     return event
 
 
 def _to_line(event: Event) -> bytes:
     """Return an event as a line of JSON, with its kind and the time in UTC."""
-    kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()  # HeadsWatched: heads_watched
+    kind = re.sub(
+        r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__
+    ).lower()  # HeadsWatched: heads_watched
     head = {"event": kind, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
-    return (json.dumps(head | _to_json(asdict(event)), ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return (
+        json.dumps(head | _to_json(asdict(event)), ensure_ascii=False, allow_nan=False) + "\n"
+    ).encode()
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value as JSON has it: paths are texts, and numbers that are not finite, which JSON lacks, are null."""
+    """Return a value as JSON has it: paths are texts, and numbers that are not finite, which JSON
+    lacks, are null.
+    """
     if isinstance(value, Mapping):
         return {str(name): _to_json(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

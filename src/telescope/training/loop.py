@@ -19,7 +19,18 @@ from ..models.model import custom_attention
 from . import checkpoint, processes
 from .batch import Data
 from .checkpoint import Checkpoint
-from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated, tensorboard
+from .events import (
+    Event,
+    Finished,
+    HeadsWatched,
+    Logged,
+    Report,
+    Saved,
+    Started,
+    Stopped,
+    Validated,
+    tensorboard,
+)
 from .health import Heads, health
 from .json_log import LOG, json_log
 from .objectives import Learner, Objective
@@ -48,7 +59,8 @@ def train(
     report: Report | None = None,
     left_out: Mapping[str, int] | None = None,
 ) -> Model:
-    """Train a copy of the model and return the copy in `eval` mode, on the training device, in every process.
+    """Train a copy of the model and return the copy in `eval` mode, on the training device, in
+    every process.
 
     The model passed in is left unchanged: its weights, gradients, device and training mode.
 
@@ -56,22 +68,25 @@ def train(
     data       `Examples`, `Windows` or any other `Data`; moved to the training device
     objective  `language`, `translation` or any other function from model and batch to a summed loss
     settings   length of the run, batches, optimiser and intervals
-    out        folder of the run: checkpoints in out/checkpoints, TensorBoard logs in out/log, and out/log.jsonl
-    validate   returns metrics of a model by name, such as {"loss": 1.2, "bleu": 38.0}; called in the first process
-    better     the metric that selects the weights to return: "lowest loss", "highest bleu". Without `validate` the
-               weights of the last step are returned
-    report     called with each event, in the first process. By default events go to the terminal, to TensorBoard and to
-               out/log.jsonl, which `read_log` reads
-    left_out   how many rows the data lacks, by the reason, such as {"empty": 3}; reported with the start
+    out        folder of the run: checkpoints in out/checkpoints, TensorBoard logs in out/log, and
+               out/log.jsonl
+    validate   returns metrics of a model by name, such as {"loss": 1.2, "bleu": 38.0}; called in
+               the first process
+    better     the metric that selects the weights to return: "lowest loss", "highest bleu". Without
+               `validate` the weights of the last step are returned
+    report     called with each event, in the first process. By default events go to the terminal,
+               to TensorBoard and to out/log.jsonl, which `read_log` reads
+    left_out   how many rows the data lacks, by the reason, such as {"empty": 3}; reported with the
+               start
 
-    If `out` holds a checkpoint of the same run, training resumes from there, with the numbers of a run that was never
-    interrupted. Under torchrun or accelerate launch all processes share each batch. SIGTERM and Ctrl-C stop the run
-    after the current step, with a checkpoint; `train` then raises SystemExit(143) or KeyboardInterrupt. A second Ctrl-C
-    stops at once, without.
+    If `out` holds a checkpoint of the same run, training resumes from there, with the numbers of a
+    run that was never interrupted. Under torchrun or accelerate launch all processes share each
+    batch. SIGTERM and Ctrl-C stop the run after the current step, with a checkpoint; `train` then
+    raises SystemExit(143) or KeyboardInterrupt. A second Ctrl-C stops at once, without.
 
-    Raises TrainingError if `out` holds a checkpoint of another run, if a loss or a weight is not finite, or if a
-    checkpoint cannot be written; ValueError if the data has ids outside the model's vocabulary, or if another process
-    trains in `out`.
+    Raises TrainingError if `out` holds a checkpoint of another run, if a loss or a weight is not
+    finite, or if a checkpoint cannot be written; ValueError if the data has ids outside the model's
+    vocabulary, or if another process trains in `out`.
 
     Example:
         >>> from telescope.models import GPT, GPTConfig
@@ -83,14 +98,18 @@ def train(
         >>> [type(event).__name__ for event in events]
         ['Started', 'Logged', 'Saved', 'Finished']
     """
-    run = TrainingRun(model, data, objective, settings, Path(out), validate, Criterion.parse(better), report)
+    run = TrainingRun(
+        model, data, objective, settings, Path(out), validate, Criterion.parse(better), report
+    )
     with locked(Path(out), run.processes):
         return run.run(left_out or {})
 
 
 @contextmanager
 def locked(folder: Path, among: Processes) -> Iterator[None]:
-    """Lock the folder of a run in the first process; if another run has the lock, raise a ValueError in all."""
+    """Lock the folder of a run in the first process; if another run has the lock, raise a
+    ValueError in all.
+    """
     with ExitStack() as stack:
         among.in_first(lambda: stack.enter_context(locked_folder(folder)))
         yield
@@ -117,7 +136,9 @@ class RunState:
 
 
 class TrainingRun:
-    """One run of `train`: the model that learns, a second copy for validation, the step and the run's state."""
+    """One run of `train`: the model that learns, a second copy for validation, the step and the
+    run's state.
+    """
 
     def __init__(
         self,
@@ -138,8 +159,12 @@ class TrainingRun:
         self.validate = validate
         self.criterion = criterion
         self.model = deepcopy(model).to(self.device)  # the copy that learns
-        self.model.zero_grad(set_to_none=True)  # gradients of the caller's model must not enter the first step
-        self.eval_model = deepcopy(self.model).eval()  # validated and returned; validation never touches self.model
+        self.model.zero_grad(
+            set_to_none=True
+        )  # gradients of the caller's model must not enter the first step
+        self.eval_model = deepcopy(
+            self.model
+        ).eval()  # validated and returned; validation never touches self.model
         _check_savable(model)
         self.identity = _run_identity(model, data, settings)
         _check_ids(model, data)
@@ -148,17 +173,21 @@ class TrainingRun:
         self.steps = per_epoch * settings.epochs if settings.steps is None else settings.steps  # type: ignore[operator]
 
         _broadcast_weights(self.model)
-        self.step = TrainingStep(self.processes, Learner(self.model, objective, settings).train(), settings)
+        self.step = TrainingStep(
+            self.processes, Learner(self.model, objective, settings).train(), settings
+        )
         self.average = WeightAverage(settings.average)
         self.best_weights: dict[str, Tensor] | None = None
         self.state = RunState()
         self.saved_step = 0
         checkpoint.seed_generators(settings.seed, self.processes.rank)
-        self.report = _default_report(self.out) if report is None and self.processes.is_first else report
+        self.report = (
+            _default_report(self.out) if report is None and self.processes.is_first else report
+        )
         self.clock = Clock()
         self.stop = StopRequest()
 
-    # ------------------------------------------------------------------------------------------------------ learning
+    # ------------------------------------------------------------------------------------- learning
 
     def run(self, left_out: Mapping[str, int]) -> Model:
         """Train until the last step and return the model with the best weights."""
@@ -219,7 +248,9 @@ class TrainingRun:
                 self._watch_heads()
             if settings.average > 1 and self._is_due(settings.average_every, epoch_ended):
                 self.average.last.append(self._current_weights())
-            if self.validate is not None and (self._is_due(settings.validate_every, epoch_ended) or state.finished):
+            if self.validate is not None and (
+                self._is_due(settings.validate_every, epoch_ended) or state.finished
+            ):
                 self._validate(self.validate)
             if state.step % settings.save_every == 0 or state.finished:
                 self._save()
@@ -235,7 +266,7 @@ class TrainingRun:
     def _is_due(self, every: int | None, epoch_ended: bool) -> bool:
         return epoch_ended if every is None else self.state.step % every == 0
 
-    # ----------------------------------------------------------------------------------------- logging and validation
+    # ----------------------------------------------------------------------- logging and validation
 
     def _log(self) -> None:
         state = self.state
@@ -256,7 +287,9 @@ class TrainingRun:
         )
 
     def _watch_heads(self) -> None:
-        """Report entropy and largest logit of all heads, on the middle batch of the data: the same one every time."""
+        """Report entropy and largest logit of all heads, on the middle batch of the data: the same
+        one every time.
+        """
         weights = self._current_weights()
         if self.processes.is_first:
             specs = self.data.batches(self.settings, None)
@@ -267,17 +300,23 @@ class TrainingRun:
         return lambda model: health(model, self.data.take(spec), self.objective)
 
     def _evaluate(self, weights: dict[str, Tensor], function: Callable[[Model], T]) -> T:
-        """Call the function on the evaluation model with these weights; the random generators are left as they were."""
+        """Call the function on the evaluation model with these weights; the random generators are
+        left as they were.
+        """
         gpus = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(gpus), torch.no_grad():
             self.eval_model.load_state_dict(weights)
             return function(self.eval_model)
 
     def _validate(self, validate: Validate) -> None:
-        """Validate the candidate weights in the first process, and keep them in all processes if they are the best."""
+        """Validate the candidate weights in the first process, and keep them in all processes if
+        they are the best.
+        """
         state = self.state
         candidate = self._candidate_weights()
-        metrics = self.processes.broadcast(dict(self._evaluate(candidate, validate)) if self.processes.is_first else {})
+        metrics = self.processes.broadcast(
+            dict(self._evaluate(candidate, validate)) if self.processes.is_first else {}
+        )
         value = self.criterion.value(metrics)
         is_best = self.criterion.is_better(value, state.best)
         state.waited = 0 if is_best else state.waited + 1
@@ -290,48 +329,73 @@ class TrainingRun:
             state.finished = True
 
     def _candidate_weights(self) -> dict[str, Tensor]:
-        """Return the weights to validate or to return: the mean of the last snapshots, or the current weights."""
+        """Return the weights to validate or to return: the mean of the last snapshots, or the
+        current weights.
+        """
         return self.average.mean() if self.average.last else self._current_weights()
 
     def _current_weights(self) -> dict[str, Tensor]:
-        """Return the model's weights on the CPU, and raise a TrainingError if a parameter is not finite."""
+        """Return the model's weights on the CPU, and raise a TrainingError if a parameter is not
+        finite.
+        """
         weights = processes.gather_weights(self.model)
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))  # a mask kept as a buffer may hold -inf
-        finite = all(bool(tensor.isfinite().all()) for name, tensor in weights.items() if name in parameters)
+        parameters = dict(
+            self.model.named_parameters(remove_duplicate=False)
+        )  # a mask kept as a buffer may hold -inf
+        finite = all(
+            bool(tensor.isfinite().all()) for name, tensor in weights.items() if name in parameters
+        )
         self._check_finite(finite, "weights are no longer numbers")
         return weights
 
     def _check_finite(self, finite: bool, problem: str) -> None:
         if not finite:
             saved = self.saved_step
-            kept = f"the checkpoint of step {saved:,} is kept" if saved else "there is no checkpoint yet"
+            kept = (
+                f"the checkpoint of step {saved:,} is kept"
+                if saved
+                else "there is no checkpoint yet"
+            )
             raise TrainingError(
-                f"at step {self.state.step:,} {problem}; {kept}; a lower lr, a longer warmup or clip=1.0 usually helps"
+                f"at step {self.state.step:,} {problem}; {kept}; a lower lr, a longer warmup or "
+                "clip=1.0 usually helps"
             )
 
-    # -------------------------------------------------------------------------------------------- saving and resuming
+    # -------------------------------------------------------------------------- saving and resuming
 
     def _save(self) -> None:
         """Write a checkpoint from which a resumed run computes the same numbers as this one."""
         state = self.state
         optimiser = processes.gather_optimiser_state(self.model, self.step.optimiser)
-        per_process = self.processes.gather(checkpoint.generator_states(self.processes.rank, self.device))
+        per_process = self.processes.gather(
+            checkpoint.generator_states(self.processes.rank, self.device)
+        )
         random = {name: tensor for states in per_process for name, tensor in states.items()}
         tensors = {"weights": self._current_weights(), "optimiser": optimiser, "random": random}
         if self.average.last:
             tensors["average"] = self.average.tensors()
         if self.best_weights is not None:
             tensors["best"] = self.best_weights
-        # The sum of each process by itself: adding them up here would change how later losses are rounded.
+        # The sum of each process by itself: adding them up here would change how later losses are
+        # rounded.
         total, targets = self.step.sums()
         totals = self.processes.gather(total)
-        contents = {"recipe": self.identity, "standing": asdict(state), "totals": totals, "targets": targets}
-        folder = self.processes.in_first(lambda: checkpoint.write(self.out, Checkpoint(state.step, contents, tensors)))
+        contents = {
+            "recipe": self.identity,
+            "standing": asdict(state),
+            "totals": totals,
+            "targets": targets,
+        }
+        folder = self.processes.in_first(
+            lambda: checkpoint.write(self.out, Checkpoint(state.step, contents, tensors))
+        )
         self.saved_step = state.step
         self._emit(Saved(state.step, folder))
 
     def _restore(self) -> None:
-        """Load the last checkpoint of `out`, if there is one; raise a TrainingError if it is that of another run."""
+        """Load the last checkpoint of `out`, if there is one; raise a TrainingError if it is that
+        of another run.
+        """
         checkpoints: list[Checkpoint] = []  # in the first process, the last checkpoint
 
         def read() -> Mapping[str, Any] | None:
@@ -346,7 +410,8 @@ class TrainingRun:
             return
         for difference in checkpoint.differences(self.identity, contents["recipe"]):
             raise TrainingError(
-                f"{self.out} holds a checkpoint of another run: {difference}; choose another folder, "
+                f"{self.out} holds a checkpoint of another run: {difference}; choose another "
+                "folder, "
                 "or remove its checkpoints to start anew"
             )
 
@@ -356,11 +421,15 @@ class TrainingRun:
         self.processes.in_first(check)
         self.state = RunState(**contents["standing"])
         self.saved_step = self.state.step
-        if self.processes.is_first:  # a run that was killed right after it saved has not removed the one before
+        if (
+            self.processes.is_first
+        ):  # a run that was killed right after it saved has not removed the one before
             checkpoint.remove_others(self.out, self.saved_step)
         tensors: Any = checkpoints[0].tensors if checkpoints else {}
         processes.load_weights(self.model, tensors.get("weights", {}))
-        processes.load_optimiser_state(self.model, self.step.optimiser, tensors.get("optimiser", {}))
+        processes.load_optimiser_state(
+            self.model, self.step.optimiser, tensors.get("optimiser", {})
+        )
         self.step.set_sums(self._own_total(contents["totals"]), contents["targets"])
         random = self.processes.broadcast(tensors.get("random"))
         checkpoint.restore_generators(random, self.processes.rank, self.device)
@@ -368,7 +437,9 @@ class TrainingRun:
         self.best_weights = self.processes.broadcast(tensors.get("best"))
 
     def _own_total(self, totals: list[float]) -> float:
-        """Return this process's part of the saved losses: its own, or all in the first if there were more or fewer."""
+        """Return this process's part of the saved losses: its own, or all in the first if there
+        were more or fewer.
+        """
         if len(totals) == self.processes.count:
             return totals[self.processes.rank]
         return sum(totals) if self.processes.is_first else 0.0
@@ -380,8 +451,12 @@ class TrainingRun:
 
 
 def _run_identity(model: Model, data: Data, settings: Training) -> dict[str, Any]:
-    """Return all that must be equal for a run to be resumed: settings that change numbers, model and data, as JSON."""
-    training = {name: value for name, value in settings.to_dict().items() if name not in FREE_SETTINGS}
+    """Return all that must be equal for a run to be resumed: settings that change numbers, model
+    and data, as JSON.
+    """
+    training = {
+        name: value for name, value in settings.to_dict().items() if name not in FREE_SETTINGS
+    }
     config = {"kind": type(model).__name__, **model.config.to_dict()}
     attention = custom_attention(model)
     own = {} if attention is None else {"attention": to_json(attention, {})}
@@ -393,11 +468,15 @@ def _check_ids(model: Model, data: Data) -> None:
     sizes = [getattr(model.config, name, None) for name in ("vocabulary", "target_vocabulary")]
     vocabulary = max((size for size in sizes if size is not None), default=None)
     if vocabulary is not None and data.largest >= vocabulary:
-        raise ValueError(f"the data has the id {data.largest}; the vocabulary is 0 to {vocabulary - 1}")
+        raise ValueError(
+            f"the data has the id {data.largest}; the vocabulary is 0 to {vocabulary - 1}"
+        )
 
 
 def _check_savable(model: Model) -> None:
-    """Raise before training, not after it, if an attention definition of the model cannot be saved."""
+    """Raise before training, not after it, if an attention definition of the model cannot be
+    saved.
+    """
     for name, module in model.named_modules():
         if isinstance(module, DefinedLayer):
             check_savable(f"{name}.attention", module.attention)

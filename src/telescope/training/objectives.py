@@ -1,4 +1,6 @@
-"""Objectives: functions from a model and a batch to the summed loss. A step divides the sum by all its targets."""
+"""Objectives: functions from a model and a batch to the summed loss. A step divides the sum by all
+its targets.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +15,8 @@ from ..models import Model
 from .batch import IGNORE, Batch, PairBatch, TextBatch
 from .settings import Training
 
-# objective(model, batch, label_smoothing=0.0, agreement=0.0) returns the summed loss of the batch's targets, except
-# those that are IGNORE.
+# objective(model, batch, label_smoothing=0.0, agreement=0.0) returns the summed loss of the batch's
+# targets, except those that are IGNORE.
 Objective = Callable[..., Tensor]
 
 
@@ -26,7 +28,8 @@ def language(
     model            a GPT
     batch            ids and targets, (batch, n) each; targets that are IGNORE add nothing
     label_smoothing  share of each target's probability that is spread evenly over the vocabulary
-    agreement        weight of the R-Drop term (Liang et al. 2021), which runs every row twice; 0 leaves the term out
+    agreement        weight of the R-Drop term (Liang et al. 2021), which runs every row twice; 0
+                     leaves the term out
 
     Returns a scalar tensor with a gradient.
 
@@ -41,8 +44,12 @@ def language(
     """
     if agreement:
         doubled = repeat_rows(batch)
-        return agreement_loss(model(doubled.ids), doubled.targets, label_smoothing=label_smoothing, weight=agreement)
-    loss: Tensor = model.loss(batch.ids, batch.targets, ignore=IGNORE, label_smoothing=label_smoothing, reduction="sum")
+        return agreement_loss(
+            model(doubled.ids), doubled.targets, label_smoothing=label_smoothing, weight=agreement
+        )
+    loss: Tensor = model.loss(
+        batch.ids, batch.targets, ignore=IGNORE, label_smoothing=label_smoothing, reduction="sum"
+    )
     return loss
 
 
@@ -51,8 +58,8 @@ def translation(
 ) -> Float[Tensor, ""]:
     """Return the summed cross-entropy of each next target token given the source, in nats.
 
-    The objective of a Transformer or a LuongTranslator. The options are those of `language`; returns a scalar tensor
-    with a gradient.
+    The objective of a Transformer or a LuongTranslator. The options are those of `language`;
+    returns a scalar tensor with a gradient.
 
     Example:
         >>> from telescope.models import Transformer, TransformerConfig
@@ -67,7 +74,9 @@ def translation(
     if agreement:
         doubled = repeat_rows(batch)
         logits = model(doubled.source, doubled.target, padding(doubled.lengths))
-        return agreement_loss(logits, doubled.targets, label_smoothing=label_smoothing, weight=agreement)
+        return agreement_loss(
+            logits, doubled.targets, label_smoothing=label_smoothing, weight=agreement
+        )
     loss: Tensor = model.loss(
         batch.source,
         batch.target,
@@ -98,32 +107,49 @@ def agreement_loss(
     label_smoothing: float,
     weight: float,
 ) -> Float[Tensor, ""]:
-    """Return ½ (L₁ + L₂ + weight · D), summed over the targets of a batch whose second half repeats the first (R-Drop).
+    """Return ½ (L₁ + L₂ + weight · D), summed over the targets of a batch whose second half repeats
+    the first (R-Drop).
 
-    D = ½ KL(p₁‖p₂) + ½ KL(p₂‖p₁) = ½ Σ (p₁ - p₂)(z₁ - z₂): the normalising constants of the logits z cancel.
+    D = ½ KL(p₁‖p₂) + ½ KL(p₂‖p₁) = ½ Σ (p₁ - p₂)(z₁ - z₂): the normalising constants of the logits
+    z cancel.
     """
     z = logits if logits.dtype == torch.float64 else logits.float()
     losses = cross_entropy(
-        z.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, label_smoothing=label_smoothing, reduction="sum"
+        z.flatten(0, 1),
+        targets.flatten(),
+        ignore_index=IGNORE,
+        label_smoothing=label_smoothing,
+        reduction="sum",
     )
     z_1, z_2 = z.chunk(2)
     p_1, p_2 = z.softmax(-1).chunk(2)
     divergence = 0.5 * ((p_1 - p_2) * (z_1 - z_2)).sum(-1)
-    return 0.5 * (losses + weight * divergence.masked_fill(targets.chunk(2)[0] == IGNORE, 0.0).sum())
+    return 0.5 * (
+        losses + weight * divergence.masked_fill(targets.chunk(2)[0] == IGNORE, 0.0).sum()
+    )
 
 
 class Learner(nn.Module):
-    """A model with its objective as one module, so that DDP, FSDP and torch.compile wrap the loss as well."""
+    """A model with its objective as one module, so that DDP, FSDP and torch.compile wrap the loss
+    as well.
+    """
 
     def __init__(self, model: Model, objective: Objective, settings: Training) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
-        self.options = {"label_smoothing": settings.label_smoothing, "agreement": settings.agreement}
+        self.options = {
+            "label_smoothing": settings.label_smoothing,
+            "agreement": settings.agreement,
+        }
         self.bf16 = settings.precision == "bf16"
 
-    def forward(self, batch: Any, divisor: Int[Tensor, ""] | Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Return the batch's summed loss divided by the targets of the whole step: its part of the step's mean."""
+    def forward(
+        self, batch: Any, divisor: Int[Tensor, ""] | Float[Tensor, ""]
+    ) -> Float[Tensor, ""]:
+        """Return the batch's summed loss divided by the targets of the whole step: its part of the
+        step's mean.
+        """
         device = batch.targets.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.bf16 and device != "cpu"):
             total = self.objective(self.model, batch, **self.options)

@@ -1,4 +1,6 @@
-"""The processes that share a run, by accelerate: several under torchrun or accelerate launch, otherwise this one."""
+"""The processes that share a run, by accelerate: several under torchrun or accelerate launch,
+otherwise this one.
+"""
 
 import os
 from collections.abc import Callable, Mapping
@@ -25,13 +27,23 @@ def import_required(module: str) -> Any:
     except ImportError:
         name = module.partition(".")[0].replace("_", "-")
         raise ValueError(
-            f"training needs {name}, which is not installed: pip install 'telescope-attention[train]'"
+            f"training needs {name}, which is not installed: pip install "
+            "'telescope-attention[train]'"
         ) from None
 
 
 def uses_gpu() -> bool:
-    """Return whether training runs on GPUs: where torch finds one, unless the variable ACCELERATE_USE_CPU is set."""
-    forbidden = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on", "y", "t")
+    """Return whether training runs on GPUs: where torch finds one, unless the variable
+    ACCELERATE_USE_CPU is set.
+    """
+    forbidden = os.environ.get("ACCELERATE_USE_CPU", "").lower() in (
+        "1",
+        "true",
+        "yes",
+        "on",
+        "y",
+        "t",
+    )
     return torch.cuda.is_available() and not forbidden
 
 
@@ -46,8 +58,8 @@ class Processes:
     def __init__(self) -> None:
         accelerate = import_required("accelerate")
         _check_launch()
-        # Without cpu=True, on a machine without a GPU, accelerate takes each process of torchrun for a run of its own.
-        # mixed_precision="no": Learner applies bfloat16 itself.
+        # Without cpu=True, on a machine without a GPU, accelerate takes each process of torchrun
+        # for a run of its own. mixed_precision="no": Learner applies bfloat16 itself.
         self.accelerator = accelerate.Accelerator(cpu=not uses_gpu(), mixed_precision="no")
         self.utils = import_required("accelerate.utils")
         self.device: torch.device = self.accelerator.device
@@ -57,17 +69,22 @@ class Processes:
         kind = self.accelerator.distributed_type
         if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
             raise ValueError(
-                f"accelerate is set up for {kind}; launch it without, and set shard = true in the recipe for FSDP"
+                f"accelerate is set up for {kind}; launch it without, and set shard = true in the "
+                "recipe for FSDP"
             )
         launched = _launched_processes()
         if self.count != launched:
             raise ValueError(
-                f"{launched} processes were started, but accelerate was set up for {self.count} before the training; "
-                "leave that to the training, or call accelerate.PartialState(cpu=True) where there is no GPU"
+                f"{launched} processes were started, but accelerate was set up for {self.count} "
+                "before the training; "
+                "leave that to the training, or call accelerate.PartialState(cpu=True) where there "
+                "is no GPU"
             )
 
     def wrap(self, learner: nn.Module) -> nn.Module:
-        """Return the learner on the device; with several processes in DDP, which averages their gradients."""
+        """Return the learner on the device; with several processes in DDP, which averages their
+        gradients.
+        """
         prepared: nn.Module = self.accelerator.prepare_model(learner)
         return prepared
 
@@ -114,11 +131,14 @@ def _launched_processes() -> int:
 
 
 def _check_launch() -> None:
-    """Raise a ValueError if this machine has more processes of the run than GPUs, unless the run is on the CPU."""
+    """Raise a ValueError if this machine has more processes of the run than GPUs, unless the run is
+    on the CPU.
+    """
     started = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if uses_gpu() and started > torch.cuda.device_count():
         raise ValueError(
-            f"{started} processes were started on a machine with {torch.cuda.device_count()} GPU; start one for each "
+            f"{started} processes were started on a machine with {torch.cuda.device_count()} GPU; "
+            "start one for each "
             "GPU, or set ACCELERATE_USE_CPU=true to train on the CPU"
         )
 
@@ -126,14 +146,19 @@ def _check_launch() -> None:
 def shard(learner: nn.Module, device: torch.device) -> nn.Module:
     """Shard the learner's weights among the processes by FSDP, in place, and return the learner.
 
-    Each block is gathered only while it runs; weights outside of blocks are gathered for the whole step.
+    Each block is gathered only while it runs; weights outside of blocks are gathered for the whole
+    step.
     """
     for module in learner.modules():
         if isinstance(module, nn.RNNBase):
-            raise ValueError(f"shard=True does not fit a model with a {type(module).__name__}; leave it out")
+            raise ValueError(
+                f"shard=True does not fit a model with a {type(module).__name__}; leave it out"
+            )
         if isinstance(module, DefinitionModule) and next(module.parameters(), None) is not None:
-            raise ValueError(  # blocks share the definition's tensors, and FSDP shards each block by itself
-                "shard=True does not fit a definition of attention with learned tensors; leave it out"
+            # Blocks share the definition's tensors, and FSDP shards each block by itself.
+            raise ValueError(
+                "shard=True does not fit a definition of attention with learned tensors; leave it "
+                "out"
             )
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for module in list(learner.modules()):
@@ -152,19 +177,29 @@ def gather_weights(model: nn.Module) -> Tensors:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load the first process's weights into the model of every process. The other processes may pass none."""
+    """Load the first process's weights into the model of every process. The other processes may
+    pass none.
+    """
     for name, tensor in model.state_dict(keep_vars=True).items():
         broadcast_into(weights.get(name), tensor)
 
 
 def gather_optimiser_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Tensors:
-    """Return AdamW's unsharded states on the CPU, by the parameter's name: blocks.0.norm.weight/exp_avg."""
+    """Return AdamW's unsharded states on the CPU, by the parameter's name:
+    blocks.0.norm.weight/exp_avg.
+    """
     states = {name: optimiser.state[parameter] for name, parameter in model.named_parameters()}
-    return {f"{name}/{key}": _gather_tensor(tensor) for name, state in states.items() for key, tensor in state.items()}
+    return {
+        f"{name}/{key}": _gather_tensor(tensor)
+        for name, state in states.items()
+        for key, tensor in state.items()
+    }
 
 
 def load_optimiser_state(model: nn.Module, optimiser: Any, states: Mapping[str, Tensor]) -> None:
-    """Load the first process's AdamW states into the optimiser of every process. The others may pass none."""
+    """Load the first process's AdamW states into the optimiser of every process. The others may
+    pass none.
+    """
     for name, parameter in model.named_parameters():
         state = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
         state["step"] = torch.zeros((), device=parameter.device)
@@ -181,10 +216,14 @@ def _gather_tensor(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def broadcast_into(tensor: Tensor | None, into: Tensor) -> None:
-    """Copy the first process's tensor to `into` of every process, sharded as `into` is. The others pass None."""
+    """Copy the first process's tensor to `into` of every process, sharded as `into` is. The others
+    pass None.
+    """
     if isinstance(into, DTensor):
         full = torch.empty(into.shape, dtype=into.dtype, device=into.device)
-        into.copy_(distribute_tensor(_broadcast_plain(tensor, full), into.device_mesh, into.placements))
+        into.copy_(
+            distribute_tensor(_broadcast_plain(tensor, full), into.device_mesh, into.placements)
+        )
     else:
         _broadcast_plain(tensor, into)
 
@@ -199,4 +238,8 @@ def _broadcast_plain(tensor: Tensor | None, into: Tensor) -> Tensor:
 
 def is_distributed() -> bool:
     """Return whether the run has more than one process."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )

@@ -1,4 +1,6 @@
-"""Show a run's events on standard error: one line with a progress bar on a terminal, plain lines elsewhere."""
+"""Show a run's events on standard error: one line with a progress bar on a terminal, plain lines
+elsewhere.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -8,13 +10,27 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from .events import Event, Finished, HeadsWatched, Logged, Report, Saved, Started, Stopped, Validated
+from .events import (
+    Event,
+    Finished,
+    HeadsWatched,
+    Logged,
+    Report,
+    Saved,
+    Started,
+    Stopped,
+    Validated,
+)
 
-COLLAPSED = 0.05  # nats: the mean entropy when, for example, nine of ten queries attend to one key alone
+COLLAPSED = (
+    0.05  # nats: the mean entropy when, for example, nine of ten queries attend to one key alone
+)
 
 
 def terminal_report() -> Report:
-    """Return a report to standard error, so that standard output holds only what a command prints."""
+    """Return a report to standard error, so that standard output holds only what a command
+    prints.
+    """
     return ProgressBar() if sys.stderr.isatty() else print_event
 
 
@@ -26,11 +42,15 @@ def print_event(event: Event) -> None:
 
 
 class ProgressBar:
-    """A report that redraws the last logged step in one line with a bar; other events scroll above that line."""
+    """A report that redraws the last logged step in one line with a bar; other events scroll above
+    that line.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         columns = TextColumn("{task.description}"), BarColumn(bar_width=24)
-        self.progress = Progress(*columns, console=console or Console(stderr=True, highlight=False), transient=True)
+        self.progress = Progress(
+            *columns, console=console or Console(stderr=True, highlight=False), transient=True
+        )
         self.task = self.progress.add_task("", total=None)
 
     def __call__(self, event: Event) -> None:
@@ -54,17 +74,28 @@ def format_event(event: Event) -> str | None:
             resumed = f"   going on from step {event.step:,}" if event.step else ""
             parameters = _format_count(event.parameters)
             left_out = f", left out: {format_counts(event.left_out)}" if event.left_out else ""
-            return f"{parameters} parameters   {event.data}{left_out}   {device}   {event.steps:,} steps{resumed}"
+            return (
+                f"{parameters} parameters   {event.data}{left_out}   {device}   "
+                f"{event.steps:,} "
+                f"steps{resumed}"
+            )
         case Logged():
             parts = f"step {event.step:,}", f"loss {event.loss:.4f}", f"lr {event.lr:.2e}"
             norm = () if event.norm is None else (f"norm {event.norm:.2f}",)
-            speed = f"{_format_count(event.tokens_per_second)} tokens/s", f"{format_duration(event.seconds_left)} left"
+            speed = (
+                f"{_format_count(event.tokens_per_second)} tokens/s",
+                f"{format_duration(event.seconds_left)} left",
+            )
             return "  ".join((*parts, *norm, *speed))
         case Validated():
             metrics = "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
-            return f"step {event.step:,}  validation  {metrics}{'  best so far' if event.best else ''}"
+            return (
+                f"step {event.step:,}  validation  {metrics}{'  best so far' if event.best else ''}"
+            )
         case HeadsWatched():
-            collapsed = sum(entropy < COLLAPSED for heads in event.entropy.values() for entropy in heads)
+            collapsed = sum(
+                entropy < COLLAPSED for heads in event.entropy.values() for entropy in heads
+            )
             largest, name = max((max(heads), name) for name, heads in event.logit.items())
             text = f"step {event.step:,}  attention  largest logit {largest:.1f} ({name})"
             return f"{text}  heads that attend to one key alone: {collapsed}" if collapsed else text

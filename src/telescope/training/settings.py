@@ -1,14 +1,23 @@
-"""`Training`: all settings of a run besides its model and its data; the [training] table of a recipe."""
+"""`Training`: all settings of a run besides its model and its data; the [training] table of a
+recipe.
+"""
 
 from dataclasses import dataclass
 from math import cos, pi, sqrt
 from typing import Literal
 
-from ..models.config import Config, check_at_least_one, check_at_most, check_positive, check_probabilities
+from ..models.config import (
+    Config,
+    check_at_least_one,
+    check_at_most,
+    check_positive,
+    check_probabilities,
+)
 
 
 class TrainingError(ValueError):
-    """Report a failed run in one sentence: what happened, at which step, which checkpoint is kept, and the way out.
+    """Report a failed run in one sentence: what happened, at which step, which checkpoint is kept,
+    and the way out.
 
     Example:
         >>> from telescope.training import TrainingError
@@ -27,10 +36,12 @@ MAX_SEED = 2**40  # multiplied by a million, to give each epoch its own seed, it
 class Training(Config):
     """Settings of a run: length, batches, optimiser, validation, precision and intervals.
 
-    Give one of `steps` and `epochs`, and one of `tokens` and `rows`. The sizes of a batch are those of all processes
-    together, which share its rows: a recipe means the same on one GPU and on eight.
+    Give one of `steps` and `epochs`, and one of `tokens` and `rows`. The sizes of a batch are those
+    of all processes together, which share its rows: a recipe means the same on one GPU and on
+    eight.
 
-    Raises TypeError for a field that does not exist or has the wrong type, ValueError for a value that does not fit.
+    Raises TypeError for a field that does not exist or has the wrong type, ValueError for a value
+    that does not fit.
 
     Example:
         >>> from telescope.training import Training
@@ -49,7 +60,9 @@ class Training(Config):
     lr: float = 1e-3  # peak learning rate
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = "cosine"
     warmup: int = 0  # steps in which the rate rises linearly from 0
-    decay: int | None = None  # step at which the cosine reaches the floor; the last one unless given
+    decay: int | None = (
+        None  # step at which the cosine reaches the floor; the last one unless given
+    )
     floor: float = 0.0  # lowest rate after the warm-up, as a share of lr
     beta_1: float = 0.9
     beta_2: float = 0.98
@@ -57,16 +70,25 @@ class Training(Config):
     weight_decay: float = 0.0  # of matrices; vectors, which are biases and norms, have none
     clip: float = 0.0  # largest norm of the gradient; 0 does not clip
     label_smoothing: float = 0.0
-    agreement: float = 0.0  # weight of R-Drop: the divergence between two passes with different dropout; 0 is off
+    agreement: float = (
+        0.0  # weight of R-Drop: the divergence between two passes with different dropout; 0 is off
+    )
 
-    average: int = 1  # the weights that are validated and kept are the mean of the last so many snapshots
+    average: int = (
+        1  # the weights that are validated and kept are the mean of the last so many snapshots
+    )
     average_every: int | None = None  # steps between snapshots; once an epoch unless given
     validate_every: int | None = None  # steps; once an epoch unless given
     patience: int | None = None  # stop after so many validations without a better one
 
-    precision: Literal["bf16", "tf32", "fp32"] = "fp32"  # of products on a GPU; weights, sums and a CPU use float32
-    compile: bool = False  # torch.compile, on a GPU: once for each shape of a batch, so for data of few shapes
-    capture: bool = False  # one CUDA graph of a step for each shape of a batch; on one GPU, without accumulation
+    precision: Literal["bf16", "tf32", "fp32"] = (
+        "fp32"  # of products on a GPU; weights, sums and a CPU use float32
+    )
+    compile: bool = (
+        False  # torch.compile, on a GPU: once for each shape of a batch, so for data of few shapes
+    )
+    # One CUDA graph of a step for each shape of a batch; on one GPU, without accumulation.
+    capture: bool = False
 
     shard: bool = False  # FSDP: weights and AdamW's states are split among the processes
 
@@ -76,12 +98,23 @@ class Training(Config):
 
     def check(self) -> None:
         """Raise a ValueError where the fields do not fit."""
-        counts = "steps", "epochs", "tokens", "rows", "accumulate", "decay", "average", "average_every"
+        counts = (
+            "steps",
+            "epochs",
+            "tokens",
+            "rows",
+            "accumulate",
+            "decay",
+            "average",
+            "average_every",
+        )
         check_at_least_one(self, *counts, "validate_every", "patience", "log_every", "save_every")
         check_at_most(self, MAX_ROWS, "rows")
         check_at_most(self, MAX_TOKENS, "tokens")
         if abs(self.seed) > MAX_SEED:
-            raise ValueError(f"seed={self.seed} is too large; seeds go from -{MAX_SEED:,} to {MAX_SEED:,}")
+            raise ValueError(
+                f"seed={self.seed} is too large; seeds go from -{MAX_SEED:,} to {MAX_SEED:,}"
+            )
         check_positive(self, "lr", "eps")
         check_probabilities(self, "floor", "beta_1", "beta_2", "label_smoothing")
         for one, other in (("steps", "epochs"), ("tokens", "rows")):
@@ -90,9 +123,14 @@ class Training(Config):
                 raise ValueError(f"give one of {one} or {other}; {given}")
         for name in ("warmup", "weight_decay", "clip", "agreement", "watch_every"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0, which switches it off, or above")
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be 0, which switches it off, or above"
+                )
         if self.capture and self.accumulate > 1:
-            raise ValueError(f"capture takes one batch a step, not accumulate={self.accumulate}; leave one of them out")
+            raise ValueError(
+                f"capture takes one batch a step, not accumulate={self.accumulate}; leave one of "
+                "them out"
+            )
 
     def rows_of(self, width: int) -> int:
         """Return the number of rows of a batch whose widest column has this width."""
@@ -104,9 +142,10 @@ def learning_rate(step: int, settings: Training, steps: int) -> float:
 
     The rate rises linearly for `warmup` steps. Then, by `schedule`:
 
-    inverse-sqrt  it falls as 1 / √step. (Noam's d_model^-½ · min(step^-½, step · warmup^-1½), Vaswani et al. 2017,
-                  equation 3, is the same with lr = (d_model · warmup)^-½.)
-    cosine        it falls along half a cosine to the floor, which it reaches at step `decay`, and stays there
+    inverse-sqrt  it falls as 1 / √step. (Noam's d_model^-½ · min(step^-½, step · warmup^-1½),
+                  Vaswani et al. 2017, equation 3, is the same with lr = (d_model · warmup)^-½.)
+    cosine        it falls along half a cosine to the floor, which it reaches at step `decay`, and
+                  stays there
     constant      it stays at `lr`
 
     Example:

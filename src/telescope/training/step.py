@@ -1,4 +1,6 @@
-"""One optimiser step: the gradient of the mean loss over all targets of its batches, clipped, then AdamW."""
+"""One optimiser step: the gradient of the mean loss over all targets of its batches, clipped, then
+AdamW.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +26,8 @@ MAX_COMPILED_SHAPES = 256  # batches of further shapes run uncompiled
 class TrainingStep:
     """Run optimiser steps without synchronising with the GPU.
 
-    The summed loss, the number of targets and the gradient norm are accumulated in tensors on the device (`total`,
-    `targets`, `norm`); `read_and_reset` waits for them.
+    The summed loss, the number of targets and the gradient norm are accumulated in tensors on the
+    device (`total`, `targets`, `norm`); `read_and_reset` waits for them.
     """
 
     def __init__(self, processes: Processes, learner: Learner, settings: Training) -> None:
@@ -34,14 +36,24 @@ class TrainingStep:
         device = processes.device
         sharded = settings.shard and processes.count > 1
         self.learner = shard(learner, device) if sharded else processes.wrap(learner)
-        self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
-        layers = () if sharded else (layer for layer in learner.modules() if isinstance(layer, MultiHeadAttention))
-        self.ignored = [bias for bias in (layer.ignored_bias() for layer in layers) if bias is not None]
+        self.parameters = [
+            parameter for parameter in learner.parameters() if parameter.requires_grad
+        ]
+        layers = (
+            ()
+            if sharded
+            else (layer for layer in learner.modules() if isinstance(layer, MultiHeadAttention))
+        )
+        self.ignored = [
+            bias for bias in (layer.ignored_bias() for layer in layers) if bias is not None
+        ]
         capture = settings.capture and device.type == "cuda" and processes.count == 1
         self.captured = CapturedStep(lambda batch: self._run([batch])) if capture else None
         self.optimiser = _make_optimiser(self.parameters, settings, capture)
         for group in self.optimiser.param_groups if capture else ():
-            group["lr"] = torch.tensor(0.0, device=device)  # a captured step reads the rate from memory at each replay
+            group["lr"] = torch.tensor(
+                0.0, device=device
+            )  # a captured step reads the rate from memory at each replay
         compiled = settings.compile and device.type == "cuda"
         self.loss: Callable[..., Tensor] = _compile(self.learner) if compiled else self.learner
         self.total, self.norm = (torch.zeros((), device=device) for _ in range(2))
@@ -64,7 +76,9 @@ class TrainingStep:
         rank = self.processes.rank
         processes = self.processes.count
         targets = torch.stack([count_targets(batch.targets) for batch in batches]).sum()
-        divisor = targets / processes  # DDP and FSDP average the gradients of processes, they do not sum them
+        divisor = (
+            targets / processes
+        )  # DDP and FSDP average the gradients of processes, they do not sum them
         for i, batch in enumerate(batches):
             with self._gradient_sync(i == len(batches) - 1):
                 loss = self.loss(process_share(batch, rank, processes), divisor)
@@ -81,7 +95,9 @@ class TrainingStep:
         self.optimiser.zero_grad(set_to_none=True)
 
     def _gradient_sync(self, enabled: bool) -> AbstractContextManager[None]:
-        """Return a context in which `backward` exchanges gradients or not: once a step, with its last batch."""
+        """Return a context in which `backward` exchanges gradients or not: once a step, with its
+        last batch.
+        """
         if isinstance(self.learner, FSDPModule):
             self.learner.set_requires_gradient_sync(enabled)
         elif isinstance(self.learner, DistributedDataParallel) and not enabled:
@@ -89,7 +105,8 @@ class TrainingStep:
         return nullcontext()
 
     def read_and_reset(self) -> tuple[float, int, float | None]:
-        """Return the mean loss and the number of targets since the last call, and the last gradient norm if clipping.
+        """Return the mean loss and the number of targets since the last call, and the last gradient
+        norm if clipping.
 
         Waits for the GPU.
         """
@@ -100,17 +117,23 @@ class TrainingStep:
         return total / max(1, targets), targets, norm
 
     def sums(self) -> tuple[float, int]:
-        """Return the summed loss of this process and the number of all processes' targets since the last reset."""
+        """Return the summed loss of this process and the number of all processes' targets since the
+        last reset.
+        """
         return self.total.item(), int(self.targets)
 
     def set_sums(self, total: float, targets: int) -> None:
-        """Set the summed loss of this process and the number of targets, for a reset or a resumed run."""
+        """Set the summed loss of this process and the number of targets, for a reset or a resumed
+        run.
+        """
         self.total.fill_(total)
         self.targets.fill_(targets)
 
 
 def _compile(learner: nn.Module) -> Callable[..., Tensor]:
-    """Compile the learner for each shape separately, and raise torch's limit, beyond which it silently stops."""
+    """Compile the learner for each shape separately, and raise torch's limit, beyond which it
+    silently stops.
+    """
     from torch._dynamo import config
 
     config.recompile_limit = max(config.recompile_limit, MAX_COMPILED_SHAPES)
@@ -128,9 +151,15 @@ def _matmul_precision(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _make_optimiser(parameters: Sequence[nn.Parameter], settings: Training, capture: bool) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices only: vectors are biases and the weights of norms."""
-    matrices, vectors = ([p for p in parameters if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
+def _make_optimiser(
+    parameters: Sequence[nn.Parameter], settings: Training, capture: bool
+) -> torch.optim.AdamW:
+    """Return AdamW with weight decay on matrices only: vectors are biases and the weights of
+    norms.
+    """
+    matrices, vectors = (
+        [p for p in parameters if (p.ndim > 1) == is_matrix] for is_matrix in (True, False)
+    )
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -143,7 +172,8 @@ def _make_optimiser(parameters: Sequence[nn.Parameter], settings: Training, capt
     )
 
 
-EAGER_STEPS = 2  # of each shape before its capture: the first calls allocate optimiser states and compile kernels
+# Of each shape before its capture: the first calls allocate optimiser states and compile kernels.
+EAGER_STEPS = 2
 
 
 class Graph(NamedTuple):
@@ -156,9 +186,9 @@ class Graph(NamedTuple):
 class CapturedStep:
     """Run `step(batch)` as one CUDA graph for each shape of a batch.
 
-    The step may touch only tensors that outlive it: weights, gradients that it releases itself, optimiser states. The
-    first steps of each shape run eagerly and count as ordinary steps, so no warm-up has to be undone. They run on the
-    stream of the capture, as autograd requires.
+    The step may touch only tensors that outlive it: weights, gradients that it releases itself,
+    optimiser states. The first steps of each shape run eagerly and count as ordinary steps, so no
+    warm-up has to be undone. They run on the stream of the capture, as autograd requires.
     """
 
     def __init__(self, step: Callable[[Any], None]) -> None:
@@ -189,7 +219,9 @@ class CapturedStep:
         current.wait_stream(self.stream)
 
     def _capture(self, batch: Any) -> Graph:
-        """Capture a step on copies of the batch's tensors. Capturing computes nothing: the caller replays the graph."""
+        """Capture a step on copies of the batch's tensors. Capturing computes nothing: the caller
+        replays the graph.
+        """
         graph = torch.cuda.CUDAGraph()
         inputs = type(batch)(*(tensor.clone() for tensor in batch))
         try:
@@ -197,5 +229,7 @@ class CapturedStep:
                 self.step(inputs)
         except RuntimeError as problem:
             reason = str(problem).strip().split("\n")[0]
-            raise TrainingError(f"a step cannot be captured: {reason}; capture = false trains without") from None
+            raise TrainingError(
+                f"a step cannot be captured: {reason}; capture = false trains without"
+            ) from None
         return Graph(graph, inputs)

@@ -1,4 +1,6 @@
-"""Validation: the mean loss over data, the criterion for the best weights, and averages of weights."""
+"""Validation: the mean loss over data, the criterion for the best weights, and averages of
+weights.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -61,16 +63,22 @@ class Criterion:
         match text.split():
             case [("lowest" | "highest") as direction, metric]:
                 return cls(metric, direction == "lowest")
-        raise ValueError(f'better="{text}" names no direction and metric; "lowest loss" or "highest bleu" does')
+        raise ValueError(
+            f'better="{text}" names no direction and metric; "lowest loss" or "highest bleu" does'
+        )
 
     def value(self, metrics: Mapping[str, float]) -> float:
         """Return this criterion's metric."""
         if self.metric not in metrics:
-            raise ValueError(f'validation returns {", ".join(metrics) or "nothing"}, and not "{self.metric}"')
+            raise ValueError(
+                f'validation returns {", ".join(metrics) or "nothing"}, and not "{self.metric}"'
+            )
         return metrics[self.metric]
 
     def is_better(self, new: float, old: float | None) -> bool:
-        """Return whether the new value is better than the old one; any value is better than None."""
+        """Return whether the new value is better than the old one; any value is better than
+        None.
+        """
         return old is None or (new < old if self.lower else new > old)
 
 
@@ -84,13 +92,19 @@ class WeightAverage:
         self.last: deque[Weights] = deque(maxlen=count)
 
     def mean(self) -> dict[str, Tensor]:
-        """Return the mean of the snapshots, computed in float64: the mean of equal weights is then exactly equal."""
+        """Return the mean of the snapshots, computed in float64: the mean of equal weights is then
+        exactly equal.
+        """
         first = self.last[0]
         return {name: _mean([weights[name] for weights in self.last]) for name in first}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all snapshots' tensors in one dict, with names like 0/blocks.0.norm.weight."""
-        return {f"{i}/{name}": tensor for i, weights in enumerate(self.last) for name, tensor in weights.items()}
+        return {
+            f"{i}/{name}": tensor
+            for i, weights in enumerate(self.last)
+            for name, tensor in weights.items()
+        }
 
     def restore(self, tensors: Weights) -> None:
         """Append the snapshots that `tensors` returned."""

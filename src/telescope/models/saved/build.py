@@ -1,4 +1,6 @@
-"""Building a model from a config.json, first without numbers, and loading its weights from safetensors files."""
+"""Building a model from a config.json, first without numbers, and loading its weights from
+safetensors files.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -39,9 +41,13 @@ def build_model(
         raise
     except (ValueError, TypeError) as error:
         raise LoadError(f"{file}: {error}") from None
-    for name, count in asdict(built).items():  # a billion blocks would take hours to build, even without numbers
+    for name, count in asdict(
+        built
+    ).items():  # a billion blocks would take hours to build, even without numbers
         if name.endswith(("blocks", "layers")) and count > len(tensors):
-            raise LoadError(f"{file}: {name}={count}, but {tensors.source} holds only {len(tensors)} tensors")
+            raise LoadError(
+                f"{file}: {name}={count}, but {tensors.source} holds only {len(tensors)} tensors"
+            )
     _check_widths(built, file, tensors)
     try:
         return build_on_meta(kind, built, attention)
@@ -50,18 +56,30 @@ def build_model(
         raise LoadError(f"{file} does not describe a model that can be built: {reason}") from None
 
 
-NOT_STORED = ("max_positions", "window", "rotary_original", "synthesizer_block")  # sizes that no tensor needs to have
-BUILT_AT_ONCE = 1 << 20  # up to this width, what is computed when a model is built takes milliseconds
+NOT_STORED = (
+    "max_positions",
+    "window",
+    "rotary_original",
+    "synthesizer_block",
+)  # sizes that no tensor needs to have
+BUILT_AT_ONCE = (
+    1 << 20
+)  # up to this width, what is computed when a model is built takes milliseconds
 
 
 def _check_widths(config: Config, file: Path, tensors: StoredTensors) -> None:
-    """Raise a LoadError where a width is huge, and larger than each side of each tensor: building would take long."""
+    """Raise a LoadError where a width is huge, and larger than each side of each tensor: building
+    would take long.
+    """
     for name, width in asdict(config).items():
         if type(width) is not int or width <= BUILT_AT_ONCE or name in NOT_STORED:
             continue
         largest = max((side for entry in tensors.values() for side in entry.shape), default=0)
         if width > largest:
-            raise LoadError(f"{file}: {name}={width}, but no tensor in {tensors.source} has a side above {largest}")
+            raise LoadError(
+                f"{file}: {name}={width}, but no tensor in {tensors.source} has a side above "
+                f"{largest}"
+            )
 
 
 def read_special(given: Mapping[str, Any], file: Path, vocabulary: int | None = None) -> Special:
@@ -75,9 +93,13 @@ def read_special(given: Mapping[str, Any], file: Path, vocabulary: int | None = 
             raise LoadError(f'{file}: there is no special id for "{name}"; {hint(name, ids)}')
     for name in ids:
         value = given.get(name)
-        values = value if isinstance(value, list) and name == "end" else [] if value is None else [value]
+        values = (
+            value if isinstance(value, list) and name == "end" else [] if value is None else [value]
+        )
         if not all(type(i) is int for i in values):
-            raise LoadError(f"{file}: the special id for {name} is {value!r}; it is a whole number, or null")
+            raise LoadError(
+                f"{file}: the special id for {name} is {value!r}; it is a whole number, or null"
+            )
         ids[name] = [i for i in values if vocabulary is None or 0 <= i < vocabulary]
     start, pad = (next(iter(ids[name]), None) for name in ("start", "pad"))
     return Special(start, tuple(ids["end"]), pad)
@@ -94,12 +116,15 @@ def load_weights(
 ) -> None:
     """Give a model on the "meta" device the tensors of its files.
 
-    rows           which tensors of the files make up each tensor of the model. Where several rows have the same tensor
-                   of the model (an embedding that is also the head), one of them is enough; further ones must be equal
+    rows           which tensors of the files make up each tensor of the model. Where several rows
+                   have the same tensor of the model (an embedding that is also the head), one of
+                   them is enough; further ones must be equal
     unused         patterns of names that the files may hold and the model does not need
-    device, dtype  of the loaded tensors; without a dtype, each tensor keeps the one that it has in the file
+    device, dtype  of the loaded tensors; without a dtype, each tensor keeps the one that it has in
+                   the file
 
-    Raises a LoadError where a tensor is missing, has another shape or is not needed; the model is then unchanged.
+    Raises a LoadError where a tensor is missing, has another shape or is not needed; the model is
+    then unchanged.
     """
     weights = named_weights(model)  # on "meta"
     uncovered = weights.keys() - {row.ours for row in rows}
@@ -114,7 +139,9 @@ def load_weights(
     with tensors.reader() as read:
         for row in chosen:
             if row.ours in filled:
-                _check_tied_equal(next(first for first in chosen if first.ours == row.ours), row, tensors, read)
+                _check_tied_equal(
+                    next(first for first in chosen if first.ours == row.ours), row, tensors, read
+                )
                 continue
             own_dtype = dtype or tensors[row.theirs[0]].dtype
             filled[row.ours] = torch.empty(weights[row.ours].shape, device=device, dtype=own_dtype)
@@ -123,7 +150,9 @@ def load_weights(
     _assign(model, filled)
 
 
-def _check_none_missing(rows: list[TensorName], chosen: list[TensorName], tensors: StoredTensors) -> None:
+def _check_none_missing(
+    rows: list[TensorName], chosen: list[TensorName], tensors: StoredTensors
+) -> None:
     """Raise a LoadError where a file lacks a tensor that the model needs."""
     present = {row.ours for row in chosen}
     for row in (*chosen, *(row for row in rows if row.ours not in present)):
@@ -137,11 +166,18 @@ def _check_none_left(rows: list[TensorName], tensors: StoredTensors, unused: Ite
     known = {name for row in rows for name in row.theirs}
     for name, entry in tensors.items():
         if name not in known and not any(fnmatchcase(name, pattern) for pattern in unused):
-            raise LoadError(f'{entry.file}: tensor "{name}" has no place in the model that config.json describes')
+            raise LoadError(
+                f'{entry.file}: tensor "{name}" has no place in the model that config.json '
+                "describes"
+            )
 
 
-def _check_shapes(model: nn.Module, row: TensorName, weights: Mapping[str, Tensor], tensors: StoredTensors) -> None:
-    """Raise a LoadError where a tensor of the files has another shape than in the model, or an unsuitable dtype."""
+def _check_shapes(
+    model: nn.Module, row: TensorName, weights: Mapping[str, Tensor], tensors: StoredTensors
+) -> None:
+    """Raise a LoadError where a tensor of the files has another shape than in the model, or an
+    unsuitable dtype.
+    """
     for name, part in row.parts(model, weights[row.ours]).items():
         entry = tensors[name]
         if entry.shape != part.shape:
@@ -155,9 +191,13 @@ def _check_shapes(model: nn.Module, row: TensorName, weights: Mapping[str, Tenso
 def _check_tied_equal(
     first: TensorName, second: TensorName, tensors: StoredTensors, read: Callable[[str], Tensor]
 ) -> None:
-    """Raise a LoadError where two tensors of the files that are one in the model differ in any bit."""
+    """Raise a LoadError where two tensors of the files that are one in the model differ in any
+    bit.
+    """
     for one, other in zip(first.theirs, second.theirs, strict=True):
-        if not torch.equal(read(one).contiguous().view(torch.uint8), read(other).contiguous().view(torch.uint8)):
+        if not torch.equal(
+            read(one).contiguous().view(torch.uint8), read(other).contiguous().view(torch.uint8)
+        ):
             raise LoadError(
                 f'{tensors[other].file}: tensors "{one}" and "{other}" should be equal, '
                 "as config.json ties them, but their numbers differ"
@@ -165,10 +205,17 @@ def _check_tied_equal(
 
 
 def _assign(model: nn.Module, filled: Mapping[str, Tensor]) -> None:
-    """Replace the model's "meta" tensors by the loaded ones; tensors that modules share stay shared."""
-    loaded = {id(empty): _as_parameter(empty, filled[name]) for name, empty in named_weights(model).items()}
+    """Replace the model's "meta" tensors by the loaded ones; tensors that modules share stay
+    shared.
+    """
+    loaded = {
+        id(empty): _as_parameter(empty, filled[name])
+        for name, empty in named_weights(model).items()
+    }
     state = model.state_dict(keep_vars=True)
-    model.load_state_dict({name: loaded.get(id(tensor), tensor) for name, tensor in state.items()}, assign=True)
+    model.load_state_dict(
+        {name: loaded.get(id(tensor), tensor) for name, tensor in state.items()}, assign=True
+    )
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # one block of memory, which cuDNN needs to be fast

@@ -1,4 +1,6 @@
-"""Files of llama2.c: a .bin with seven sizes and the weights, and a tok*.bin with token pieces and their scores."""
+"""Files of llama2.c: a .bin with seven sizes and the weights, and a tok*.bin with token pieces and
+their scores.
+"""
 
 import struct
 from math import prod
@@ -29,12 +31,18 @@ END = 2
 BYTES = range(3, 259)
 
 
-def load(file: Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Model:
-    """Return the model in a .bin file, with the tokenizer in the same folder if its vocabulary has the same size."""
+def load(
+    file: Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Model:
+    """Return the model in a .bin file, with the tokenizer in the same folder if its vocabulary has
+    the same size.
+    """
     sizes = _read_sizes(file)
     tensors = _read_weights(file, sizes)
     model = build_model(GPT, lambda: _config(sizes), file, tensors)
-    load_weights(model, tensors, rows_for(TABLE, model), unused=("rope_*",), device=device, dtype=dtype)
+    load_weights(
+        model, tensors, rows_for(TABLE, model), unused=("rope_*",), device=device, dtype=dtype
+    )
     model.special = Special(
         start=BEGIN, end=(BEGIN, END)
     )  # training texts follow each other: the start of the next ends a text
@@ -54,16 +62,21 @@ def check_is_llama2c(file: Path) -> Path:
 def find_in_folder(folder: Path) -> Path:
     """Return the only .bin in a folder without a config.json."""
     candidates = [
-        name for name in paths.list_names(folder) if name.endswith(paths.PICKLE_SUFFIXES) and not name.startswith("tok")
+        name
+        for name in paths.list_names(folder)
+        if name.endswith(paths.PICKLE_SUFFIXES) and not name.startswith("tok")
     ]
     if not candidates:
         raise LoadError(f"{folder} has no config.json, so its model is unknown")
     if len(candidates) > 1:
-        raise LoadError(f"{folder} has no config.json, and several files that may be models: {', '.join(candidates)}")
+        raise LoadError(
+            f"{folder} has no config.json, and several files that may be models: "
+            f"{', '.join(candidates)}"
+        )
     return check_is_llama2c(folder / candidates[0])
 
 
-# -------------------------------------------------------------------------------------------------- the weights
+# -------------------------------------------------------------------------------------- the weights
 
 TABLE: list[TensorName] = [
     row("embedding.weight", "embedding"),
@@ -80,14 +93,21 @@ TABLE: list[TensorName] = [
 
 
 def _read_sizes(file: Path) -> dict[str, int]:
-    """Return the seven sizes in the header; a LoadError where the file is not of llama2.c's first format."""
+    """Return the seven sizes in the header; a LoadError where the file is not of llama2.c's first
+    format.
+    """
     start = paths.read_start(file, HEADER.size)
     if start.startswith((b"PK", b"\x80")):
         raise paths.pickle_error(file)
     if start.startswith(NEWER):
-        raise LoadError(f"{file} is of a later format of llama2.c; the first is read: export.py --version 0 writes it")
+        raise LoadError(
+            f"{file} is of a later format of llama2.c; the first is read: export.py --version 0 "
+            "writes it"
+        )
     if len(start) < HEADER.size:
-        raise LoadError(f"{file} has {len(start)} bytes, fewer than the header of llama2.c's files has")
+        raise LoadError(
+            f"{file} has {len(start)} bytes, fewer than the header of llama2.c's files has"
+        )
     sizes = dict(zip(SIZES, HEADER.unpack(start), strict=True))
     if min(abs(size) if name == "vocab_size" else size for name, size in sizes.items()) < 1:
         header = ", ".join(f"{name}={size}" for name, size in sizes.items())
@@ -96,7 +116,9 @@ def _read_sizes(file: Path) -> dict[str, int]:
 
 
 def _read_weights(file: Path, sizes: dict[str, int]) -> StoredTensors:
-    """Return the float32 tensors after the header, by the names in TABLE; the file stacks each kind over all layers."""
+    """Return the float32 tensors after the header, by the names in TABLE; the file stacks each kind
+    over all layers.
+    """
     d, hidden, layers, heads, key_heads, vocabulary, n = sizes.values()
     d_k = d // heads
     stacked = {
@@ -121,12 +143,20 @@ def _read_weights(file: Path, sizes: dict[str, int]) -> StoredTensors:
     size = file.stat().st_size
     if size != expected:
         header = ", ".join(f"{name}={value}" for name, value in sizes.items())
-        raise LoadError(f"{file} has {size:,} bytes; a model of llama2.c with {header} has {expected:,}")
+        raise LoadError(
+            f"{file} has {size:,} bytes; a model of llama2.c with {header} has {expected:,}"
+        )
     numbers = torch.from_numpy(np.fromfile(file, dtype="<f4", offset=HEADER.size))
     parts = numbers.split_with_sizes([prod(shape) for shape in shapes.values()])
-    tensors = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
-    by_layer = {f"{name}.{layer}": tensors[name][layer] for name in stacked for layer in range(layers)}
-    return TensorsInMemory(file, {name: tensor for name, tensor in tensors.items() if name not in stacked} | by_layer)
+    tensors = {
+        name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)
+    }
+    by_layer = {
+        f"{name}.{layer}": tensors[name][layer] for name in stacked for layer in range(layers)
+    }
+    return TensorsInMemory(
+        file, {name: tensor for name, tensor in tensors.items() if name not in stacked} | by_layer
+    )
 
 
 def _config(sizes: dict[str, int]) -> GPTConfig:
@@ -150,11 +180,13 @@ def _config(sizes: dict[str, int]) -> GPTConfig:
     )
 
 
-# -------------------------------------------------------------------------------------------------- the tokenizer
+# ------------------------------------------------------------------------------------ the tokenizer
 
 
 def _find_tokenizer(file: Path, vocabulary: int) -> Tokenizer | None:
-    """Return the tokenizer next to a model with `vocabulary` pieces, tok512.bin or tokenizer.bin for 512; or None."""
+    """Return the tokenizer next to a model with `vocabulary` pieces, tok512.bin or tokenizer.bin
+    for 512; or None.
+    """
     for name in (f"tok{vocabulary}.bin", "tokenizer.bin"):
         if name in paths.list_names(file.parent):
             tokenizer = read_tokenizer(file.parent / name)
@@ -163,17 +195,25 @@ def _find_tokenizer(file: Path, vocabulary: int) -> Tokenizer | None:
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """Return the byte-pair tokenizer in a tok*.bin: of all pairs that form a piece, the best score is merged first."""
+    """Return the byte-pair tokenizer in a tok*.bin: of all pairs that form a piece, the best score
+    is merged first.
+    """
     pieces = _read_pieces(file)
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     learned = sorted(pieces[BYTES.stop :], key=lambda piece: -piece[1])
     splits = ((piece[:at], piece[at:]) for piece, _ in learned for at in range(1, len(piece)))
     merges = [(left, right) for left, right in splits if left in ids and right in ids]
 
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token=pieces[UNKNOWN][0], byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=ids, merges=merges, unk_token=pieces[UNKNOWN][0], byte_fallback=True)
+    )
     tokenizer.normalizer = normalizers.Prepend(" ")
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BEGIN)])
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", BEGIN)]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     tokenizer.add_special_tokens([AddedToken(pieces[i][0], normalized=False) for i in (BEGIN, END)])
     return tokenizer
 
@@ -181,7 +221,8 @@ def read_tokenizer(file: Path) -> Tokenizer:
 def _read_pieces(file: Path) -> list[tuple[str, float]]:
     """Return the pieces in a tok*.bin with their scores.
 
-    The format: one number (the length of the longest piece), then for each piece its score, its length and its bytes.
+    The format: one number (the length of the longest piece), then for each piece its score, its
+    length and its bytes.
     """
     contents = paths.read_bytes(file, at_most=10_000_000)
     pieces: list[tuple[str, float]] = []
@@ -192,15 +233,23 @@ def _read_pieces(file: Path) -> list[tuple[str, float]]:
             at += 8 + length
             if length > LONGEST_PIECE:
                 raise LoadError(
-                    f"{file}: piece {len(pieces):,} should have {length:,} bytes; {LONGEST_PIECE} are the most"
+                    f"{file}: piece {len(pieces):,} should have {length:,} bytes; {LONGEST_PIECE} "
+                    "are the most"
                 )
             if length < 1 or at > len(contents):
-                raise LoadError(f"{file}: piece {len(pieces):,} should have {length:,} bytes; the file is truncated")
+                raise LoadError(
+                    f"{file}: piece {len(pieces):,} should have {length:,} bytes; the file is "
+                    "truncated"
+                )
             pieces.append((contents[at - length : at].decode("utf-8"), score))
     except (struct.error, UnicodeDecodeError) as error:
         raise LoadError(f"{file}: piece {len(pieces):,} cannot be read: {error}") from None
-    if len(pieces) < BYTES.stop or any(pieces[i][0] != f"<0x{byte:02X}>" for byte, i in enumerate(BYTES)):
-        raise LoadError(f"{file} is not a tokenizer of llama2.c: its pieces 3 to 258 should be <0x00> to <0xFF>")
+    if len(pieces) < BYTES.stop or any(
+        pieces[i][0] != f"<0x{byte:02X}>" for byte, i in enumerate(BYTES)
+    ):
+        raise LoadError(
+            f"{file} is not a tokenizer of llama2.c: its pieces 3 to 258 should be <0x00> to <0xFF>"
+        )
     if len({piece for piece, _ in pieces}) < len(pieces):
         raise LoadError(f"{file} has the same piece twice")
     return pieces

@@ -1,4 +1,6 @@
-"""Models shipped with the package: one folder each, as `model.save` writes it, with a model card, README.md."""
+"""Models shipped with the package: one folder each, as `model.save` writes it, with a model card,
+README.md.
+"""
 
 import os
 from pathlib import Path
@@ -12,5 +14,7 @@ def shipped_models() -> dict[str, Path]:
 
 
 def find_shipped(name: str | os.PathLike[str]) -> Path | None:
-    """Return the folder of the model shipped under this name; None if there is none, or if the path `name` exists."""
+    """Return the folder of the model shipped under this name; None if there is none, or if the path
+    `name` exists.
+    """
     return None if os.path.lexists(name) else shipped_models().get(os.fspath(name))

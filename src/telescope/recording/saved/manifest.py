@@ -7,7 +7,14 @@ import torch
 
 from ...attention import Attention, Bias, Mask
 from ...attention.mask import Combination, Opposite
-from ...attention.restrict import Renumbered, RenumberedBias, Restriction, SomeHeads, SomeQueries, SomeSequences
+from ...attention.restrict import (
+    Renumbered,
+    RenumberedBias,
+    Restriction,
+    SomeHeads,
+    SomeQueries,
+    SomeSequences,
+)
 from ...files.errors import LoadError
 from ...files.safetensors import DTYPES
 from ..call_facts import CallFacts
@@ -38,7 +45,10 @@ def required_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
             "top_weights": (batch, heads, rows, None),
             "top_keys": (batch, heads, rows, None),
         }
-    kept: dict[str, Shape] = {"queries": (batch, heads, rows, d_q), "keys": (batch, key_heads, keys, d_k)}
+    kept: dict[str, Shape] = {
+        "queries": (batch, heads, rows, d_q),
+        "keys": (batch, key_heads, keys, d_k),
+    }
     return kept | ({"values": (batch, key_heads, keys, None)} if keep == "steps" else {})
 
 
@@ -86,7 +96,8 @@ def facts_to_json(facts: CallFacts) -> dict[str, Any]:
 def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> CallFacts:
     """Return the facts of a call from its entry in recording.json.
 
-    Raise a LoadError that begins with `where` if the entry is incomplete or does not fit the definition.
+    Raise a LoadError that begins with `where` if the entry is incomplete or does not fit the
+    definition.
     """
     match entry:
         case {
@@ -103,7 +114,10 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
             "engine": None | str() as engine,
             "map": None | [_, _] as pooled,
         } if (
-            all(_is_size(number) for number in (*heads, queries, keys, batch, key_heads, d_q, d_k, *(pooled or ())))
+            all(
+                _is_size(number)
+                for number in (*heads, queries, keys, batch, key_heads, d_q, d_k, *(pooled or ()))
+            )
             and 0 <= dropout <= 1
             and len(set(heads)) == len(heads)
             and dtype in FLOATS
@@ -129,7 +143,10 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
         recorded=None if pooled is None else (pooled[0], pooled[1]),
         across=entry.get("across"),
         prompt=entry.get("prompt"),
-        written=Written(tuple((start, stop) for start, stop in entry.get("given", [])), tuple(entry.get("ends", []))),
+        written=Written(
+            tuple((start, stop) for start, stop in entry.get("given", [])),
+            tuple(entry.get("ends", [])),
+        ),
     )
     if len(heads) % max(key_heads, 1) or (heads and not key_heads):
         raise LoadError(f"{where}: key_heads={key_heads} does not divide its {len(heads)} heads")
@@ -146,7 +163,9 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
 
 
 def _is_written(given: Any, ends: Any) -> bool:
-    """Return whether a field tells stretches of queries in rising order, and the other one token ids."""
+    """Return whether a field tells stretches of queries in rising order, and the other one token
+    ids.
+    """
     match given:
         case [*stretches] if all(isinstance(one, list) and len(one) == 2 for one in stretches):
             borders = [border for stretch in stretches for border in stretch]
@@ -162,20 +181,33 @@ def _is_size(number: object) -> bool:
 
 
 def _check_numbers(part: object, **size: int) -> None:
-    """Raise a ValueError if a mask or bias that was restricted to some heads, queries or sequences has another size."""
+    """Raise a ValueError if a mask or bias that was restricted to some heads, queries or sequences
+    has another size.
+    """
     for inner in _inside(part):
         _check_numbers(inner, **size)
     if not isinstance(part, Renumbered | RenumberedBias):
         return
-    axes: dict[type[Restriction], str] = {SomeHeads: "heads", SomeQueries: "queries", SomeSequences: "batch"}
+    axes: dict[type[Restriction], str] = {
+        SomeHeads: "heads",
+        SomeQueries: "queries",
+        SomeSequences: "batch",
+    }
     axis = axes.get(type(part.numbering))
     numbering = part.numbering
     which: Any = getattr(numbering, "which", ())
     if axis is not None and len(which) != size[axis]:
-        raise ValueError(f"{type(numbering).__name__} selects {len(which)} {axis}, and there are {size[axis]}")
+        raise ValueError(
+            f"{type(numbering).__name__} selects {len(which)} {axis}, and there are {size[axis]}"
+        )
     if isinstance(numbering, SomeQueries) and numbering.of[1] != size["keys"]:
-        raise ValueError(f"{type(numbering).__name__} is made for {numbering.of[1]} keys, and there are {size['keys']}")
-    _check_numbers(part.mask if isinstance(part, Renumbered) else part.bias, **numbering.full_size(**size))
+        raise ValueError(
+            f"{type(numbering).__name__} is made for {numbering.of[1]} keys, and there are "
+            f"{size['keys']}"
+        )
+    _check_numbers(
+        part.mask if isinstance(part, Renumbered) else part.bias, **numbering.full_size(**size)
+    )
 
 
 def _inside(part: object) -> Iterator[Mask | Bias]:
@@ -186,8 +218,12 @@ def _inside(part: object) -> Iterator[Mask | Bias]:
         yield part.mask
 
 
-def check_tensors(keep: str, facts: CallFacts, header: dict[str, tuple[str, tuple[int, ...]]], where: str) -> None:
-    """Raise a LoadError if the tensors of a file are not those that its entry in recording.json describes."""
+def check_tensors(
+    keep: str, facts: CallFacts, header: dict[str, tuple[str, tuple[int, ...]]], where: str
+) -> None:
+    """Raise a LoadError if the tensors of a file are not those that its entry in recording.json
+    describes.
+    """
     needed = required_tensors(keep, facts)
     possible = optional_tensors(keep, facts)
     for name, shape in needed.items():
@@ -211,6 +247,10 @@ def check_tensors(keep: str, facts: CallFacts, header: dict[str, tuple[str, tupl
 
 
 def _check_shape(name: str, shape: tuple[int, ...], wanted: Shape, where: str) -> None:
-    if len(shape) != len(wanted) or any(want not in (None, have) for have, want in zip(shape, wanted, strict=True)):
+    if len(shape) != len(wanted) or any(
+        want not in (None, have) for have, want in zip(shape, wanted, strict=True)
+    ):
         expected = ["any" if size is None else size for size in wanted]
-        raise LoadError(f'{where}: tensor "{name}" has shape {list(shape)}, and {FILE} describes {expected}')
+        raise LoadError(
+            f'{where}: tensor "{name}" has shape {list(shape)}, and {FILE} describes {expected}'
+        )

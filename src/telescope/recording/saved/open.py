@@ -24,10 +24,18 @@ from .token_texts import TokenTexts
 
 
 class FileTensor(StoredTensor):
-    """A tensor in a safetensors file, read on first use and compared with its checksum, if the recording has one."""
+    """A tensor in a safetensors file, read on first use and compared with its checksum, if the
+    recording has one.
+    """
 
     def __init__(
-        self, file: Path, name: str, kind: str, shape: tuple[int, ...], checksum: int | None, keys: int
+        self,
+        file: Path,
+        name: str,
+        kind: str,
+        shape: tuple[int, ...],
+        checksum: int | None,
+        keys: int,
     ) -> None:
         self.file = file
         self.name = name
@@ -52,13 +60,21 @@ class FileTensor(StoredTensor):
     @cached_property
     def _read(self) -> Tensor:
         numbers = _read(self.file, self.name, self.checksum)
-        if self.name == "top_keys" and numbers.numel() and not (numbers.min() >= -1 and numbers.max() < self.keys):
-            raise LoadError(f'{self.file}: tensor "top_keys" names keys beyond the {self.keys:,} that there are')
+        if (
+            self.name == "top_keys"
+            and numbers.numel()
+            and not (numbers.min() >= -1 and numbers.max() < self.keys)
+        ):
+            raise LoadError(
+                f'{self.file}: tensor "top_keys" names keys beyond the {self.keys:,} that there are'
+            )
         return numbers
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
-    """Open a recording that `Recording.save` wrote; see `ts.open`. Raise a LoadError if that is not possible."""
+    """Open a recording that `Recording.save` wrote; see `ts.open`. Raise a LoadError if that is not
+    possible.
+    """
     folder = paths.check_exists(path)
     if not paths.is_folder(folder) or FILE not in paths.list_names(folder):
         raise LoadError(f"{folder} is no recording: it is no folder with a {FILE}")
@@ -66,20 +82,29 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     where = str(folder / FILE)
     if manifest.get("is") != KIND:
         raise LoadError(
-            f'{where} is not of a recording: its "is" is {manifest.get("is")!r}, and "{KIND}" would be right'
+            f'{where} is not of a recording: its "is" is {manifest.get("is")!r}, and "{KIND}" '
+            "would be right"
         )
     if manifest.get("version") != VERSION:
         raise LoadError(
-            f"{where} is of version {manifest.get('version')!r}, and this Telescope reads version {VERSION}; "
+            f"{where} is of version {manifest.get('version')!r}, and this Telescope reads version "
+            f"{VERSION}; "
             "open it with the version that wrote it"
         )
     if "crc32" in manifest and manifest["crc32"] != safetensors.manifest_checksum(manifest):
         raise LoadError(f"{where} does not match its checksum: it was damaged, or changed by hand")
     match manifest:
-        case {"model": str(model), "keep": str(keep), "tokens": dict(), "attentions": [*attentions]} if keep in KEEP:
+        case {
+            "model": str(model),
+            "keep": str(keep),
+            "tokens": dict(),
+            "attentions": [*attentions],
+        } if keep in KEEP:
             texts = TokenTexts.from_json(manifest, where)
         case _:
-            raise LoadError(f"{where} lacks its model, keep, tokens or attentions, or they are of another kind")
+            raise LoadError(
+                f"{where} lacks its model, keep, tokens or attentions, or they are of another kind"
+            )
     calls = dict(_calls(folder, keep, attention, where) for attention in attentions)
     if len(calls) < len(attentions):
         raise LoadError(f"{where} has two attentions of one name")
@@ -87,13 +112,21 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     special = manifest.get("special", {})  # older recordings have none
     if not isinstance(special, dict) or not all(isinstance(name, str) for name in special.values()):
         raise LoadError(f'{where}: "special" is not a name for each id')
-    recording = Recording(model, list(calls), keep, decode=decode, token_name=lambda token: special.get(str(token)))
-    recording.edits = edits_from_json(manifest.get("edits", []), where)  # recordings without edits have no such key
+    recording = Recording(
+        model, list(calls), keep, decode=decode, token_name=lambda token: special.get(str(token))
+    )
+    recording.edits = edits_from_json(
+        manifest.get("edits", []), where
+    )  # recordings without edits have no such key
     for name, own in calls.items():
         recording[name].calls.extend(own)
     left_out = manifest.get("left_out", {})  # recordings of every attention have no such key
-    if not isinstance(left_out, dict) or not all(isinstance(reason, str) for reason in left_out.values()):
-        raise LoadError(f'{where}: "left_out" is not a reason for each attention that was not watched')
+    if not isinstance(left_out, dict) or not all(
+        isinstance(reason, str) for reason in left_out.values()
+    ):
+        raise LoadError(
+            f'{where}: "left_out" is not a reason for each attention that was not watched'
+        )
     for name, reason in left_out.items():
         recording.leave_out(name, reason)
     return recording
@@ -110,11 +143,19 @@ def _calls(folder: Path, keep: str, entry: Any, where: str) -> tuple[str, list[R
 def _call(folder: Path, keep: str, name: str, entry: Any, where: str) -> RecordedCall:
     """Return a call whose description and file headers were checked."""
     file = entry.get("file") if isinstance(entry, dict) else None
-    if not isinstance(file, str) or {"/", "\\", "\0"} & set(file) or not file.endswith(".safetensors"):
+    if (
+        not isinstance(file, str)
+        or {"/", "\\", "\0"} & set(file)
+        or not file.endswith(".safetensors")
+    ):
         raise LoadError(f"{where} names {file!r}, which is no safetensors file in the same folder")
     described = read_header(_inside(folder, file))
     sums = _checksums(entry.get("crc32"), where)
-    tensors = {part: _read(folder / file, part, sums.get(part)) for part in described if part.startswith("attention.")}
+    tensors = {
+        part: _read(folder / file, part, sums.get(part))
+        for part in described
+        if part.startswith("attention.")
+    }
     attention = from_json(entry.get("attention"), tensors, where)
     if not isinstance(attention, Attention):
         raise LoadError(f"{where} has no definition")
@@ -131,13 +172,17 @@ def _call(folder: Path, keep: str, name: str, entry: Any, where: str) -> Recorde
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in the folder; raise a LoadError for a link that leads out of the folder.
+    """Return the path of a file in the folder; raise a LoadError for a link that leads out of the
+    folder.
 
     Such a link could make the reader open a file that the recording's author cannot read.
     """
     file = paths.check_exists(folder / name)
     if file.resolve().parent != folder.resolve():
-        raise LoadError(f"{file} is a link to {file.resolve()}, out of the recording; a recording holds its own files")
+        raise LoadError(
+            f"{file} is a link to {file.resolve()}, out of the recording; a recording holds its "
+            "own files"
+        )
     return file
 
 
@@ -162,5 +207,7 @@ def _read(file: Path, name: str, checksum: int | None) -> Tensor:
     except (SafetensorError, OSError) as problem:
         raise LoadError(f'{file}: tensor "{name}" cannot be read: {problem}') from None
     if checksum not in (None, safetensors.tensor_checksum(tensor)):
-        raise LoadError(f'{file}: tensor "{name}" does not match its checksum: the file was damaged or changed')
+        raise LoadError(
+            f'{file}: tensor "{name}" does not match its checksum: the file was damaged or changed'
+        )
     return tensor

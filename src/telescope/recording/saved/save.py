@@ -35,26 +35,36 @@ def save_recording(
 ) -> None:
     """Write recording.json and a safetensors file for each call; see `Recording.save`.
 
-    A tokenizer cannot be saved: see `learn_texts` for what is saved of `decode`. `token_name` is called once for each
-    token without a text. `left_out` has the reason for each attention that was not watched.
+    A tokenizer cannot be saved: see `learn_texts` for what is saved of `decode`. `token_name` is
+    called once for each token without a text. `left_out` has the reason for each attention that was
+    not watched.
     """
     with atomic_folder(path, lambda place: check_can_save(place, replace=replace)) as folder:
         attentions: list[dict[str, Any]] = []
         number = 0
-        sequences: dict[bytes, Tensor] = {}  # each sequence of token ids once: most layers read the same
+        sequences: dict[
+            bytes, Tensor
+        ] = {}  # each sequence of token ids once: most layers read the same
         for name, recorded in watched.items():
             calls = []
             for call in recorded:
                 tensors: dict[str, Tensor] = {}
-                entry = {"attention": to_json(call.saved_attention(), tensors), **facts_to_json(call.facts)}
+                entry = {
+                    "attention": to_json(call.saved_attention(), tensors),
+                    **facts_to_json(call.facts),
+                }
                 tensors |= {part: stored.tensor for part, stored in call.parts.items()}
                 file = f"{number}.safetensors"
-                tensors = {part: tensor.detach().cpu().contiguous() for part, tensor in tensors.items()}
+                tensors = {
+                    part: tensor.detach().cpu().contiguous() for part, tensor in tensors.items()
+                }
                 for part in ("query_ids", "key_ids"):
                     for row in tensors.get(part, ()):
                         sequences[row.numpy().tobytes()] = row
                 save_file(tensors, folder / file)
-                sums = {part: safetensors.tensor_checksum(tensor) for part, tensor in tensors.items()}
+                sums = {
+                    part: safetensors.tensor_checksum(tensor) for part, tensor in tensors.items()
+                }
                 calls.append({"file": file, **entry, "crc32": sums})
                 number += 1
             attentions.append({"name": name, "calls": calls})
@@ -66,17 +76,27 @@ def save_recording(
         special = {token: label for token, label in named.items() if label}
         changed = {"edits": edits_to_json(edits)} if edits else {}
         missing = {"left_out": dict(left_out)} if left_out else {}
-        manifest = {**head, **texts.to_json(), "special": special, **changed, **missing, "attentions": attentions}
+        manifest = {
+            **head,
+            **texts.to_json(),
+            "special": special,
+            **changed,
+            **missing,
+            "attentions": attentions,
+        }
         write_json(folder / FILE, {**manifest, "crc32": safetensors.manifest_checksum(manifest)})
 
 
 def check_can_save(
-    path: str | os.PathLike[str], *, replace: bool = False, way: str = "save(..., replace=True) replaces it"
+    path: str | os.PathLike[str],
+    *,
+    replace: bool = False,
+    way: str = "save(..., replace=True) replaces it",
 ) -> None:
     """Raise a ValueError if a recording cannot be saved to this path.
 
-    A recording may replace a recording, if `replace` is True, and nothing else. `way` tells the user how to set
-    `replace`.
+    A recording may replace a recording, if `replace` is True, and nothing else. `way` tells the
+    user how to set `replace`.
     """
     place = resolve_path(path)
     if not place.exists():
@@ -90,12 +110,18 @@ def check_can_save(
         manifest = {}
         ours = False
     if not ours:
-        raise ValueError(f"{place} exists and is no recording, so it is left alone; save into a new folder")
+        raise ValueError(
+            f"{place} exists and is no recording, so it is left alone; save into a new folder"
+        )
     strange = [name for name in files or () if not OUR_FILES.fullmatch(name)]
     if strange:
-        raise ValueError(f"{place} holds {strange[0]} beside a recording, which would be lost; save into a new folder")
+        raise ValueError(
+            f"{place} holds {strange[0]} beside a recording, which would be lost; save into a new "
+            "folder"
+        )
     if files and not replace:
         raise ValueError(
-            f"{place} holds a recording already, of {manifest.get('model')}, keep={manifest.get('keep')!r}, "
+            f"{place} holds a recording already, of {manifest.get('model')}, "
+            f"keep={manifest.get('keep')!r}, "
             f"so it is left alone; {way}"
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...files.errors import LoadError
-from ...trace.whole_words import INCOMPLETE
+from ...traces.whole_words import INCOMPLETE
 
 Decode = Callable[[list[int]], str]
 Run = tuple[int, ...]  # ids of tokens that follow each other
@@ -20,20 +20,24 @@ class TokenTexts:
     """Decode token ids by tables, as a tokenizer does.
 
     alone   id → text of a token that begins a text
-    after   id → what a token adds to a text, where that is not its text alone: many tokenizers drop the space in front
-            of the first token
-    joined  ids → text of tokens that follow each other, where `alone` and `after` do not have it, such as those of the
-            bytes of one character
+    after   id → what a token adds to a text, where that is not its text alone: many tokenizers drop
+            the space in front of the first token
+    joined  ids → text of tokens that follow each other, where `alone` and `after` do not have it,
+            such as those of the bytes of one character
 
     A token without a text, such as </s>, is left out, and the tokens around it follow each other.
     """
 
-    def __init__(self, alone: Mapping[int, str], after: Mapping[int, str], joined: Mapping[Run, str]) -> None:
+    def __init__(
+        self, alone: Mapping[int, str], after: Mapping[int, str], joined: Mapping[Run, str]
+    ) -> None:
         self.alone = dict(alone)
         self.after = dict(after)
         self.joined: dict[Run, str] = {}
         self._steps: dict[Run, tuple[int, str]] = {}
-        """How many characters the last token of a run takes from the end of the text, and what it adds then."""
+        """How many characters the last token of a run takes from the end of the text, and what it
+        adds then.
+        """
         self._sizes: tuple[int, ...] = ()
         """The lengths of all runs, the longest first."""
         for run in sorted(joined, key=len):  # the step of a run needs the text of the shorter one
@@ -43,7 +47,9 @@ class TokenTexts:
         """Set the text of tokens that follow each other."""
         before = self.decode(run[:-1])
         pairs = enumerate(zip(before, text, strict=False))
-        same = next((place for place, (left, right) in pairs if left != right), min(len(before), len(text)))
+        same = next(
+            (place for place, (left, right) in pairs if left != right), min(len(before), len(text))
+        )
         self.joined[run] = text
         self._steps[run] = (len(before) - same, text[same:])
         self._sizes = tuple(sorted({*self._sizes, len(run)}, reverse=True))
@@ -91,27 +97,36 @@ class TokenTexts:
         tables: dict[str, dict[Run, str]] = {}
         for name in ("tokens", "after", "joined"):
             found = manifest.get(name, {})
-            if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+            if not isinstance(found, dict) or not all(
+                isinstance(text, str) for text in found.values()
+            ):
                 raise LoadError(f'{where}: "{name}" is not a text for each id')
             for ids in found:
                 if RUN.fullmatch(ids) is None or (" " in ids) != (name == "joined"):
-                    raise LoadError(f'{where}: "{name}" has a text for {ids[:40]!r}, which is no id of a token')
+                    raise LoadError(
+                        f'{where}: "{name}" has a text for {ids[:40]!r}, which is no id of a token'
+                    )
             tables[name] = {tuple(map(int, ids.split(" "))): text for ids, text in found.items()}
-        alone, after = ({run[0]: text for run, text in tables[name].items()} for name in ("tokens", "after"))
+        alone, after = (
+            {run[0]: text for run, text in tables[name].items()} for name in ("tokens", "after")
+        )
         return cls(alone, after, tables["joined"])
 
 
 def learn_texts(decode: Decode, sequences: Iterable[Sequence[int]]) -> TokenTexts:
     """Return tables with which every sequence of token ids has the text that `decode` returns.
 
-    `decode` is called for each different token, twice for each WINDOW of tokens, and for pairs and longer runs where
-    the tables do not have the text of a window yet. At a part of a character the tables may have another number of
-    replacement characters.
+    `decode` is called for each different token, twice for each WINDOW of tokens, and for pairs and
+    longer runs where the tables do not have the text of a window yet. At a part of a character the
+    tables may have another number of replacement characters.
     """
     rows = list(sequences)
-    texts = TokenTexts({token: decode([token]) for token in {token for row in rows for token in row}}, {}, {})
+    texts = TokenTexts(
+        {token: decode([token]) for token in {token for row in rows for token in row}}, {}, {}
+    )
 
-    # A token of a space alone is dropped at the start of a text, but not after itself: it is no special token.
+    # A token of a space alone is dropped at the start of a text, but not after itself: it is no
+    # special token.
     for token in [token for token, text in texts.alone.items() if not text]:
         if (doubled := decode([token, token])) != "":
             texts.after[token] = doubled
@@ -151,7 +166,8 @@ def _learn_after(texts: TokenTexts, decode: Decode, window: Sequence[int], tried
 def _join_runs(texts: TokenTexts, decode: Decode, window: Sequence[int], tried: set[Run]) -> None:
     """Join pairs first, then longer runs, until the tables have the text of a window.
 
-    A part of a character is not joined: what decoders return for it depends on the tokens before and after it.
+    A part of a character is not joined: what decoders return for it depends on the tokens before
+    and after it.
     """
     truth = decode(list(window))
     kept = [token for token in window if texts.alone[token] or token in texts.after]

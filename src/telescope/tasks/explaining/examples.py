@@ -1,7 +1,9 @@
-"""Worked examples, as attentions that run: each scene holds a trace of real numbers and what to see in it.
+"""Worked examples, as attentions that run: each scene holds a trace of real numbers and what to see
+in it.
 
-The examples are those of lecture notes. Where the notes print numbers, the examples use those; where the notes only
-draw, the examples use small vectors constructed by hand, and their `origin` says so.
+The examples are those of lecture notes. Where the notes print numbers, the examples use those;
+where the notes only draw, the examples use small vectors constructed by hand, and their `origin`
+says so.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,9 +18,9 @@ from torch import Tensor
 
 from ...attention import Attention, causal
 from ...attention.definition import Normalizer
-from ...trace.geometry import nearness
-from ...trace.render import render_table, table_rows
-from ...trace.trace import Trace, trace
+from ...traces.geometry import nearness
+from ...traces.render import render_table, table_rows
+from ...traces.trace import Trace, trace
 
 Inputs = Mapping[str, Tensor]  # matrices by name, in place of an example's own
 BOOK = "the numbers are those of Raschka, Build a Large Language Model, chapter 3"
@@ -49,7 +51,8 @@ class ExampleScene:
 class Example:
     """A sentence, where its numbers come from, and the scenes that explain it.
 
-    inputs      the matrices that the example is computed from, by name; the example can be made again with others
+    inputs      the matrices that the example is computed from, by name; the example can be made
+                again with others
     input_rows  a label for each row of an input, where its rows are words
     """
 
@@ -73,7 +76,12 @@ class Example:
             }
             for scene in self.scenes
         ]
-        return {"example": self.name, "sentence": self.sentence, "origin": self.origin, "scenes": scenes}
+        return {
+            "example": self.name,
+            "sentence": self.sentence,
+            "origin": self.origin,
+            "scenes": scenes,
+        }
 
 
 JOURNEY = {
@@ -87,14 +95,22 @@ JOURNEY = {
             [0.05, 0.80, 0.55],
         ]
     ),
-    "W_q": torch.tensor([[0.29611194, 0.51656228], [0.25167072, 0.68855679], [0.07397246, 0.86652195]]),
-    "W_k": torch.tensor([[0.13657987, 0.10247904], [0.18405646, 0.72644675], [0.31525391, 0.68710667]]),
-    "W_v": torch.tensor([[0.07563531, 0.19663817], [0.31641197, 0.40174013], [0.11856830, 0.82739538]]),
+    "W_q": torch.tensor(
+        [[0.29611194, 0.51656228], [0.25167072, 0.68855679], [0.07397246, 0.86652195]]
+    ),
+    "W_k": torch.tensor(
+        [[0.13657987, 0.10247904], [0.18405646, 0.72644675], [0.31525391, 0.68710667]]
+    ),
+    "W_v": torch.tensor(
+        [[0.07563531, 0.19663817], [0.31641197, 0.40174013], [0.11856830, 0.82739538]]
+    ),
 }
 
 
 def journey(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
-    """Notes 003 and 000: attention without weight matrices, with W_q, W_k, W_v, and with a causal mask."""
+    """Notes 003 and 000: attention without weight matrices, with W_q, W_k, W_v, and with a causal
+    mask.
+    """
     sentence = "Your journey starts with one step"
     tokens = sentence.split()
     given = JOURNEY | dict(inputs or {})
@@ -113,16 +129,28 @@ def journey(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
         sentence,
         BOOK,
         (
-            ExampleScene("Without weights", "every word is query, key and value at once", free, "journey", moves=True),
+            ExampleScene(
+                "Without weights",
+                "every word is query, key and value at once",
+                free,
+                "journey",
+                moves=True,
+            ),
             ExampleScene(
                 "With W_q, W_k and W_v",
-                "q = x W_q, k = x W_k, v = x W_v: the weights project x to queries, keys and values of width 2",
+                "q = x W_q, k = x W_k, v = x W_v: the weights project x to queries, keys and "
+                "values of width 2",
                 scaled,
                 "journey",
                 (_variance(scaled),),
                 {"x": x[0, 0], "W_q": W_q, "W_k": W_k, "W_v": W_v},
             ),
-            ExampleScene("Looking back only", "the same, masked: no word sees the words after it", masked, "journey"),
+            ExampleScene(
+                "Looking back only",
+                "the same, masked: no word sees the words after it",
+                masked,
+                "journey",
+            ),
         ),
         given,
         {"x": tuple(tokens)},
@@ -136,16 +164,22 @@ def thinking_machines(normalize: Normalizer, inputs: Inputs | None = None) -> Ex
     query = given["q"].expand(1, 1, 1, 64)
     keys = given["k"].expand(1, 1, 2, 64)  # the same number in all features
     steps = trace(
-        query, keys, torch.eye(2)[None, None], Attention(normalize=normalize), (["Thinking"], sentence.split())
+        query,
+        keys,
+        torch.eye(2)[None, None],
+        Attention(normalize=normalize),
+        (["Thinking"], sentence.split()),
     )
     return Example(
         "thinking-machines",
         sentence,
-        "112, 96 and 8 are those of Alammar, The Illustrated Transformer; 64 equal features are chosen to give them",
+        "112, 96 and 8 are those of Alammar, The Illustrated Transformer; 64 equal features are "
+        "chosen to give them",
         (
             ExampleScene(
                 "The score of Thinking with both words",
-                "q1·k1 = 112 and q1·k2 = 96, divided by √64 = 8; v1 = [1 0], v2 = [0 1], so z1 shows the two weights",
+                "q1·k1 = 112 and q1·k2 = 96, divided by √64 = 8; v1 = [1 0], v2 = [0 1], so z1 "
+                "shows the two weights",
                 steps,
                 "Thinking",
                 (_variance(steps),),
@@ -176,7 +210,8 @@ def lights(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
         (
             ExampleScene(
                 "y of Turn is a weighted sum of all four values",
-                "q = x W_q, k = x, v = x W_v: Turn looks for off, and then for lights; values are (action, thing)",
+                "q = x W_q, k = x, v = x W_v: Turn looks for off, and then for lights; values are "
+                "(action, thing)",
                 steps,
                 "Turn",
                 (_variance(steps),),
@@ -189,9 +224,13 @@ def lights(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
 
 
 def bank(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
-    """Notes 004, geometry: the context of a word moves towards its neighbour, so one word gets two vectors."""
+    """Notes 004, geometry: the context of a word moves towards its neighbour, so one word gets two
+    vectors.
+    """
     names = ("money", "river", "bank")
-    given = {"x": torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.7, 0.7, 1.0]])} | dict(inputs or {})
+    given = {"x": torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.7, 0.7, 1.0]])} | dict(
+        inputs or {}
+    )
     vectors = dict(zip(names, given["x"], strict=True))
 
     def scene_with(word: str) -> ExampleScene:
@@ -223,13 +262,20 @@ def telescope(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     words = ["article", "subject", "seeing", "article", "object", "with", "article", "instrument"]
 
     def head(*pairs: tuple[str, str]) -> Tensor:
-        """Return W_q of a head in which the query of each pair's first feature scores 8 with keys of the second."""
+        """Return W_q of a head in which the query of each pair's first feature scores 8 with keys
+        of the second.
+        """
         W_q = torch.zeros(len(features), len(features))
         for query, key in pairs:
             W_q[features[query], features[key]] = 8.0
         return W_q
 
-    common = (("article", "object"), ("subject", "seeing"), ("seeing", "object"), ("object", "seeing"))
+    common = (
+        ("article", "object"),
+        ("subject", "seeing"),
+        ("seeing", "object"),
+        ("object", "seeing"),
+    )
     given = {
         "x": torch.eye(len(features))[[features[word] for word in words]],
         "W_q of head 0": head(*common, ("with", "seeing"), ("instrument", "subject")),
@@ -243,19 +289,24 @@ def telescope(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     astronomer = 4
     last = 7
     readings = tuple(
-        f"head {i}: telescope → man {weights[man]:.4f}, telescope → astronomer {weights[astronomer]:.4f}; {reading}"
+        f"head {i}: telescope → man {weights[man]:.4f}, telescope → astronomer "
+        f"{weights[astronomer]:.4f}; {reading}"
         for i, (weights, reading) in enumerate(
-            zip(steps.weights[0, :, last], ("the man used it", "the astronomer had it"), strict=True)
+            zip(
+                steps.weights[0, :, last], ("the man used it", "the astronomer had it"), strict=True
+            )
         )
     )
     return Example(
         "telescope",
         sentence,
-        "these two heads are constructed to show two readings; telescope explain with a sentence shows learned ones",
+        "these two heads are constructed to show two readings; telescope explain with a sentence "
+        "shows learned ones",
         (
             ExampleScene(
                 "Two heads, two readings",
-                "q = x W_q, k = v = x: the telescope looks for who saw in head 0, and for who was seen in head 1",
+                "q = x W_q, k = v = x: the telescope looks for who saw in head 0, and for who was "
+                "seen in head 1",
                 steps,
                 "telescope",
                 (*readings, _variance(steps)),
@@ -268,7 +319,9 @@ def telescope(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
 
 
 def luong(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
-    """Notes 004, Luong: c_i = Σ_j α_ij h_j between two sequences; a decoder's state is the query, h both others."""
+    """Notes 004, Luong: c_i = Σ_j α_ij h_j between two sequences; a decoder's state is the query, h
+    both others.
+    """
     source = ("I", "love", "you")
     target = ("Ich", "liebe", "dich")
     given = {
@@ -285,7 +338,8 @@ def luong(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
         (
             ExampleScene(
                 "From one sequence to another",
-                "queries are the decoder's states s, keys and values the encoder's states h: Luong's score is s·h",
+                "queries are the decoder's states s, keys and values the encoder's states h: "
+                "Luong's score is s·h",
                 steps,
                 "liebe",
                 given=given,
@@ -297,7 +351,9 @@ def luong(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
 
 
 def synthesizer(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
-    """Notes 002, assignment: softmax(ReLU(X A + b1) B + b2) X V, scores that no key takes part in."""
+    """Notes 002, assignment: softmax(ReLU(X A + b1) B + b2) X V, scores that no key takes part
+    in.
+    """
     tokens = ("Where", "was", "Jane", "born")
     given = {
         "x": torch.eye(4),
@@ -309,9 +365,17 @@ def synthesizer(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     } | dict(inputs or {})
     x, A, b1, B, b2, V = given.values()
     hidden = (x @ A + b1).relu()
-    queries = torch.cat([hidden, torch.ones(len(x), 1)], dim=1)[None, None]  # one more feature, for b2
+    queries = torch.cat([hidden, torch.ones(len(x), 1)], dim=1)[
+        None, None
+    ]  # one more feature, for b2
     keys = torch.cat([B, b2]).mT[None, None]
-    steps = trace(queries, keys, (x @ V)[None, None], Attention(scale=1.0, normalize=normalize, mask=causal), tokens)
+    steps = trace(
+        queries,
+        keys,
+        (x @ V)[None, None],
+        Attention(scale=1.0, normalize=normalize, mask=causal),
+        tokens,
+    )
     return Example(
         "synthesizer",
         " ".join(tokens),
@@ -319,7 +383,8 @@ def synthesizer(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
         (
             ExampleScene(
                 "Scores without keys",
-                "q = [ReLU(x A + b1), 1], and column j of B with b2 below it stands for k: a score depends on where a "
+                "q = [ReLU(x A + b1), 1], and column j of B with b2 below it stands for k: a score "
+                "depends on where a "
                 "key is, not on what it is",
                 steps,
                 "born",
@@ -345,35 +410,51 @@ EXAMPLES: dict[str, Callable[..., Example]] = {
 def _variance(steps: Trace) -> str:
     before, after = steps.score_variance
     d_k = steps.keys.shape[-1]
-    return f"variance of the scores: {before:.4f} before ÷√{d_k}, {after:.4f} after, {d_k} times less"
+    return (
+        f"variance of the scores: {before:.4f} before ÷√{d_k}, {after:.4f} after, {d_k} times less"
+    )
 
 
 def draw_example(example: Example, query: str | None = None) -> RenderableType:
     """Return all scenes of an example for a rich console.
 
-    `query` is the word whose row is written out, product by product, in the scenes that have it. Raises ValueError
-    where no scene has it.
+    `query` is the word whose row is written out, product by product, in the scenes that have it.
+    Raises ValueError where no scene has it.
     """
     words = [token for scene in example.scenes for token in scene.trace.query_tokens]
     if query is not None and query.lower() not in (word.lower() for word in words):
         example.scenes[0].trace.find(query)  # raises an error that suggests the nearest word
     heading = Text.assemble((example.sentence, "bold"), "\n", (example.origin, "dim"))
-    return Group(heading, *(_draw_scene(i, scene, query) for i, scene in enumerate(example.scenes, 1)))
+    return Group(
+        heading, *(_draw_scene(i, scene, query) for i, scene in enumerate(example.scenes, 1))
+    )
 
 
 def _draw_scene(number: int, scene: ExampleScene, query: str | None) -> RenderableType:
     tokens = [token.lower() for token in scene.trace.query_tokens]
     word = query if query is not None and query.lower() in tokens else scene.query
     heads = scene.trace.scores.shape[1]
-    parts: list[RenderableType] = [Rule(f"{number}  {scene.title}", align="left", style="dim"), Text(scene.caption)]
-    parts += [_draw_matrix(name, numbers, tokens=scene.trace.key_tokens) for name, numbers in scene.given.items()]
+    parts: list[RenderableType] = [
+        Rule(f"{number}  {scene.title}", align="left", style="dim"),
+        Text(scene.caption),
+    ]
+    parts += [
+        _draw_matrix(name, numbers, tokens=scene.trace.key_tokens)
+        for name, numbers in scene.given.items()
+    ]
     parts += [Text(), scene.trace]
     for head in range(heads):
-        parts += [Text(f"\nhead {head}" if heads > 1 else "", style="bold"), scene.trace.row(word, head=head)]
+        parts += [
+            Text(f"\nhead {head}" if heads > 1 else "", style="bold"),
+            scene.trace.row(word, head=head),
+        ]
     parts += [Text("\n" + "\n".join(scene.findings))] if scene.findings else []
     return Group(Text(), *parts)
 
 
 def _draw_matrix(name: str, numbers: Tensor, tokens: tuple[str, ...]) -> RenderableType:
     title = Text(f"\n{name}, {numbers.shape[0]} x {numbers.shape[1]}", style="bold cyan")
-    return Group(title, render_table(None, table_rows(tokens if name == "x" else [""] * len(numbers), numbers)))
+    return Group(
+        title,
+        render_table(None, table_rows(tokens if name == "x" else [""] * len(numbers), numbers)),
+    )

@@ -5,14 +5,16 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...trace.render import indent
+from ...traces.render import indent
 from .sentence import ExplainedSentence, HeadReading, SentenceScene
 from .show import JOINED, draw_alignment, percent_table
 
 MOST_KEYS = 6  # of the table from scores to weights
 
 
-def draw(explained: ExplainedSentence, *, every_head: bool = False, steps: bool = False) -> RenderableType:
+def draw(
+    explained: ExplainedSentence, *, every_head: bool = False, steps: bool = False
+) -> RenderableType:
     """Return the three kinds of attention: one word's row in every head, and one head in full.
 
     every_head  show every head in full
@@ -20,7 +22,10 @@ def draw(explained: ExplainedSentence, *, every_head: bool = False, steps: bool 
     """
     words = explained.scenes[0].attention.columns
     pieces = " ".join(words.pieces).replace(" ·", "·")
-    by = f"by {explained.model}, {explained.parameters / 1e6:.1f}M parameters; every number is what it computed"
+    by = (
+        f"by {explained.model}, {explained.parameters / 1e6:.1f}M parameters; every number is "
+        "what it computed"
+    )
     heading = Text.assemble(
         (explained.source, "bold"),
         "\n",
@@ -55,19 +60,26 @@ def _draw_scene(number: int, scene: SentenceScene) -> list[RenderableType]:
     ]
     names = [f"head {head}" for head in range(heads)]
     for layer, watched in enumerate(attention.layers):
-        parts += [Text(watched.name), percent_table(names, attention.columns.names, row[layer], float(row.max()))]
+        parts += [
+            Text(watched.name),
+            percent_table(names, attention.columns.names, row[layer], float(row.max())),
+        ]
     return parts
 
 
 def _draw_heads(scene: SentenceScene, every_head: bool, steps: bool) -> list[RenderableType]:
-    """Return the weights of one head, or of all, and the steps from scores to weights of one row."""
+    """Return the weights of one head, or of all, and the steps from scores to weights of one
+    row.
+    """
     attention = scene.attention
     chosen = (scene.layer, scene.head)
     layers, heads = attention.weights.shape[:2]
     parts: list[RenderableType] = []
     for place in [(i, j) for i in range(layers) for j in range(heads)] if every_head else [chosen]:
         parts.append(Text.assemble("\n", (scene.head_name(*place), "bold"), ": every row, in %"))
-        parts.append(percent_table(attention.rows.names, attention.columns.names, attention.weights[place]))
+        parts.append(
+            percent_table(attention.rows.names, attention.columns.names, attention.weights[place])
+        )
     trace = attention.trace(*chosen)
     row = trace.row(attention.rows.positions(scene.row)[-1])
     largest = row.strongest(MOST_KEYS)
@@ -78,37 +90,50 @@ def _draw_heads(scene: SentenceScene, every_head: bool, steps: bool) -> list[Ren
 
 
 def _draw_readings(explained: ExplainedSentence) -> RenderableType:
-    """Return which heads look at which of the two words, with those that attend by position set apart."""
+    """Return which heads look at which of the two words, with those that attend by position set
+    apart.
+    """
     scene = explained.scenes[0]
     readings = explained.readings
     names = scene.attention.columns.names
     table = Table.grid(padding=(0, 2))
     for number, word in enumerate(explained.between):
-        chosen = sorted((r for r in readings if r.reads == number), key=lambda r: -r.weights[number])
+        chosen = sorted(
+            (r for r in readings if r.reads == number), key=lambda r: -r.weights[number]
+        )
         heads = ", ".join(_draw_reading(r, number) for r in chosen) or "no head"
         even = f"even: {explained.even[number]:.4f}"
         table.add_row(Text(f"{scene.word} → {names[word]}", "bold"), Text(even, "dim"), heads)
     by_position = [r for r in readings if r.habit is not None]
     habits = sorted({str(r.habit) for r in by_position})
     listed = ", ".join(f"{sum(r.habit == habit for r in by_position)} {habit}" for habit in habits)
-    table.add_row("by position", "", f"{len(by_position)} of {len(readings)} heads{f': {listed}' if listed else ''}")
+    table.add_row(
+        "by position",
+        "",
+        f"{len(by_position)} of {len(readings)} heads{f': {listed}' if listed else ''}",
+    )
     neither = sum(r.reads is None and r.habit is None for r in readings)
     table.add_row("neither", "", f"{neither} of {len(readings)} heads")
     caption = (
-        f"\nwhich heads look where from {scene.word}: more weight than even weights would give, and more so than on "
-        "the other word.\nHeads that always attend to the word before, themselves or one token are no evidence."
+        f"\nwhich heads look where from {scene.word}: more weight than even weights would give, "
+        "and more so than on "
+        "the other word.\nHeads that always attend to the word before, themselves or one token are "
+        "no evidence."
     )
     parts: list[RenderableType] = [Text(caption), indent(table)]
     if explained.control is not None:
         control = (
             f"after →: the weight in a control, in which another word stands before {scene.word}: "
-            f"“{explained.control.source}”.\nWhat is measured are perspectives, not a decision of the model."
+            f"“{explained.control.source}”.\nWhat is measured are perspectives, not a decision of "
+            "the model."
         )
         parts.append(Text(control, style="dim"))
     return Group(*parts)
 
 
 def _draw_reading(reading: HeadReading, number: int) -> str:
-    """Return "encoder.1.self head 2 (0.2455 → 0.2301)": a head's weight, and that in the control sentence."""
+    """Return "encoder.1.self head 2 (0.2455 → 0.2301)": a head's weight, and that in the control
+    sentence.
+    """
     control = f" → {reading.control[number]:.4f}" if reading.control else ""
     return f"{reading.head} ({reading.weights[number]:.4f}{control})"

@@ -1,7 +1,9 @@
-"""Find the heads that look at one word from different sides, and set apart those that attend by position alone.
+"""Find the heads that look at one word from different sides, and set apart those that attend by
+position alone.
 
-A head that always attends to the word before, to itself or to one fixed token says nothing about a sentence's meaning,
-wherever that happens to be. What is measured are perspectives, not a decision of the model.
+A head that always attends to the word before, to itself or to one fixed token says nothing about a
+sentence's meaning, wherever that happens to be. What is measured are perspectives, not a decision
+of the model.
 """
 
 from collections.abc import Sequence
@@ -17,8 +19,10 @@ CLEAR = 0.4  # the least share of the weight, over a whole text, at which a head
 class HeadPerspective(NamedTuple):
     """What one head attends to from one word.
 
-    habit    "previous", "itself", "next", "first" or "sink" where the head attends by position, else None
-    share    the share of all weight that goes there; of a head without a habit, of its strongest one
+    habit    "previous", "itself", "next", "first" or "sink" where the head attends by position,
+             else None
+    share    the share of all weight that goes there; of a head without a habit, of its strongest
+             one
     weights  from the word to every word
     """
 
@@ -29,10 +33,17 @@ class HeadPerspective(NamedTuple):
     weights: Float[Tensor, " column"]
 
 
-def positional_shares(weights: Float[Tensor, "row column"], across: bool = False) -> dict[str, float]:
-    """Return the share of a head's weight that goes to each kind of position, the mean over the rows."""
+def positional_shares(
+    weights: Float[Tensor, "row column"], across: bool = False
+) -> dict[str, float]:
+    """Return the share of a head's weight that goes to each kind of position, the mean over the
+    rows.
+    """
     rows, columns = weights.shape
-    shares = {"first": float(weights[:, 0].mean()), "sink": float(weights.mean(0)[1:].max()) if columns > 1 else 0.0}
+    shares = {
+        "first": float(weights[:, 0].mean()),
+        "sink": float(weights.mean(0)[1:].max()) if columns > 1 else 0.0,
+    }
     if across or rows != columns:
         return shares
     for name, offset in (("itself", 0), ("previous", -1), ("next", 1)):
@@ -51,28 +62,38 @@ def head_perspectives(
             shares = positional_shares(one, across)
             habit = max(shares, key=lambda name: shares[name])
             by_position = shares[habit] >= CLEAR and one.shape[0] > 2
-            found.append(HeadPerspective(layer, head, habit if by_position else None, shares[habit], one[row]))
+            found.append(
+                HeadPerspective(
+                    layer, head, habit if by_position else None, shares[habit], one[row]
+                )
+            )
     return found
 
 
-def most_different(heads: Sequence[HeadPerspective], columns: Sequence[int]) -> tuple[int, int] | None:
-    """Return the two heads that differ most in their weights on these columns; None if there are fewer than two.
+def most_different(
+    heads: Sequence[HeadPerspective], columns: Sequence[int]
+) -> tuple[int, int] | None:
+    """Return the two heads that differ most in their weights on these columns; None if there are
+    fewer than two.
 
-    Heads that attend by position are left out as long as two others remain. The difference is half of the sum of
-    absolute differences, the total variation distance.
+    Heads that attend by position are left out as long as two others remain. The difference is half
+    of the sum of absolute differences, the total variation distance.
     """
     able = [i for i, head in enumerate(heads) if head.habit is None]
     able = able if len(able) > 1 else list(range(len(heads)))
     if len(able) < 2:
         return None
     weights = torch.stack([heads[i].weights for i in able])[:, list(columns)].double()
-    distances = torch.cdist(weights, weights, p=1).triu(1)  # each pair once; the first one if several differ alike
+    distances = torch.cdist(weights, weights, p=1).triu(
+        1
+    )  # each pair once; the first one if several differ alike
     first, second = divmod(int(distances.argmax()), len(able))
     return (able[first], able[second]) if first != second else (able[0], able[1])
 
 
 def most_telling(heads: Sequence[HeadPerspective], row: int, columns: Sequence[int]) -> int:
-    """Return the head that attends most from the row to one word that is neither the row itself nor next to it.
+    """Return the head that attends most from the row to one word that is neither the row itself nor
+    next to it.
 
     Heads that attend by position are left out as long as another remains.
     """
@@ -81,6 +102,8 @@ def most_telling(heads: Sequence[HeadPerspective], row: int, columns: Sequence[i
     return max(able, key=lambda i: float(heads[i].weights[far].max()))
 
 
-def stacked(weights: Sequence[Float[Tensor, "head row column"]]) -> Float[Tensor, "layer head row column"]:
+def stacked(
+    weights: Sequence[Float[Tensor, "head row column"]],
+) -> Float[Tensor, "layer head row column"]:
     """Return the weights of several layers with the same number of heads as one tensor."""
     return torch.stack(list(weights))

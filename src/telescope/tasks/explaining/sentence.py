@@ -1,4 +1,6 @@
-"""Explain a sentence: translate it, record all three kinds of attention, and choose which rows and heads to show."""
+"""Explain a sentence: translate it, record all three kinds of attention, and choose which rows and
+heads to show.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,22 +8,25 @@ from typing import Any, NamedTuple
 
 from ...decoding import Written
 from ...models import Model, Transformer
-from ...trace.whole_words import Words
+from ...traces.whole_words import Words
 from ...words import check_index, hint
 from .perspectives import head_perspectives
 from .sentence_views import SentenceAttention, translate_whole, watch_encoder, watch_translation
 
-NOTES = "The man saw the astronomer with a telescope"  # ambiguous: the man or the astronomer may have the telescope
+# Ambiguous: the man or the astronomer may have the telescope.
+NOTES = "The man saw the astronomer with a telescope"
 READINGS = ("with", ("saw", "astronomer"))  # the query, and the two words it may belong to
 
 
 class HeadReading(NamedTuple):
     """The weights of one head from the query to two words.
 
-    reads    0 or 1 for the word that gets more than even attention would give it, and more so than the other word;
-             None where neither does, and where the head attends by position
-    habit    "previous", "itself", "next", "first" or "sink" where the head attends by position: no evidence for a word
-    control  the same weights in the control sentence, and the weight on the word that was inserted; or none
+    reads    0 or 1 for the word that gets more than even attention would give it, and more so than
+             the other word; None where neither does, and where the head attends by position
+    habit    "previous", "itself", "next", "first" or "sink" where the head attends by position: no
+             evidence for a word
+    control  the same weights in the control sentence, and the weight on the word that was inserted;
+             or none
     """
 
     head: str
@@ -58,8 +63,9 @@ class SentenceScene:
 class ExplainedSentence:
     """A translated sentence and its three scenes: encoder, decoder and cross-attention.
 
-    between  two words of the source, by number, whose weights are compared in every head of the encoder; or none
-    control  the source with a word inserted before the query, which a head that attends to the word before would see
+    between  two words of the source, by number, whose weights are compared in every head of the
+    encoder; or none control  the source with a word inserted before the query, which a head that
+    attends to the word before would see
     """
 
     model: str
@@ -76,7 +82,9 @@ class ExplainedSentence:
 
     @property
     def even(self) -> tuple[float, ...]:
-        """The weight that each word of `between` would get if all tokens of the source got the same."""
+        """The weight that each word of `between` would get if all tokens of the source got the
+        same.
+        """
         words = self.scenes[0].attention.columns
         return tuple(words.word_ids.count(word) / len(words.word_ids) for word in self.between)
 
@@ -108,7 +116,9 @@ class ExplainedSentence:
                     "row_words": list(scene.attention.rows.names),
                     "column_words": list(scene.attention.columns.names),
                     "word_weights": scene.attention.weights[number].double().tolist(),
-                    "trace": layer.trace((scene.attention.rows.pieces, scene.attention.columns.pieces)).to_dict(),
+                    "trace": layer.trace(
+                        (scene.attention.rows.pieces, scene.attention.columns.pieces)
+                    ).to_dict(),
                 }
                 for scene in self.scenes
                 for number, layer in enumerate(scene.attention.layers)
@@ -117,7 +127,9 @@ class ExplainedSentence:
                 {
                     "head": reading.head,
                     "from": self.scenes[0].word,
-                    "weights": {source[j]: w for j, w in zip(self.between, reading.weights, strict=True)},
+                    "weights": {
+                        source[j]: w for j, w in zip(self.between, reading.weights, strict=True)
+                    },
                     "reads": None if reading.reads is None else source[self.between[reading.reads]],
                     "habit": reading.habit,
                     "control": list(reading.control),
@@ -135,8 +147,8 @@ INSERTED = "yesterday"  # between the query and the word before it: it fits almo
 class ControlSentence:
     """A sentence with one more word before the query, read by the encoder.
 
-    A head that attends to the word before the query now attends to the inserted word; one that attends to a word for
-    what it is stays there.
+    A head that attends to the word before the query now attends to the inserted word; one that
+    attends to a word for what it is stays there.
     """
 
     source: str
@@ -150,7 +162,9 @@ class ControlSentence:
         return tuple(float(row[column]) for column in self.columns)
 
 
-def make_control(model: Transformer, source: str, words: Words, row: int, between: Sequence[int]) -> ControlSentence:
+def make_control(
+    model: Transformer, source: str, words: Words, row: int, between: Sequence[int]
+) -> ControlSentence:
     """Read the source again with a word inserted before word `row`."""
     start = end = 0
     for at in words.text_words:
@@ -177,16 +191,19 @@ def explain_sentence(
     """Translate a sentence, record all attentions, and choose what to show.
 
     name         the model's name, as it is shown
-    query        the word whose row is shown, of the sentence or of its translation; the last word unless given
+    query        the word whose row is shown, of the sentence or of its translation; the last word
+                 unless given
     between      two words of the sentence, whose weights from `query` are compared in every head
-    layer, head  the head that is shown in every step; unless given, in each scene the one with the largest weight
-                 on a single word; they count from 0, and -1 is the last
+    layer, head  the head that is shown in every step; unless given, in each scene the one with the
+                 largest weight on a single word; they count from 0, and -1 is the last
 
-    Raises ValueError for a model that is no Transformer, a sentence that is too long or has no words, and a word,
-    layer or head that does not exist.
+    Raises ValueError for a model that is no Transformer, a sentence that is too long or has no
+    words, and a word, layer or head that does not exist.
     """
     if not isinstance(model, Transformer):
-        raise ValueError(f"{name} is a {type(model).__name__}; a sentence is explained on a Transformer")
+        raise ValueError(
+            f"{name} is a {type(model).__name__}; a sentence is explained on a Transformer"
+        )
     if source.strip(" .").lower() == NOTES.lower() and query is None and not between:
         query, between = READINGS
     written = translate_whole(model, source)
@@ -195,12 +212,16 @@ def explain_sentence(
     read = encoder.columns
     source_row, written_row = _find_rows(cross, query)
     pair = tuple(_find_word(word, read) for word in between)
-    decoder_row = min(written_row + 1, len(decoder.rows.names) - 1)  # the decoder's input begins with the start token
+    decoder_row = min(
+        written_row + 1, len(decoder.rows.names) - 1
+    )  # the decoder's input begins with the start token
 
     def scene(
         title: str, caption: str, attention: SentenceAttention, row: int, columns: Sequence[int]
     ) -> SentenceScene:
-        return SentenceScene(title, caption, attention, row, *_choose_head(attention, row, columns, layer, head))
+        return SentenceScene(
+            title, caption, attention, row, *_choose_head(attention, row, columns, layer, head)
+        )
 
     control = make_control(model, source, read, source_row, pair) if pair else None
 
@@ -219,14 +240,16 @@ def explain_sentence(
             ),
             scene(
                 "Decoder masked self-attention",
-                "every written word attends to itself and to the words before it; later words are masked",
+                "every written word attends to itself and to the words before it; later words are "
+                "masked",
                 decoder,
                 decoder_row,
                 [j for j in decoder.columns.text_words if j < decoder_row],
             ),
             scene(
                 "Encoder-decoder attention",
-                "to write a word, the decoder attends to the encoder's output; a row is the word being written",
+                "to write a word, the decoder attends to the encoder's output; a row is the word "
+                "being written",
                 cross,
                 written_row,
                 read.text_words,
@@ -240,8 +263,8 @@ def explain_sentence(
 def _find_rows(cross: SentenceAttention, query: str | None) -> tuple[int, int]:
     """Return the source word of the query and the written word of it.
 
-    Where the query is a word of one side only, the other word is the one with the largest weight between both.
-    Without a query, the source word is the last one.
+    Where the query is a word of one side only, the other word is the one with the largest weight
+    between both. Without a query, the source word is the last one.
     """
     read = cross.columns
     wrote = cross.rows
@@ -272,20 +295,29 @@ def _find_word(word: str, words: Words) -> int:
     return found
 
 
-def _check_layer_and_head(layer: int | None, head: int | None, attentions: Sequence[SentenceAttention]) -> None:
-    layers, heads = (max(attention.weights.shape[axis] for attention in attentions) for axis in (0, 1))
+def _check_layer_and_head(
+    layer: int | None, head: int | None, attentions: Sequence[SentenceAttention]
+) -> None:
+    layers, heads = (
+        max(attention.weights.shape[axis] for attention in attentions) for axis in (0, 1)
+    )
     for name, number, count in (("layer", layer, layers), ("head", head, heads)):
         if number is not None:
             check_index(name, number, count)
 
 
 def _choose_head(
-    attention: SentenceAttention, row: int, columns: Sequence[int], layer: int | None, head: int | None
+    attention: SentenceAttention,
+    row: int,
+    columns: Sequence[int],
+    layer: int | None,
+    head: int | None,
 ) -> tuple[int, int]:
     """Return the layer and head with the largest weight from `row` to one of the columns.
 
-    The choice is restricted to the given layer and head, as far as this attention has them: an encoder may have more
-    layers than a decoder. Negative numbers count from the last layer and head of this attention.
+    The choice is restricted to the given layer and head, as far as this attention has them: an
+    encoder may have more layers than a decoder. Negative numbers count from the last layer and head
+    of this attention.
     """
     weights = attention.weights[:, :, row]
     largest = weights[..., list(columns)].amax(-1) if columns else weights.amax(-1)

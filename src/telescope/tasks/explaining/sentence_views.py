@@ -1,4 +1,6 @@
-"""Record what a model attends to while it reads and writes one text: weights between words, layer by layer."""
+"""Record what a model attends to while it reads and writes one text: weights between words, layer
+by layer.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +15,13 @@ from ...decoding import Written
 from ...decoding.output import IncrementalDecoder
 from ...decoding.writers import start_token
 from ...files.panics import panics_as_errors
+from ...interception.watch import watch
 from ...models import GPT, Model, Transformer
 from ...recording.names import select_layers
 from ...recording.recording import Recording
 from ...recording.watched import Watched
-from ...trace.trace import Trace
-from ...trace.whole_words import Span, Words
-from ...watch.watch import watch
+from ...traces.trace import Trace
+from ...traces.whole_words import Span, Words
 from ..writing.rewrite import check_rewrites, do_not_split, encode_text, max_source_tokens, rewrite
 from ..writing.write_on import encode_prompt
 
@@ -28,7 +30,8 @@ from ..writing.write_on import encode_prompt
 class SentenceAttention:
     """The attentions of one kind, such as encoder self-attention, in every layer, for one text.
 
-    rows     words of the queries; in a decoder's cross-attention, the words written by these queries
+    rows     words of the queries; in a decoder's cross-attention, the words written by these
+             queries
     columns  words of the keys
     layers   what was recorded of each layer
     """
@@ -39,13 +42,17 @@ class SentenceAttention:
 
     @cached_property
     def weights(self) -> Float[Tensor, "layer head row column"]:
-        """The weights between words: of the tokens of a word, rows are averaged and columns are summed."""
+        """The weights between words: of the tokens of a word, rows are averaged and columns are
+        summed.
+        """
         segments = (list(self.rows.word_ids), list(self.columns.word_ids))
         return torch.stack([layer.survey(top=0).map(segments=segments)[0] for layer in self.layers])
 
     @cached_property
     def sharpest(self) -> int:
-        """The layer whose heads, averaged, put the most weight on single words: the best one to read an alignment."""
+        """The layer whose heads, averaged, put the most weight on single words: the best one to
+        read an alignment.
+        """
         rows = list(self.rows.text_words) or list(range(len(self.rows.names)))
         return int(self.weights.mean(1)[:, rows].amax(-1).mean(-1).argmax())
 
@@ -60,7 +67,9 @@ class SentenceAttention:
 
 
 class TranslatorAttention(NamedTuple):
-    """The three kinds of attention of an encoder-decoder: in the source, in what is written, and from there back."""
+    """The three kinds of attention of an encoder-decoder: in the source, in what is written, and
+    from there back.
+    """
 
     encoder: SentenceAttention
     decoder: SentenceAttention
@@ -68,17 +77,22 @@ class TranslatorAttention(NamedTuple):
 
 
 def translate_whole(model: Transformer, text: str) -> Written:
-    """Translate a text as one sentence; raise a ValueError where it is too long for the model to read at once."""
+    """Translate a text as one sentence; raise a ValueError where it is too long for the model to
+    read at once.
+    """
     parts = rewrite(model, [text], do_not_split)[0]
     if not parts:
         raise ValueError(
-            f"the sentence has {len(encode_text(model, text))} tokens; at most {max_source_tokens(model)} fit"
+            f"the sentence has {len(encode_text(model, text))} tokens; at most "
+            f"{max_source_tokens(model)} fit"
         )
     return parts[0].found[0]
 
 
 def watch_translation(model: Transformer, source: str, written: Written) -> TranslatorAttention:
-    """Record every step of all attentions, in one forward pass over the source and a translation found before."""
+    """Record every step of all attentions, in one forward pass over the source and a translation
+    found before.
+    """
     decoder_input = [start_token(model), *written.ids[:-1]]
     with watch(model, keep="steps", also="norms") as recording:
         _run(model, encode_text(model, source), decoder_input)
@@ -87,20 +101,26 @@ def watch_translation(model: Transformer, source: str, written: Written) -> Tran
     return TranslatorAttention(
         SentenceAttention(read, read, _select(recording, "encoder.*.self")),
         SentenceAttention(given, given, _select(recording, "decoder.*.self")),
-        SentenceAttention(written_words(model, written.ids), read, _select(recording, "decoder.*.cross")),
+        SentenceAttention(
+            written_words(model, written.ids), read, _select(recording, "decoder.*.cross")
+        ),
     )
 
 
 def watch_encoder(model: Transformer, source: str) -> SentenceAttention:
     """Record the self-attention of the encoder while it reads a source."""
     with torch.no_grad(), watch(model, layers="encoder.*", keep="queries-keys") as recording:
-        model.encode(torch.tensor([encode_text(model, source)], device=next(model.parameters()).device))
+        model.encode(
+            torch.tensor([encode_text(model, source)], device=next(model.parameters()).device)
+        )
     read = source_words(model, source)
     return SentenceAttention(read, read, _select(recording, "encoder.*.self"))
 
 
 def watch_alignment(model: Model, source: str, written: Written) -> SentenceAttention:
-    """Record what each written word attended to: the source in a translator, in a GPT all words before it."""
+    """Record what each written word attended to: the source in a translator, in a GPT all words
+    before it.
+    """
     if isinstance(model, GPT):
         return _watch_continuation(model, encode_prompt(model, source), written.ids)
     check_rewrites(model)
@@ -111,10 +131,14 @@ def watch_alignment(model: Model, source: str, written: Written) -> SentenceAtte
     return SentenceAttention(rows, columns, _select(recording, "*"))
 
 
-def _watch_continuation(model: GPT, prompt: Sequence[int], written: Sequence[int]) -> SentenceAttention:
-    """Record the written tokens of a GPT, with as much of the prompt as the model has positions for.
+def _watch_continuation(
+    model: GPT, prompt: Sequence[int], written: Sequence[int]
+) -> SentenceAttention:
+    """Record the written tokens of a GPT, with as much of the prompt as the model has positions
+    for.
 
-    All but the last token of the prompt are in the cache: they are keys, and not queries of the recording.
+    All but the last token of the prompt are in the cache: they are keys, and not queries of the
+    recording.
     """
     written = written[-model.longest :]
     prompt = prompt[-(model.longest + 1 - len(written)) :]
@@ -137,7 +161,9 @@ def source_words(model: Model, source: str) -> Words:
 
 
 def written_words(model: Model, ids: Sequence[int]) -> Words:
-    """Return the words of token ids that a model writes: a token covers the characters that it adds to the text."""
+    """Return the words of token ids that a model writes: a token covers the characters that it adds
+    to the text.
+    """
     assert model.tokenizer is not None
     special = {model.special.start, model.special.pad, *model.special.end}
     decoder = IncrementalDecoder(model.tokenizer, ())

@@ -1,4 +1,6 @@
-"""Draw the weights between words as tables for a terminal, and what a model wrote as text or JSON."""
+"""Draw the weights between words as tables for a terminal, and what a model wrote as text or
+JSON.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from ...decoding import Written
 from ...models import Model
-from ...trace.render import FirstThatFits, indent, number_cell
+from ...traces.render import FirstThatFits, indent, number_cell
 from ..writing.rewrite import RewrittenPart
 from .sentence_views import SentenceAttention, watch_alignment
 
@@ -21,9 +23,15 @@ JOINED = "a word in several pieces is one here: its row is the mean over them, i
 
 
 def draw(
-    model: Model, parts: Sequence[RewrittenPart], *, before: str = "", between: str = " ", show: bool = False
+    model: Model,
+    parts: Sequence[RewrittenPart],
+    *,
+    before: str = "",
+    between: str = " ",
+    show: bool = False,
 ) -> Iterator[RenderableType]:
-    """Yield the written text; where parts have several texts, or with `show`, each text in a line of its own.
+    """Yield the written text; where parts have several texts, or with `show`, each text in a line
+    of its own.
 
     before   the prompt that the text continues, if any
     between  what joins the parts
@@ -42,14 +50,22 @@ def draw(
 
 
 def to_dict(
-    model: Model, source: str, parts: Sequence[RewrittenPart], *, between: str = " ", show: bool = False
+    model: Model,
+    source: str,
+    parts: Sequence[RewrittenPart],
+    *,
+    between: str = " ",
+    show: bool = False,
 ) -> dict[str, Any]:
     """Return what `draw` yields as data for JSON, with the score of each text."""
     return {
         "source": source,
         "text": between.join(part.text for part in parts),
         "parts": [
-            {"source": part.source, "texts": [_text_to_dict(model, part.source, text, show) for text in part.found]}
+            {
+                "source": part.source,
+                "texts": [_text_to_dict(model, part.source, text, show) for text in part.found],
+            }
             for part in parts
         ],
     }
@@ -72,15 +88,22 @@ def draw_alignment(attention: SentenceAttention) -> RenderableType:
     """Return a table of what each written word attended to."""
     layer = attention.layers[attention.sharpest].name
     heads = attention.weights.shape[1]
-    caption = f"each row: a written word, and the words it attended to, in %; the mean of the {heads} heads of {layer}"
+    caption = (
+        "each row: a written word, and the words it attended to, in %; the mean of the "
+        f"{heads} heads of {layer}"
+    )
     table = percent_table(attention.rows.names, attention.columns.names, attention.alignment)
     return Group(Text(caption, style="dim"), table)
 
 
 def percent_table(
-    rows: Sequence[str], columns: Sequence[str], weights: Float[Tensor, "row column"], peak: float | None = None
+    rows: Sequence[str],
+    columns: Sequence[str],
+    weights: Float[Tensor, "row column"],
+    peak: float | None = None,
 ) -> RenderableType:
-    """Return a table of weights in %, a column for each word; where that is too wide, the largest weights of each row.
+    """Return a table of weights in %, a column for each word; where that is too wide, the largest
+    weights of each row.
 
     `peak` is the weight that is drawn brightest, the largest one unless given.
     """
@@ -94,7 +117,9 @@ def percent_table(
     return indent(FirstThatFits(tables))
 
 
-def _matrix(rows: Sequence[str], columns: Sequence[str], percent: Float[Tensor, "row column"], peak: float) -> Table:
+def _matrix(
+    rows: Sequence[str], columns: Sequence[str], percent: Float[Tensor, "row column"], peak: float
+) -> Table:
     table = _empty_table()
     table.show_header = True
     for name in columns:
@@ -105,19 +130,33 @@ def _matrix(rows: Sequence[str], columns: Sequence[str], percent: Float[Tensor, 
 
 
 def _largest_of_rows(
-    rows: Sequence[str], columns: Sequence[str], percent: Float[Tensor, "row column"], peak: float, most: int
+    rows: Sequence[str],
+    columns: Sequence[str],
+    percent: Float[Tensor, "row column"],
+    peak: float,
+    most: int,
 ) -> Table:
     table = _empty_table()
     largest = percent.sort(dim=-1, descending=True, stable=True)
-    for name, *row in zip(rows, largest.values[:, :most].tolist(), largest.indices[:, :most].tolist(), strict=True):
-        cells = [number_cell(number, 0, peak, f"{_shorten(columns[j])} ") for number, j in zip(*row, strict=True)]
+    for name, *row in zip(
+        rows, largest.values[:, :most].tolist(), largest.indices[:, :most].tolist(), strict=True
+    ):
+        cells = [
+            number_cell(number, 0, peak, f"{_shorten(columns[j])} ")
+            for number, j in zip(*row, strict=True)
+        ]
         table.add_row(Text(_shorten(name)), *cells)
     return table
 
 
 def _empty_table() -> Table:
     table = Table(
-        box=None, padding=(0, 1), pad_edge=False, collapse_padding=True, show_header=False, header_style="dim"
+        box=None,
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
+        show_header=False,
+        header_style="dim",
     )
     table.add_column(no_wrap=True)
     return table

@@ -1,6 +1,8 @@
-"""Measure why scores are divided by √d: dot products of random vectors of d features, for every d from 1 to 512.
+"""Measure why scores are divided by √d: dot products of random vectors of d features, for every d
+from 1 to 512.
 
-The vectors of a smaller d are the first features of those of a larger one, so that a picture changes smoothly with d.
+The vectors of a smaller d are the first features of those of a larger one, so that a picture
+changes smoothly with d.
 """
 
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ...trace.render import indent
+from ...traces.render import indent
 
 MOST = 512  # features
 QUERIES = 512
@@ -33,8 +35,8 @@ class ScoreStatistics:
 
     variance  of all scores
     largest   the largest of a query's 8 weights, the mean over the queries
-    gradient  Σ w(1 - w) over a query's weights, the mean over the queries: the trace of softmax's Jacobian, which is 0
-              where one key has all the weight
+    gradient  Σ w(1 - w) over a query's weights, the mean over the queries: the trace of softmax's
+              Jacobian, which is 0 where one key has all the weight
     """
 
     variance: float
@@ -59,7 +61,9 @@ def _all_scores() -> Float[Tensor, "d query key"]:
 
 
 def random_scores(d: int) -> Float[Tensor, "query key"]:
-    """Return the scores q·k of random vectors with d features, each drawn from N(0, 1); ValueError beyond 1 to 512."""
+    """Return the scores q·k of random vectors with d features, each drawn from N(0, 1); ValueError
+    beyond 1 to 512.
+    """
     if not 1 <= d <= MOST:
         raise ValueError(f"d={d} is not between 1 and {MOST}")
     return _all_scores()[d - 1]
@@ -72,7 +76,9 @@ def measure(d: int) -> dict[str, ScoreStatistics]:
 
 
 def to_dict(d: int) -> dict[str, Any]:
-    """Return everything about one d as data for JSON: statistics, histograms and the weights of one query."""
+    """Return everything about one d as data for JSON: statistics, histograms and the weights of one
+    query.
+    """
     scores = random_scores(d)
     parts = {"dot": scores, "divided": scores / d**0.5}
     return {
@@ -82,7 +88,9 @@ def to_dict(d: int) -> dict[str, Any]:
         **{
             name: {
                 **vars(ScoreStatistics.of(part)),
-                "histogram": torch.histc(part.clamp(-EDGE + 0.5, EDGE - 0.5), BINS, -EDGE, EDGE).long().tolist(),
+                "histogram": torch.histc(part.clamp(-EDGE + 0.5, EDGE - 0.5), BINS, -EDGE, EDGE)
+                .long()
+                .tolist(),
                 "scores": part[EXAMPLE].tolist(),
                 "weights": part[EXAMPLE].softmax(-1).tolist(),
             }
@@ -93,7 +101,10 @@ def to_dict(d: int) -> dict[str, Any]:
 
 def table_to_dict() -> dict[str, Any]:
     """Return the table of `draw_table` as data for JSON."""
-    rows = [{"d": d} | {name: vars(statistics) for name, statistics in measure(d).items()} for d in SHOWN]
+    rows = [
+        {"d": d} | {name: vars(statistics) for name, statistics in measure(d).items()}
+        for d in SHOWN
+    ]
     return {"example": "variance", "queries": QUERIES, "keys": KEYS, "rows": rows}
 
 
@@ -106,10 +117,19 @@ def draw_table() -> RenderableType:
         dot, divided = measure(d).values()
         pairs = [(one.variance, one.largest, one.gradient) for one in (dot, divided)]
         cells = [number for both in zip(*pairs, strict=True) for number in both]
-        table.add_row(str(d), *(f"{number:.{2 if at < 2 else 4}f}" for at, number in enumerate(cells)))
+        table.add_row(
+            str(d), *(f"{number:.{2 if at < 2 else 4}f}" for at, number in enumerate(cells))
+        )
     caption = (
         f"{QUERIES} random queries with {KEYS} keys each; every feature is drawn from N(0, 1).\n"
-        "A dot product of d features has a variance of about d. Divided by √d it is about 1 for every d.\n"
-        "Without dividing, softmax gives nearly all weight to one key, and its gradient, Σ w(1 - w), vanishes."
+        "A dot product of d features has a variance of about d. Divided by √d it is about 1 for "
+        "every d.\n"
+        "Without dividing, softmax gives nearly all weight to one key, and its gradient, Σ w(1 - "
+        "w), vanishes."
     )
-    return Group(Text("Why scores are divided by √d", style="bold"), Text(caption, style="dim"), Text(), indent(table))
+    return Group(
+        Text("Why scores are divided by √d", style="bold"),
+        Text(caption, style="dim"),
+        Text(),
+        indent(table),
+    )

@@ -1,4 +1,6 @@
-"""`check`: say what `train` would do with a recipe, and about how long it would take, without writing anything."""
+"""`check`: say what `train` would do with a recipe, and about how long it would take, without
+writing anything.
+"""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,15 +21,21 @@ from .train import RECIPE, check_folder
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 TIMED = 3  # steps that are timed, after one that warms up
-NEEDED = ("accelerate", "tensorboard", "sacrebleu", "rouge_score")  # of the train extra, by `train` or `evaluate`
+NEEDED = (
+    "accelerate",
+    "tensorboard",
+    "sacrebleu",
+    "rouge_score",
+)  # of the train extra, by `train` or `evaluate`
 WIDTH = 100  # characters of a text that is shown
 
 
 def check(recipe: Recipe, *, data: str | None = None, out: str | None = None) -> Iterator[str]:
-    """Yield lines that say what training this recipe would do: data, model, stages, time, and the folder.
+    """Yield lines that say what training this recipe would do: data, model, stages, time, and the
+    folder.
 
-    All data is read, the tokenizer trained, the model built and three steps timed. Nothing is written. Raises
-    ValueError where `train` would.
+    All data is read, the tokenizer trained, the model built and three steps timed. Nothing is
+    written. Raises ValueError where `train` would.
     """
     folder = data_folder(data)
     yield f"{recipe.name}: {recipe.task}"
@@ -39,8 +47,15 @@ def check(recipe: Recipe, *, data: str | None = None, out: str | None = None) ->
         yield f"{split:<12}{_describe(table.read(folder, split))}"
     work = TASKS[recipe.task].prepare(recipe, folder, None)
     model = work.model
-    tokens = "" if model.tokenizer is None else f", {model.tokenizer.get_vocab_size():,} tokens in the vocabulary"
-    yield f"{'model':<12}{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters{tokens}"
+    tokens = (
+        ""
+        if model.tokenizer is None
+        else f", {model.tokenizer.get_vocab_size():,} tokens in the vocabulary"
+    )
+    yield (
+        f"{'model':<12}{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} "
+        f"parameters{tokens}"
+    )
     device = torch.device("cuda" if uses_gpu() else "cpu")
     model.to(device)
     for name, stage in work.stages.items():
@@ -61,7 +76,10 @@ def _describe(read: Any) -> str:
     if isinstance(read, str):
         return f"{len(read):,} characters: {_short(read)}"
     first = read[0]
-    return f"{len(read):,} pairs: {_short(first.source)} → {_short(first.targets[0] if first.targets else '')}"
+    return (
+        f"{len(read):,} pairs: {_short(first.source)} → "
+        f"{_short(first.targets[0] if first.targets else '')}"
+    )
 
 
 def _short(text: str) -> str:
@@ -76,19 +94,31 @@ def _describe_stage(stage: Stage, model: torch.nn.Module, device: torch.device) 
     each = max(1, len(plans) // settings.accumulate)  # steps of an epoch
     steps = settings.steps or each * (settings.epochs or 1)
     seconds = _seconds_of_a_step(stage, model, plans, prepared) * settings.accumulate
-    size = f"{settings.tokens:,} tokens" if settings.tokens is not None else f"{settings.rows:,} rows"
+    size = (
+        f"{settings.tokens:,} tokens" if settings.tokens is not None else f"{settings.rows:,} rows"
+    )
     threads = torch.get_num_threads()
-    where = "this GPU" if device.type == "cuda" else f"this CPU, {threads} thread{'s' if threads > 1 else ''}"
+    where = (
+        "this GPU"
+        if device.type == "cuda"
+        else f"this CPU, {threads} thread{'s' if threads > 1 else ''}"
+    )
     return (
-        f"{prepared.describe().partition(',')[0]}, {steps:,} steps of {size}: {steps / each:.1f} times "
+        f"{prepared.describe().partition(',')[0]}, {steps:,} steps of {size}: {steps / each:.1f} "
+        "times "
         f"through the data; about {format_duration(steps * seconds)} on {where}, without validation"
     )
 
 
 def _seconds_of_a_step(stage: Stage, model: torch.nn.Module, plans: Any, prepared: Any) -> float:
-    """Return the time of a forward and a backward pass, the mean over some batches of the first epoch."""
+    """Return the time of a forward and a backward pass, the mean over some batches of the first
+    epoch.
+    """
     spread = [plans[i * (len(plans) - 1) // TIMED] for i in range(TIMED + 1)]
-    options = {"label_smoothing": stage.settings.label_smoothing, "agreement": stage.settings.agreement}
+    options = {
+        "label_smoothing": stage.settings.label_smoothing,
+        "agreement": stage.settings.agreement,
+    }
     model.train()
     begun = 0.0
     for number, plan in enumerate(spread):

@@ -26,7 +26,9 @@ Place = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of a split, the most important first, and the number of answers they are computed from."""
+    """The figures of a split, the most important first, and the number of answers they are computed
+    from.
+    """
 
     recipe: str
     split: str
@@ -48,8 +50,8 @@ def evaluate(
     data    the folder of all data; see `data_folder`
     split   "test" or "validation"
     recipe  the recipe to measure by, unless given the folder's own
-    out     where answers (SPLIT.jsonl) and figures (SPLIT.json) are written, FOLDER/evaluation unless given; for a
-            shipped model, evaluation/NAME in the working directory
+    out     where answers (SPLIT.jsonl) and figures (SPLIT.json) are written, FOLDER/evaluation
+            unless given; for a shipped model, evaluation/NAME in the working directory
 
     Raises ValueError for a folder, recipe or split that does not exist.
     """
@@ -79,16 +81,25 @@ def predict(
     answers = TASKS[settings.task].answer(settings, model, data_folder(data), cast(Split, split))
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(file) as new:
-        new.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in answers), encoding="utf-8")
+        new.write_text(
+            "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in answers),
+            encoding="utf-8",
+        )
     return file
 
 
-def score(folder: Place, *, split: str = "test", recipe: Place | None = None, out: Place | None = None) -> Evaluation:
-    """Return the figures of the answers that `predict` wrote, and write them next to the answers."""
+def score(
+    folder: Place, *, split: str = "test", recipe: Place | None = None, out: Place | None = None
+) -> Evaluation:
+    """Return the figures of the answers that `predict` wrote, and write them next to the
+    answers.
+    """
     settings = read(recipe or find_model(folder) / RECIPE)
     file = _file(folder, split, out)
     answers = _read_answers(file)
-    evaluation = Evaluation(settings.name, split, len(answers), TASKS[settings.task].score(settings, answers))
+    evaluation = Evaluation(
+        settings.name, split, len(answers), TASKS[settings.task].score(settings, answers)
+    )
     with atomic_file(file.with_suffix(".json")) as new:
         new.write_text(json.dumps(asdict(evaluation), indent=1) + "\n", encoding="utf-8")
     return evaluation
@@ -103,17 +114,25 @@ def spread(runs: Sequence[Evaluation]) -> dict[str, tuple[float, float]]:
 def _file(folder: Place, split: str, out: Place | None) -> Path:
     """Return the file for a split's answers.
 
-    The answers of a shipped model are not in a folder NAME: `load` would take such a folder for the model.
+    The answers of a shipped model are not in a folder NAME: `load` would take such a folder for the
+    model.
     """
     if out is None:
-        out = Path(folder) / "evaluation" if find_shipped(folder) is None else Path("evaluation") / folder
+        out = (
+            Path(folder) / "evaluation"
+            if find_shipped(folder) is None
+            else Path("evaluation") / folder
+        )
     return Path(out) / f"{split}.jsonl"
 
 
 def _read_answers(file: Path) -> list[Answer]:
     if not file.exists():
         raise ValueError(f"there is no {file} to score; telescope evaluate --predict writes it")
-    answers = [parse_json(line, f"{file}, line {number}") for number, line in enumerate(read_lines(file), 1)]
+    answers = [
+        parse_json(line, f"{file}, line {number}")
+        for number, line in enumerate(read_lines(file), 1)
+    ]
     for number, answer in enumerate(answers, 1):
         if not isinstance(answer, dict):
             raise ValueError(f"{file}, line {number}: is not an object, as an answer should be")

@@ -1,4 +1,6 @@
-"""The task "generate": a GPT trained on running text, of characters or BPE tokens, measured by its loss."""
+"""The task "generate": a GPT trained on running text, of characters or BPE tokens, measured by its
+loss.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -39,7 +41,9 @@ class RunningText(OwnData):
 
 @dataclass(frozen=True)
 class TextTokenizer(Config):
-    """The table [tokenizer]: BPE of `size` pieces, or all characters of the text, the held-out splits included."""
+    """The table [tokenizer]: BPE of `size` pieces, or all characters of the text, the held-out
+    splits included.
+    """
 
     kind: Literal["characters", "bpe"] = "characters"
     size: int = 1024
@@ -50,8 +54,12 @@ class TextTokenizer(Config):
     def learn(self, data: Path, corpus: RunningText) -> Tokenizer:
         """Return a new tokenizer, trained on the corpus."""
         if self.kind == "bpe":
-            return train_bpe(corpus.read(data, "train").splitlines(keepends=True), self.size, special=False)
-        return character_tokenizer("".join(corpus.read(data, split) for split in ("train", "validation", "test")))
+            return train_bpe(
+                corpus.read(data, "train").splitlines(keepends=True), self.size, special=False
+            )
+        return character_tokenizer(
+            "".join(corpus.read(data, split) for split in ("train", "validation", "test"))
+        )
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,9 @@ def prepare(recipe: GenerateRecipe, data: Path, tokenizer: Tokenizer | None) -> 
 def windows(model: Model, text: str) -> Windows:
     """Return a text cut into windows as long as the model has positions."""
     if not isinstance(model.config, GPTConfig) or model.tokenizer is None:
-        raise ValueError(f"a {type(model).__name__} does not continue a text; a GPT with a tokenizer does")
+        raise ValueError(
+            f"a {type(model).__name__} does not continue a text; a GPT with a tokenizer does"
+        )
     return Windows(model.tokenizer.encode(text).ids, block=model.config.max_positions)
 
 
@@ -96,9 +106,13 @@ def answer(recipe: GenerateRecipe, model: Model, data: Path, split: Split) -> li
 
 
 def score(recipe: GenerateRecipe, answers: list[Answer]) -> dict[str, float]:
-    """Return the loss per token in nats, and per character, which can be compared between tokenizers."""
+    """Return the loss per token in nats, and per character, which can be compared between
+    tokenizers.
+    """
     if len(answers) != 1:
-        raise ValueError(f"there are {len(answers)} answers; the task generate has one, the loss of the text")
+        raise ValueError(
+            f"there are {len(answers)} answers; the task generate has one, the loss of the text"
+        )
     check_fields(answers, loss=(float, int), tokens=int, characters=int)
     (answer,) = answers
     loss = answer["loss"]
@@ -106,7 +120,8 @@ def score(recipe: GenerateRecipe, answers: list[Answer]) -> dict[str, float]:
     characters = answer["characters"]
     if not 0 <= loss < LARGEST_LOSS or min(tokens, characters) < 1:
         raise ValueError(
-            f"the answer says a loss of {loss} nats for {tokens} tokens of {characters} characters; "
+            f"the answer says a loss of {loss} nats for {tokens} tokens of {characters} "
+            "characters; "
             f"a loss is from 0 to {LARGEST_LOSS:g}, of at least 1 token"
         )
     return {"loss": loss, "perplexity": exp(loss), "per_character": loss * tokens / characters}

@@ -1,4 +1,6 @@
-"""`new_recipe`: write a commented recipe for a user's own data, with a model that two CPU cores can train."""
+"""`new_recipe`: write a commented recipe for a user's own data, with a model that two CPU cores can
+train.
+"""
 
 import json
 from pathlib import Path
@@ -108,7 +110,11 @@ WHAT = {
 }
 SAMPLES = {"translate": '"..."', "summarize": "FILE", "generate": '"..."'}
 EXAMPLES = {"translate": "pairs.tsv", "summarize": "documents.jsonl", "generate": "text.txt"}
-COLUMNS = {"translate": ("source", "target"), "summarize": ("document", "summary"), "generate": ("text",)}
+COLUMNS = {
+    "translate": ("source", "target"),
+    "summarize": ("document", "summary"),
+    "generate": ("text",),
+}
 
 
 def new_recipe(
@@ -125,8 +131,9 @@ def new_recipe(
     task            translate, summarize or generate
     file            where the recipe will be written; its comments say so
     train           the file with the training data; an example's name where it is not given yet
-    source, target  its columns; where they are not given, they are guessed from the header of `train`: the first two
-                    columns, or those named document and summary. A table to generate from has one column, `source`
+    source, target  its columns; where they are not given, they are guessed from the header of
+                    `train`: the first two columns, or those named document and summary. A table to
+                    generate from has one column, `source`
     data            the folder of all data, in which `train` is looked up too
 
     Raises ValueError for an unknown task, a missing file, and columns that the file does not have.
@@ -134,23 +141,40 @@ def new_recipe(
     if task not in WHAT:
         raise ValueError(f'there is no recipe to "{task}"; {hint(task, WHAT)}')
     if task == "generate" and target is not None:
-        raise ValueError(f'target="{target}" is for pairs of texts; a recipe to generate has one column, by source')
+        raise ValueError(
+            f'target="{target}" is for pairs of texts; a recipe to generate has one column, by '
+            "source"
+        )
     wanted = _columns(task, train, source, target, data)
     columns = ""
     if task == "translate":
         columns = TRANSLATE.format(source=json.dumps(wanted[0]), target=json.dumps(wanted[1]))
     elif task == "summarize":
         columns = SUMMARIZE.format(source=json.dumps(wanted[0]), target=json.dumps(wanted[1]))
-    plain = {"translate": ', or two plain texts: "train.{}"', "generate": ", or plain text"}.get(task, "")
-    head = HEAD.format(what=WHAT[task], task=task, file=file, name=Path(file).stem, sample=SAMPLES[task])
-    body = DATA.format(train=json.dumps(train or EXAMPLES[task], ensure_ascii=False), plain=plain, columns=columns)
+    plain = {"translate": ', or two plain texts: "train.{}"', "generate": ", or plain text"}.get(
+        task, ""
+    )
+    head = HEAD.format(
+        what=WHAT[task], task=task, file=file, name=Path(file).stem, sample=SAMPLES[task]
+    )
+    body = DATA.format(
+        train=json.dumps(train or EXAMPLES[task], ensure_ascii=False), plain=plain, columns=columns
+    )
     if task == "generate":
-        return head + body + GENERATE.format(text=f"text = {json.dumps(wanted[0])}\n" if wanted else "")
+        return (
+            head
+            + body
+            + GENERATE.format(text=f"text = {json.dumps(wanted[0])}\n" if wanted else "")
+        )
     sizes = {"translate": (8000, 128, 128), "summarize": (8000, 256, 64)}[task]
-    return head + body + PAIRS.format(vocabulary=sizes[0], longest=sizes[1], longest_output=sizes[2])
+    return (
+        head + body + PAIRS.format(vocabulary=sizes[0], longest=sizes[1], longest_output=sizes[2])
+    )
 
 
-def _columns(task: str, train: str | None, source: str | None, target: str | None, data: str | None) -> list[str]:
+def _columns(
+    task: str, train: str | None, source: str | None, target: str | None, data: str | None
+) -> list[str]:
     """Return the columns that the recipe will read; none for plain text."""
     given = [source, target][: len(COLUMNS[task])]
     if train is None:
@@ -159,7 +183,10 @@ def _columns(task: str, train: str | None, source: str | None, target: str | Non
         return [name or usual for name, usual in zip(given, COLUMNS[task], strict=True)]
     if "{}" in train:
         if None in given:
-            raise ValueError(f"{train} is two plain texts; --source and --target say what stands in place of {{}}")
+            raise ValueError(
+                f"{train} is two plain texts; --source and --target say what stands in place of "
+                f"{{}}"
+            )
         return [str(name) for name in given]
     folder = data_folder(data)
     place = find_file(folder, train)
@@ -167,15 +194,24 @@ def _columns(task: str, train: str | None, source: str | None, target: str | Non
     if task == "generate" and not header:
         return []
     if not header and Path(place.name.removesuffix(".gz")).suffix.lower() in PLAIN:
-        raise ValueError(f"{train} is plain text, and a recipe to {task} needs pairs; {', '.join(TABLES)} hold them")
+        raise ValueError(
+            f"{train} is plain text, and a recipe to {task} needs pairs; {', '.join(TABLES)} hold "
+            "them"
+        )
     if not header:
-        raise ValueError(f"{train} is empty; a recipe to {task} needs a table with {len(given)} columns")
-    missing = [name for name in given if name is not None and name not in header and not name.isdecimal()]
+        raise ValueError(
+            f"{train} is empty; a recipe to {task} needs a table with {len(given)} columns"
+        )
+    missing = [
+        name for name in given if name is not None and name not in header and not name.isdecimal()
+    ]
     if missing:
         raise ValueError(f'{train} has no column "{missing[0]}"; {hint(missing[0], header)}')
     usual = [name for name in COLUMNS[task] if name in header]
     guessed = usual if len(usual) == len(given) else [name for name in header if name not in given]
     found = [name or (guessed.pop(0) if guessed else "") for name in given]
     if "" in found:
-        raise ValueError(f"{train} has the columns {', '.join(header)}; a recipe to {task} needs {len(given)}")
+        raise ValueError(
+            f"{train} has the columns {', '.join(header)}; a recipe to {task} needs {len(given)}"
+        )
     return found

@@ -17,8 +17,8 @@ from ...text.own_files import read_rows, read_running_text, split_of
 class OwnData(Config):
     """A corpus by its name, or files of the user's own: one of `corpus` and `train` is given.
 
-    Without a file for validation, `held_out` % of the training data are held out, by a hash of the source. Without a
-    file for the test, the test is the validation.
+    Without a file for validation, `held_out` % of the training data are held out, by a hash of the
+    source. Without a file for the test, the test is the validation.
     """
 
     corpus: str | None = None
@@ -28,30 +28,52 @@ class OwnData(Config):
     held_out: int = 5  # %
 
     def check_source(self, corpora: Mapping[str, Any]) -> None:
-        """Raise a ValueError unless one of `corpus` and `train` is given, and the corpus is known."""
+        """Raise a ValueError unless one of `corpus` and `train` is given, and the corpus is
+        known.
+        """
         if (self.corpus is None) == (self.train is None):
             given = "both are given" if self.train is not None else "neither is given"
-            raise ValueError(f"give one of corpus, which is {', '.join(corpora)}, or train, a file of yours; {given}")
+            raise ValueError(
+                f"give one of corpus, which is {', '.join(corpora)}, or train, a file of yours; "
+                f"{given}"
+            )
         if self.corpus is not None:
             check_choice("corpus", self.corpus, corpora)
             for name in ("validation", "test"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f'{name}="{getattr(self, name)}" goes with train, not with corpus="{self.corpus}"')
+                    raise ValueError(
+                        f'{name}="{getattr(self, name)}" goes with train, not with '
+                        f'corpus="{self.corpus}"'
+                    )
         if not 1 <= self.held_out <= 50:
-            raise ValueError(f"held_out={self.held_out} % of the data cannot be held out; 1 to 50 can be")
+            raise ValueError(
+                f"held_out={self.held_out} % of the data cannot be held out; 1 to 50 can be"
+            )
 
     def file_of(self, split: Split) -> tuple[str, bool]:
-        """Return the file of a split, and whether it is the training file, of which a part is held out."""
+        """Return the file of a split, and whether it is the training file, of which a part is held
+        out.
+        """
         assert self.train is not None
-        named = {"train": self.train, "validation": self.validation, "test": self.test or self.validation}[split]
+        named = {
+            "train": self.train,
+            "validation": self.validation,
+            "test": self.test or self.validation,
+        }[split]
         return named or self.train, self.validation is None and (split == "train" or named is None)
 
     def read_pairs(
-        self, data: Path, split: Split, source: str, target: str, left_out: Counter[str] | None = None
+        self,
+        data: Path,
+        split: Split,
+        source: str,
+        target: str,
+        left_out: Counter[str] | None = None,
     ) -> list[TextPair]:
         """Return the pairs of a split, each source once with all its targets.
 
-        left_out  counts the rows that are left out, by the reason; those of a file with two splits count as training
+        left_out  counts the rows that are left out, by the reason; those of a file with two splits
+        count as training
         """
         file, shared = self.file_of(split)
         counted = None if shared and split != "train" else left_out
@@ -61,14 +83,17 @@ class OwnData(Config):
             rows = [row for row in rows if split_of(row[0], self.held_out) == wanted]
             if not rows:
                 raise ValueError(
-                    f"{file} has too few rows to hold out {self.held_out} % of them; name a file by validation"
+                    f"{file} has too few rows to hold out {self.held_out} % of them; name a file "
+                    "by validation"
                 )
         return group_targets([(text, other) for text, other in rows])
 
     def read_whole_text(
         self, data: Path, split: Split, column: str | None, left_out: Counter[str] | None = None
     ) -> str:
-        """Return the running text of a split; held out is the end of the training text. `left_out` as above."""
+        """Return the running text of a split; held out is the end of the training text. `left_out`
+        as above.
+        """
         file, shared = self.file_of(split)
         counted = None if shared and split != "train" else left_out
         text = read_running_text(data, file, column, counted)

@@ -1,4 +1,6 @@
-"""The task "recall": a GPT learns facts by restoring spans of lines ([pretraining]), then to answer questions."""
+"""The task "recall": a GPT learns facts by restoring spans of lines ([pretraining]), then to answer
+questions.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,17 +23,28 @@ BATCH = 512  # questions answered together
 
 
 def answer_questions(model: Model, questions: Sequence[str]) -> list[str]:
-    """Return the model's answer to each question. Raises ValueError for a model that was not trained to recall."""
+    """Return the model's answer to each question. Raises ValueError for a model that was not
+    trained to recall.
+    """
     if model.tokenizer is None or model.special != SPECIAL:
-        raise ValueError("this model was not trained to recall; telescope train recipes/recall-rotary.toml trains one")
+        raise ValueError(
+            "this model was not trained to recall; telescope train recipes/recall-rotary.toml "
+            "trains one"
+        )
     prompts = encode(model.tokenizer, [question + GAP_MARK for question in questions])
     batches = [prompts[first : first + BATCH] for first in range(0, len(prompts), BATCH)]
-    written = [text for batch in batches for text in generate(model, batch, max_new_tokens=LONGEST, temperature=0.0)]
+    written = [
+        text
+        for batch in batches
+        for text in generate(model, batch, max_new_tokens=LONGEST, temperature=0.0)
+    ]
     return [text.text or "" for text in written]
 
 
 def as_question(name: str) -> str:
-    """Return the question about a person in the wording of the training; a question is returned as it is."""
+    """Return the question about a person in the wording of the training; a question is returned as
+    it is.
+    """
     return name if name.endswith("?") else f"Where was {name} born?"
 
 
@@ -47,7 +60,9 @@ class Corruption(Config):
         check_at_most(self, 1000, "draws")
         check_at_most(self, 2**16, "block")
         if self.block < 8:
-            raise ValueError(f"block={self.block} is too short for a line and two ⁇; 8 is the shortest")
+            raise ValueError(
+                f"block={self.block} is too short for a line and two ⁇; 8 is the shortest"
+            )
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,9 @@ class RecallRecipe(Recipe):
 
 
 def prepare(recipe: RecallRecipe, data: Path, tokenizer: Tokenizer | None) -> Work:
-    """Build the model and its stages: restoring spans, where the recipe has a [pretraining], then answering."""
+    """Build the model and its stages: restoring spans, where the recipe has a [pretraining], then
+    answering.
+    """
     lines = read_people(data)
     tokenizer = tokenizer or vocabulary(lines)
     model = recipe.model.build(tokenizer.get_vocab_size(), recipe.training.seed)
@@ -79,7 +96,11 @@ def prepare(recipe: RecallRecipe, data: Path, tokenizer: Tokenizer | None) -> Wo
         corrupted = Lines(encode(tokenizer, lines), recipe.data.block, recipe.data.draws)
         stages["pretraining"] = Stage(recipe.pretraining, corrupted, language)
     questions = encode_questions(tokenizer, read_births(data, "train"))
-    return Work(model, stages | {"training": Stage(recipe.training, questions, language, validate, "highest accuracy")})
+    return Work(
+        model,
+        stages
+        | {"training": Stage(recipe.training, questions, language, validate, "highest accuracy")},
+    )
 
 
 def encode_questions(tokenizer: Tokenizer, pairs: Sequence[TextPair]) -> Questions:
@@ -108,8 +129,15 @@ def score(recipe: RecallRecipe, answers: list[Answer]) -> dict[str, float]:
     if not answers:
         raise ValueError("there are no answers to score")
     if not all(answer["places"] for answer in answers):
-        raise ValueError("the places of the test questions were never published; --split validation can be scored")
-    return {"accuracy": 100 * sum(answer["answer"] in answer["places"] for answer in answers) / len(answers)}
+        raise ValueError(
+            "the places of the test questions were never published; --split validation can be "
+            "scored"
+        )
+    return {
+        "accuracy": 100
+        * sum(answer["answer"] in answer["places"] for answer in answers)
+        / len(answers)
+    }
 
 
 RECALL = Task(RecallRecipe, prepare, answer, score)

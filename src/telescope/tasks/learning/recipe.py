@@ -1,4 +1,6 @@
-"""A recipe: everything that leads to one trained model, as a TOML file with a table for each part."""
+"""A recipe: everything that leads to one trained model, as a TOML file with a table for each
+part.
+"""
 
 import json
 from collections.abc import Mapping
@@ -28,7 +30,9 @@ class RecipeTable(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """The table [model]: the kind, such as "Transformer", and its config; `vocabulary` comes from the tokenizer."""
+    """The table [model]: the kind, such as "Transformer", and its config; `vocabulary` comes from
+    the tokenizer.
+    """
 
     kind: type[Model]
     config: Config
@@ -40,9 +44,13 @@ class Shape:
         if not isinstance(name, str) or name not in MODEL_CLASSES:
             raise ValueError(f"kind={name!r} is no model; {hint(str(name), MODEL_CLASSES)}")
         if "vocabulary" in rest:
-            raise ValueError(f"vocabulary={rest['vocabulary']} is what the tokenizer says; leave it out")
+            raise ValueError(
+                f"vocabulary={rest['vocabulary']} is what the tokenizer says; leave it out"
+            )
         config = MODEL_CLASSES[name].config_type.from_dict(rest)
-        counts = [field.name for field in fields(config) if field.name.endswith(("blocks", "layers"))]
+        counts = [
+            field.name for field in fields(config) if field.name.endswith(("blocks", "layers"))
+        ]
         check_at_most(config, MOST_BLOCKS, *counts)
         return cls(MODEL_CLASSES[name], config)
 
@@ -58,7 +66,9 @@ class Shape:
             return self.kind(replace(self.config, vocabulary=vocabulary))  # type: ignore[call-arg]
         except (RuntimeError, MemoryError) as problem:
             reason = str(problem).partition("\n")[0] or "there is not enough memory"
-            raise ValueError(f"[model]: a {self.kind.__name__} of this size cannot be built: {reason}") from None
+            raise ValueError(
+                f"[model]: a {self.kind.__name__} of this size cannot be built: {reason}"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -72,10 +82,12 @@ class Recipe:
     def from_tables(cls, name: str, task: str, tables: Mapping[str, Any]) -> Self:
         """Return the recipe of a parsed file.
 
-        A table that is left out takes its defaults, or is None where its type allows None. Raises ValueError for an
-        unknown table, or a table with a wrong field.
+        A table that is left out takes its defaults, or is None where its type allows None. Raises
+        ValueError for an unknown table, or a table with a wrong field.
         """
-        kinds = {key: kind for key, kind in get_type_hints(cls).items() if key not in ("name", "task")}
+        kinds = {
+            key: kind for key, kind in get_type_hints(cls).items() if key not in ("name", "task")
+        }
         for key, table in tables.items():
             if key not in kinds:
                 raise ValueError(f'{name}: a recipe to {task} has no "{key}"; {hint(key, kinds)}')
@@ -95,13 +107,19 @@ class Recipe:
 
     def training_with(self, **changes: Any) -> Self:
         """Return the recipe with other settings in each of its trainings."""
-        trainings = {key: table for key, table in self.tables().items() if isinstance(table, Training)}
-        others: dict[str, Any] = {key: replace(table, **changes) for key, table in trainings.items()}
+        trainings = {
+            key: table for key, table in self.tables().items() if isinstance(table, Training)
+        }
+        others: dict[str, Any] = {
+            key: replace(table, **changes) for key, table in trainings.items()
+        }
         return replace(self, **others)
 
     def tables(self) -> dict[str, RecipeTable]:
         """Return the tables that are not None, by name."""
-        tables = {field.name: getattr(self, field.name) for field in fields(self)[2:]}  # after name and task
+        tables = {
+            field.name: getattr(self, field.name) for field in fields(self)[2:]
+        }  # after name and task
         return {name: table for name, table in tables.items() if table is not None}
 
     def to_toml(self) -> str:
@@ -109,10 +127,16 @@ class Recipe:
         lines = [f"name = {json.dumps(self.name)}", f"task = {json.dumps(self.task)}"]
         for name, table in self.tables().items():
             lines += ["", f"[{name}]"]
-            lines += [f"{key} = {_toml_value(value)}" for key, value in table.to_dict().items() if value is not None]
+            lines += [
+                f"{key} = {_toml_value(value)}"
+                for key, value in table.to_dict().items()
+                if value is not None
+            ]
         return "\n".join(lines) + "\n"
 
 
 def _toml_value(value: str | bool | float) -> str:
-    """Return a value as TOML, which writes strings, booleans and numbers as JSON does, except infinity."""
+    """Return a value as TOML, which writes strings, booleans and numbers as JSON does, except
+    infinity.
+    """
     return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

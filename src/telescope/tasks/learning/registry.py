@@ -15,13 +15,19 @@ from .task import Task
 from .translate import TRANSLATE
 
 LARGEST = 1_000_000  # most bytes of a recipe
-TASKS: dict[str, Task[Any]] = {"translate": TRANSLATE, "summarize": SUMMARIZE, "generate": GENERATE, "recall": RECALL}
+TASKS: dict[str, Task[Any]] = {
+    "translate": TRANSLATE,
+    "summarize": SUMMARIZE,
+    "generate": GENERATE,
+    "recall": RECALL,
+}
 
 
 def read(path: str | os.PathLike[str]) -> Recipe:
     """Read a recipe from a TOML file. Without a `name`, the recipe takes the name of the file.
 
-    Raises ValueError for a missing file, a file that is not TOML, an unknown task, and wrong tables or fields.
+    Raises ValueError for a missing file, a file that is not TOML, an unknown task, and wrong tables
+    or fields.
     """
     file = Path(path)
     if paths.is_missing(os.fspath(file)):
@@ -31,7 +37,9 @@ def read(path: str | os.PathLike[str]) -> Recipe:
     try:
         tables = tomllib.loads(paths.read_bytes(file, at_most=LARGEST).decode("utf-8"))
     except RecursionError:
-        raise ValueError(f"{file} is not a recipe that can be read: it is nested too deep") from None
+        raise ValueError(
+            f"{file} is not a recipe that can be read: it is nested too deep"
+        ) from None
     except ValueError as error:  # a folder or a pipe; not UTF-8, not TOML
         raise ValueError(one_line(f"{file} is not a recipe that can be read: {error}")) from None
     name = tables.pop("name", file.stem)

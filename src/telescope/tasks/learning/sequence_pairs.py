@@ -1,4 +1,6 @@
-"""What the tasks "translate" and "summarize" share: training on pairs of texts, decoding, and metrics."""
+"""What the tasks "translate" and "summarize" share: training on pairs of texts, decoding, and
+metrics.
+"""
 
 import re
 from collections import Counter
@@ -15,7 +17,13 @@ from ...decoding import beam, generate
 from ...models import Model
 from ...models.config import Config, check_at_least_one, check_at_most
 from ...text.corpora import TextPair
-from ...text.tokenizer import check_vocabulary_size, encode, encode_with_dropout, special_ids, train_bpe
+from ...text.tokenizer import (
+    check_vocabulary_size,
+    encode,
+    encode_with_dropout,
+    special_ids,
+    train_bpe,
+)
 from ...training import Examples, Gapped, Training, mean_loss, translation
 from ...training.processes import import_required
 from .recipe import Recipe, Shape
@@ -29,7 +37,9 @@ DROPOUT = 0.1  # share of BPE merges left out where words are cut into other pie
 
 @dataclass(frozen=True)
 class Decoding(Config):
-    """The table [decoding]: how a model is decoded for measuring. Validation during training is greedy, for speed."""
+    """The table [decoding]: how a model is decoded for measuring. Validation during training is
+    greedy, for speed.
+    """
 
     beams: int = 1  # 1 is greedy
     length_penalty: float = 1.0
@@ -47,9 +57,12 @@ class PairTokenizer(Config):
 
     size: int = 8000
     lower: bool = False
-    whole: int = 0  # so many of the most frequent words of the sources, and of the targets, are one piece each
+    # So many of the most frequent words of the sources, and of the targets, are one piece each.
+    whole: int = 0
     words: str = ""  # more words that are one piece each, separated by spaces
-    again: int = 0  # additional copies of the training data, with words cut into other pieces (BPE dropout)
+    again: int = (
+        0  # additional copies of the training data, with words cut into other pieces (BPE dropout)
+    )
 
     def check(self) -> None:
         check_vocabulary_size(self.size)
@@ -63,11 +76,19 @@ class PairTokenizer(Config):
         """Return a new tokenizer, trained on the texts of these pairs."""
         sources = sources_of(pairs)
         targets = targets_of(pairs)
-        words = [*self._frequent_words(sources), *self._frequent_words(targets), *self.words.split()]
-        return train_bpe([*sources, *targets], self.size, lower=self.lower, whole=list(dict.fromkeys(words)))
+        words = [
+            *self._frequent_words(sources),
+            *self._frequent_words(targets),
+            *self.words.split(),
+        ]
+        return train_bpe(
+            [*sources, *targets], self.size, lower=self.lower, whole=list(dict.fromkeys(words))
+        )
 
     def _frequent_words(self, texts: Iterable[str]) -> list[str]:
-        counts = Counter(word for text in texts for word in WORD.findall(text.lower() if self.lower else text))
+        counts = Counter(
+            word for text in texts for word in WORD.findall(text.lower() if self.lower else text)
+        )
         return [word for word, _ in counts.most_common(self.whole)]
 
 
@@ -83,7 +104,9 @@ def targets_of(pairs: Iterable[TextPair]) -> list[str]:
 
 @dataclass(frozen=True)
 class PairsRecipe(Recipe):
-    """The tables that both tasks share. The [pretraining], where there is one, restores gaps in the sources."""
+    """The tables that both tasks share. The [pretraining], where there is one, restores gaps in the
+    sources.
+    """
 
     data: Config
     tokenizer: PairTokenizer
@@ -108,7 +131,8 @@ class TextColumn:
     def encode(self, texts: Sequence[str], way: int = 0) -> Ids:
         """Return the ids of each text. A truncated text still ends with the end token.
 
-        `way` 0 is the tokenizer's usual encoding; any other number is a seed for cutting words into other pieces.
+        `way` 0 is the tokenizer's usual encoding; any other number is a seed for cutting words into
+        other pieces.
         """
         found = (
             encode_with_dropout(self.tokenizer, texts, dropout=DROPOUT, seed=way)
@@ -128,22 +152,35 @@ def truncate(ids: list[int], longest: int) -> list[int]:
 
 
 def examples(
-    pairs: Sequence[TextPair], source: TextColumn, target: TextColumn, left_out: Counter[str], again: int = 0
+    pairs: Sequence[TextPair],
+    source: TextColumn,
+    target: TextColumn,
+    left_out: Counter[str],
+    again: int = 0,
 ) -> Examples:
-    """Return each source with each of its targets as training data, and `again` copies in other pieces.
+    """Return each source with each of its targets as training data, and `again` copies in other
+    pieces.
 
-    The target begins with the start token. Pairs with a side that is too long are left out, and counted.
+    The target begins with the start token. Pairs with a side that is too long are left out, and
+    counted.
     """
-    sources, targets = zip(*((pair.source, text) for pair in pairs for text in pair.targets), strict=True)
+    sources, targets = zip(
+        *((pair.source, text) for pair in pairs for text in pair.targets), strict=True
+    )
     both = [
         (ids, [_start(target), *others])
         for way in range(again + 1)
-        for ids, others in zip(source.encode(sources, way), target.encode(targets, way), strict=True)
+        for ids, others in zip(
+            source.encode(sources, way), target.encode(targets, way), strict=True
+        )
     ]
-    short = [(ids, others) for ids, others in both if source.accepts(ids) and target.accepts(others)]
+    short = [
+        (ids, others) for ids, others in both if source.accepts(ids) and target.accepts(others)
+    ]
     if not short:
         raise ValueError(
-            f"all {len(both):,} pairs are too long: a source may have {source.longest} tokens, a target "
+            f"all {len(both):,} pairs are too long: a source may have {source.longest} tokens, a "
+            "target "
             f"{target.longest}; allow more in the table [data]"
         )
     left_out["too long"] += len(both) - len(short)
@@ -176,7 +213,8 @@ def build_work(
     training  the pairs to train on
     held_out  the pairs to validate on, by the loss and by the `figures` of what the model writes
     better    the figure that chooses the best checkpoint, such as "highest bleu"
-    left_out  the rows that were left out when the files were read; pairs that are too long are added
+    left_out  the rows that were left out when the files were read; pairs that are too long are
+              added
     """
     tokenizer = target.tokenizer
     settings = recipe.training
@@ -201,10 +239,17 @@ def build_work(
 
 
 def answers(
-    model: Model, pairs: Sequence[TextPair], source: TextColumn, decoding: Decoding, *, beams: int | None = None
+    model: Model,
+    pairs: Sequence[TextPair],
+    source: TextColumn,
+    decoding: Decoding,
+    *,
+    beams: int | None = None,
 ) -> list[Answer]:
     """Return the text that the model writes for each source, and the right ones."""
-    texts = write_texts(model, source.encode([pair.source for pair in pairs]), decoding, beams or decoding.beams)
+    texts = write_texts(
+        model, source.encode([pair.source for pair in pairs]), decoding, beams or decoding.beams
+    )
     return [
         {"source": pair.source, "prediction": text, "references": list(pair.targets)}
         for pair, text in zip(pairs, texts, strict=True)
@@ -212,29 +257,48 @@ def answers(
 
 
 def write_texts(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[str]:
-    """Return the text that the model writes for each source, computed in batches of similar length to save padding."""
+    """Return the text that the model writes for each source, computed in batches of similar length
+    to save padding.
+    """
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     texts = [""] * len(sources)
     for first in range(0, len(order), decoding.rows):
         batch = order[first : first + decoding.rows]
-        for i, text in zip(batch, _write_batch(model, [sources[i] for i in batch], decoding, beams), strict=True):
+        for i, text in zip(
+            batch, _write_batch(model, [sources[i] for i in batch], decoding, beams), strict=True
+        ):
             texts[i] = text or ""
     return texts
 
 
 def _write_batch(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[str | None]:
     if beams == 1:
-        return [written.text for written in generate(model, sources, max_new_tokens=decoding.longest, temperature=0)]
-    found = beam(model, sources, beams=beams, max_new_tokens=decoding.longest, length_penalty=decoding.length_penalty)
+        return [
+            written.text
+            for written in generate(model, sources, max_new_tokens=decoding.longest, temperature=0)
+        ]
+    found = beam(
+        model,
+        sources,
+        beams=beams,
+        max_new_tokens=decoding.longest,
+        length_penalty=decoding.length_penalty,
+    )
     return [best.text for best, *_ in found]
 
 
 def predictions(answers: Sequence[Answer]) -> tuple[list[str], list[list[str]]]:
-    """Return the predictions and the references of all answers; raise a ValueError where a reference is missing."""
+    """Return the predictions and the references of all answers; raise a ValueError where a
+    reference is missing.
+    """
     check_fields(answers, prediction=str, references=list)
     if not answers or not all(answer["references"] for answer in answers):
-        raise ValueError("there are no answers, or one of them has no references to be compared with")
-    return [answer["prediction"] for answer in answers], [answer["references"] for answer in answers]
+        raise ValueError(
+            "there are no answers, or one of them has no references to be compared with"
+        )
+    return [answer["prediction"] for answer in answers], [
+        answer["references"] for answer in answers
+    ]
 
 
 Tokens = Literal["13a", "none"]
@@ -242,11 +306,16 @@ References = Sequence[Sequence[str]]  # all right texts for each prediction
 
 
 def bleu(
-    predictions: Sequence[str], references: References, *, lower: bool = False, tokens: Tokens = "13a"
+    predictions: Sequence[str],
+    references: References,
+    *,
+    lower: bool = False,
+    tokens: Tokens = "13a",
 ) -> dict[str, float]:
     """Return sacrebleu's BLEU (Post 2018), in %, and its brevity penalty.
 
-    tokens="none" is for texts that are tokenized already, with spaces between tokens: the result is multi-bleu's.
+    tokens="none" is for texts that are tokenized already, with spaces between tokens: the result is
+    multi-bleu's.
     """
     smooth = "none" if tokens == "none" else "exp"
     metric = import_required("sacrebleu").metrics.BLEU(
@@ -257,25 +326,34 @@ def bleu(
 
 
 def chrf(predictions: Sequence[str], references: References) -> float:
-    """Return sacrebleu's chrF2 (Popović 2015), in %. It compares letters, so an almost right word counts in part."""
+    """Return sacrebleu's chrF2 (Popović 2015), in %. It compares letters, so an almost right word
+    counts in part.
+    """
     found: float = (
-        import_required("sacrebleu").metrics.CHRF().corpus_score(list(predictions), _streams(references)).score
+        import_required("sacrebleu")
+        .metrics.CHRF()
+        .corpus_score(list(predictions), _streams(references))
+        .score
     )
     return found
 
 
 def rouge(predictions: Sequence[str], references: References) -> dict[str, float]:
-    """Return rouge-score's F1 of words, word pairs and the longest common subsequence, stemmed, in % (Lin 2004)."""
+    """Return rouge-score's F1 of words, word pairs and the longest common subsequence, stemmed, in
+    % (Lin 2004).
+    """
     kinds = ["rouge1", "rouge2", "rougeL"]
     scorer = import_required("rouge_score.rouge_scorer").RougeScorer(kinds, use_stemmer=True)
     found = [
-        scorer.score_multi(list(right), prediction) for prediction, right in zip(predictions, references, strict=True)
+        scorer.score_multi(list(right), prediction)
+        for prediction, right in zip(predictions, references, strict=True)
     ]
     return {kind: 100 * mean(scores[kind].fmeasure for scores in found) for kind in kinds}
 
 
 def _streams(references: References) -> list[list[str | None]]:
-    """Return the first reference of each text, the second of each, and so on, as sacrebleu takes them.
+    """Return the first reference of each text, the second of each, and so on, as sacrebleu takes
+    them.
 
     None stands for a missing reference.
     """

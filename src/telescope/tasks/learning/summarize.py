@@ -1,4 +1,6 @@
-"""The task "summarize": an encoder-decoder trained on documents and their summaries, measured by ROUGE."""
+"""The task "summarize": an encoder-decoder trained on documents and their summaries, measured by
+ROUGE.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ from .task import Answer, LeftOut, Task, Work
 
 @dataclass(frozen=True, kw_only=True)
 class SummaryData(OwnData):
-    """The table [data]. Longer documents are truncated; pairs with a longer summary are left out."""
+    """The table [data]. Longer documents are truncated; pairs with a longer summary are left
+    out.
+    """
 
     document: str = "document"  # the column of documents, in files of one's own
     summary: str = "summary"  # the column of summaries
@@ -33,8 +37,12 @@ class SummaryData(OwnData):
         if self.renamed < 0:
             raise ValueError(f"renamed={self.renamed} must be at least 0, which is no copy")
 
-    def read(self, data: Path, split: Split, left_out: Counter[str] | None = None) -> list[TextPair]:
-        """Return the documents and summaries of a split; count rows of one's own files that are left out."""
+    def read(
+        self, data: Path, split: Split, left_out: Counter[str] | None = None
+    ) -> list[TextPair]:
+        """Return the documents and summaries of a split; count rows of one's own files that are
+        left out.
+        """
         if self.corpus is None:
             return self.read_pairs(data, split, self.document, self.summary, left_out)
         return SUMMARIES[self.corpus](data, split)
@@ -53,11 +61,15 @@ def prepare(recipe: SummarizeRecipe, data: Path, tokenizer: Tokenizer | None) ->
     training = recipe.data.read(data, "train", left_out.training)
     if tokenizer is None:
         tokenizer = recipe.tokenizer.learn(training, data)
-    others = [pair for seed in range(recipe.data.renamed) for pair in rename_speakers(training, seed)]
+    others = [
+        pair for seed in range(recipe.data.renamed) for pair in rename_speakers(training, seed)
+    ]
     document = TextColumn(tokenizer, recipe.data.longest, whole=False)
     summary = TextColumn(tokenizer, recipe.data.longest_summary, whole=True)
     held_out = recipe.data.read(data, "validation", left_out.validation)
-    return build_work(recipe, training + others, held_out, document, summary, "highest chrf", figures, left_out)
+    return build_work(
+        recipe, training + others, held_out, document, summary, "highest chrf", figures, left_out
+    )
 
 
 def figures(answers: list[Answer]) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""What a task provides to `train` and `evaluate`: what its recipe holds, how a model is trained, and measured."""
+"""What a task provides to `train` and `evaluate`: what its recipe holds, how a model is trained,
+and measured.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +22,16 @@ Answer = dict[str, Any]  # a model's answer to one question and the right answer
 
 
 def check_fields(answers: Sequence[Answer], **types: type | tuple[type, ...]) -> None:
-    """Raise a ValueError where an answer, read from a file, lacks one of these fields or has it with another type."""
+    """Raise a ValueError where an answer, read from a file, lacks one of these fields or has it
+    with another type.
+    """
     for number, answer in enumerate(answers, 1):
         for name, kind in types.items():
             value = answer.get(name)
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ValueError(
-                    f'answer {number} says "{name}": {one_line(repr(value)[:80])}, which is of another type'
+                    f'answer {number} says "{name}": {one_line(repr(value)[:80])}, which is of '
+                    "another type"
                 )
             if isinstance(value, list) and not all(isinstance(text, str) for text in value):
                 raise ValueError(f'answer {number}: "{name}" holds something else than texts')
@@ -41,7 +46,9 @@ class LeftOut:
 
     def counts(self) -> dict[str, int]:
         """Return all counts above zero, such as {"empty": 3, "too long in validation": 1}."""
-        counts = dict(self.training) | {f"{reason} in validation": n for reason, n in self.validation.items()}
+        counts = dict(self.training) | {
+            f"{reason} in validation": n for reason, n in self.validation.items()
+        }
         return {reason: count for reason, count in counts.items() if count}
 
 
@@ -49,8 +56,8 @@ class LeftOut:
 class Stage:
     """One training of a model.
 
-    better    how to choose the checkpoint to keep, by a figure of `validate`, such as "highest bleu"; without
-              `validate`, the last checkpoint is kept
+    better    how to choose the checkpoint to keep, by a figure of `validate`, such as "highest
+              bleu"; without `validate`, the last checkpoint is kept
     left_out  counts of a `LeftOut`
     """
 
@@ -64,7 +71,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Work:
-    """A new model and its stages of training, in order, by the name of the recipe's table, such as "training"."""
+    """A new model and its stages of training, in order, by the name of the recipe's table, such as
+    "training".
+    """
 
     model: Model
     stages: Mapping[str, Stage]
@@ -75,11 +84,11 @@ class Task(Generic[R]):
     """A kind of recipe, and the three functions that train and measure a model by it.
 
     recipe   the class of the recipe
-    prepare  returns the model and its stages, from the recipe, the folder of all data, and the tokenizer of a run that
-             continues, or None
+    prepare  returns the model and its stages, from the recipe, the folder of all data, and the
+             tokenizer of a run that continues, or None
     answer   returns a model's answers to everything in a split
-    score    returns the figures of these answers, the most important first. It takes nothing but the answers, so that
-             they can be scored on another machine
+    score    returns the figures of these answers, the most important first. It takes nothing but
+             the answers, so that they can be scored on another machine
     """
 
     recipe: type[R]

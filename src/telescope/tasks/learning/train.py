@@ -1,4 +1,6 @@
-"""`train`: train the model of a recipe, and write a folder that can be loaded, measured, and continued."""
+"""`train`: train the model of a recipe, and write a folder that can be loaded, measured, and
+continued.
+"""
 
 import os
 import shutil
@@ -22,11 +24,17 @@ from .task import Work
 RECIPE = "recipe.toml"
 
 
-def override(recipe: Recipe, *, seed: int | None = None, steps: int | None = None, watch: int | None = None) -> Recipe:
-    """Return the recipe with another seed, another number of steps, or statistics of every head each `watch` steps."""
+def override(
+    recipe: Recipe, *, seed: int | None = None, steps: int | None = None, watch: int | None = None
+) -> Recipe:
+    """Return the recipe with another seed, another number of steps, or statistics of every head
+    each `watch` steps.
+    """
     if steps is not None:
         recipe = recipe.training_with(steps=steps, epochs=None)
-    given = {name: value for name, value in (("seed", seed), ("watch_every", watch)) if value is not None}
+    given = {
+        name: value for name, value in (("seed", seed), ("watch_every", watch)) if value is not None
+    }
     return recipe.training_with(**given)
 
 
@@ -40,18 +48,23 @@ def train(
     """Train the model of a recipe, save it in the folder `out`, and return it.
 
     recipe  a TOML file, or a `Recipe`
-    out     the folder for the model, recipe.toml and checkpoints. The same call continues a run that was stopped
+    out     the folder for the model, recipe.toml and checkpoints. The same call continues a run
+            that was stopped
     data    the folder of all data; see `data_folder`
     report  called with each event of the training; see `training.train`
 
-    Raises ValueError for a wrong recipe, missing data, and a folder that holds anything but a run of this recipe, or in
-    which another process trains.
+    Raises ValueError for a wrong recipe, missing data, and a folder that holds anything but a run
+    of this recipe, or in which another process trains.
     """
     recipe = recipe if isinstance(recipe, Recipe) else read(recipe)
     folder = Path(out)
     processes = Processes()
-    processes.in_first(lambda: check_can_write(folder / RECIPE))  # before the data is read, which may take long
-    processes.in_first(lambda: check_folder(folder, recipe))  # before a lock is put into the folder of something else
+    processes.in_first(
+        lambda: check_can_write(folder / RECIPE)
+    )  # before the data is read, which may take long
+    processes.in_first(
+        lambda: check_folder(folder, recipe)
+    )  # before a lock is put into the folder of something else
     with locked(folder, processes):
         work = _prepare(recipe, folder, data_folder(data), processes)
         model = work.model
@@ -74,18 +87,24 @@ def train(
 def _prepare(recipe: Recipe, folder: Path, data: Path, processes: Processes) -> Work:
     """Prepare the training in every process, and write the recipe and the tokenizer of a new run.
 
-    The first process goes first, and the others take its tokenizer: learning one need not give the same pieces twice.
+    The first process goes first, and the others take its tokenizer: learning one need not give the
+    same pieces twice.
     """
-    tokenizer_file = folder / "tokenizer.json"  # trained once: a run that continues must have the same ids
+    tokenizer_file = (
+        folder / "tokenizer.json"
+    )  # trained once: a run that continues must have the same ids
     prepare = TASKS[recipe.task].prepare
     prepared = []
 
     def prepare_first() -> str | None:
-        check_folder(folder, recipe)  # again: another run may have ended in the folder before it was locked
+        check_folder(
+            folder, recipe
+        )  # again: another run may have ended in the folder before it was locked
         tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file.exists() else None
         work = prepare(recipe, data, tokenizer)
         prepared.append(work)
-        # A checkpoint holds the weights and two numbers of Adam for each; the next one is written before it is removed.
+        # A checkpoint holds the weights and two numbers of Adam for each; the next one is written
+        # before it is removed.
         size = 3 * sum(parameter.nbytes for parameter in work.model.parameters())
         check_can_write(folder / RECIPE, size=2 * size)
         _write_whole(folder / RECIPE, recipe.to_toml())
@@ -101,7 +120,9 @@ def _prepare(recipe: Recipe, folder: Path, data: Path, processes: Processes) -> 
 
 
 def save(model: Model, folder: Path) -> None:
-    """Save a model into the folder of its run; the weights last, so that a folder with weights is complete."""
+    """Save a model into the folder of its run; the weights last, so that a folder with weights is
+    complete.
+    """
     new = folder / ".model"
     shutil.rmtree(new, ignore_errors=True)
     model.save(new)
@@ -126,7 +147,9 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
     before = read(folder / RECIPE)
     for table in ("task", "data", "tokenizer"):
         if getattr(before, table, None) != getattr(recipe, table, None):
-            raise ValueError(f"{folder} holds a run of {before.name} with another {table}; choose a new folder")
+            raise ValueError(
+                f"{folder} holds a run of {before.name} with another {table}; choose a new folder"
+            )
 
 
 def _write_whole(file: Path, text: str) -> None:

@@ -54,12 +54,20 @@ class Translations(OwnData):
             for name in ("source", "target"):
                 check_choice(name, getattr(self, name), ("en", "de"))
         elif self.source == self.target:
-            raise ValueError(f'source and target are both "{self.source}"; a translation has two columns')
+            raise ValueError(
+                f'source and target are both "{self.source}"; a translation has two columns'
+            )
 
     def read(
-        self, data: Path, split: Split, corpus: str | None = None, left_out: Counter[str] | None = None
+        self,
+        data: Path,
+        split: Split,
+        corpus: str | None = None,
+        left_out: Counter[str] | None = None,
     ) -> list[TextPair]:
-        """Return the pairs of a split, of `corpus` or of another corpus; count rows of one's own that are left out."""
+        """Return the pairs of a split, of `corpus` or of another corpus; count rows of one's own
+        that are left out.
+        """
         name = corpus or self.corpus
         if name is None:
             return self.read_pairs(data, split, self.source, self.target, left_out)
@@ -70,12 +78,20 @@ class Translations(OwnData):
         pairs = self.read(data, "train", left_out=left_out)
         others = [] if self.also is None else self.read(data, "train", self.also)
         random = Random(0)
-        return pairs + [without_stop(pair) for pair in pairs if random.randrange(100) < self.bare] + others
+        return (
+            pairs
+            + [without_stop(pair) for pair in pairs if random.randrange(100) < self.bare]
+            + others
+        )
 
 
 def without_stop(pair: TextPair) -> TextPair:
-    """Return the pair without final full stops, which people who type a sentence often leave out."""
-    return TextPair(pair.source.removesuffix("."), tuple(target.removesuffix(".") for target in pair.targets))
+    """Return the pair without final full stops, which people who type a sentence often leave
+    out.
+    """
+    return TextPair(
+        pair.source.removesuffix("."), tuple(target.removesuffix(".") for target in pair.targets)
+    )
 
 
 @dataclass(frozen=True)
@@ -87,13 +103,17 @@ class TranslationTokenizer(PairTokenizer):
     def learn(self, pairs: Sequence[TextPair], data: Path) -> Tokenizer:
         """Return a new tokenizer, trained on these pairs or made of the published merges."""
         if self.kind == "multi30k":
-            return bpe_from_merges(read_multi30k_merges(data), [*sources_of(pairs), *targets_of(pairs)])
+            return bpe_from_merges(
+                read_multi30k_merges(data), [*sources_of(pairs), *targets_of(pairs)]
+            )
         return super().learn(pairs, data)
 
 
 @dataclass(frozen=True)
 class Bleu(Config):
-    """The table [metric]: tokens="none" is for texts that are tokenized already, with spaces between tokens."""
+    """The table [metric]: tokens="none" is for texts that are tokenized already, with spaces
+    between tokens.
+    """
 
     lower: bool = False
     tokens: sequence_pairs.Tokens = "13a"
@@ -133,7 +153,9 @@ def answer(recipe: TranslateRecipe, model: Model, data: Path, split: Split) -> l
 def score(recipe: TranslateRecipe, answers: list[Answer]) -> dict[str, float]:
     """Return BLEU, its brevity penalty, and chrF."""
     written, references = predictions(answers)
-    figures = sequence_pairs.bleu(written, references, lower=recipe.metric.lower, tokens=recipe.metric.tokens)
+    figures = sequence_pairs.bleu(
+        written, references, lower=recipe.metric.lower, tokens=recipe.metric.tokens
+    )
     return {**figures, "chrf": sequence_pairs.chrf(written, references)}
 
 

@@ -19,7 +19,9 @@ Split = Callable[[str, Fits], list[str]]
 
 @dataclass(frozen=True)
 class RewrittenPart:
-    """A part of a text that the model read at once, and the texts that the model wrote of it, the best first."""
+    """A part of a text that the model read at once, and the texts that the model wrote of it, the
+    best first.
+    """
 
     source: str
     found: list[Written]
@@ -34,11 +36,14 @@ def rewrite(
 ) -> list[list[RewrittenPart]]:
     """Return the parts of each text, each with the `n_best` texts that beam search wrote of it.
 
-    `split` cuts a text into parts that fit the model. The result for a part depends on that part alone, not on the
-    other parts of its batch.
+    `split` cuts a text into parts that fit the model. The result for a part depends on that part
+    alone, not on the other parts of its batch.
     """
     check_rewrites(model)
-    parts = [split(text, lambda part: len(encode_text(model, part)) <= max_source_tokens(model)) for text in texts]
+    parts = [
+        split(text, lambda part: len(encode_text(model, part)) <= max_source_tokens(model))
+        for text in texts
+    ]
     flat = [part for text_parts in parts for part in text_parts]
     ids = [encode_text(model, part) for part in flat]
     same_limit: dict[int, list[int]] = defaultdict(list)
@@ -48,20 +53,27 @@ def rewrite(
     for limit, indices in same_limit.items():
         for start in range(0, len(indices), BATCH):
             batch = indices[start : start + BATCH]
-            written = beam(model, [ids[i] for i in batch], beams=beams, n_best=n_best, max_new_tokens=limit)
+            written = beam(
+                model, [ids[i] for i in batch], beams=beams, n_best=n_best, max_new_tokens=limit
+            )
             found |= zip(batch, [[_strip(text) for text in best] for best in written], strict=True)
     rewritten = (RewrittenPart(part, found[i]) for i, part in enumerate(flat))
     return [list(islice(rewritten, len(text_parts))) for text_parts in parts]
 
 
 def check_rewrites(model: Model) -> None:
-    """Raise a ValueError for a model that cannot write one text from another, or that has no tokenizer."""
+    """Raise a ValueError for a model that cannot write one text from another, or that has no
+    tokenizer.
+    """
     if not isinstance(model, Transformer | LuongTranslator):
         raise ValueError(
-            f"a {type(model).__name__} does not make one text of another; a Transformer or a LuongTranslator does"
+            f"a {type(model).__name__} does not make one text of another; a Transformer or a "
+            "LuongTranslator does"
         )
     if model.tokenizer is None:
-        raise ValueError("the model has no tokenizer, so it reads no text; a tokenizer.json in its folder is one")
+        raise ValueError(
+            "the model has no tokenizer, so it reads no text; a tokenizer.json in its folder is one"
+        )
 
 
 def encode_text(model: Model, text: str) -> list[int]:
@@ -71,21 +83,26 @@ def encode_text(model: Model, text: str) -> list[int]:
         with panics_as_errors("it fails"):
             ids: list[int] = model.tokenizer.encode(text).ids
     except Exception as problem:  # the tokenizers library raises nothing narrower
-        raise ValueError(f"the model's tokenizer does not know all characters of the text ({problem})") from None
+        raise ValueError(
+            f"the model's tokenizer does not know all characters of the text ({problem})"
+        ) from None
     return ids
 
 
 def max_source_tokens(model: Model) -> int:
     """Return how many tokens the model reads at once: the number of its positions.
 
-    Sinusoidal positions can be computed beyond that number, but no such position occurred in training.
+    Sinusoidal positions can be computed beyond that number, but no such position occurred in
+    training.
     """
     positions: int = model.config.to_dict().get("max_positions", LONGEST)
     return positions
 
 
 def _max_new_tokens(model: Model, source: int) -> int:
-    """Return twice the length of the source and a few more, in steps of 16 so that many parts share a batch."""
+    """Return twice the length of the source and a few more, in steps of 16 so that many parts share
+    a batch.
+    """
     return min(max_source_tokens(model), -(-(2 * source + 8) // 16) * 16)
 
 
@@ -96,7 +113,9 @@ def _strip(written: Written) -> Written:
 
 END = re.compile(r"[.!?…。！？]+[\"'”’»)\]]*(?=\s)|[。！？]")
 # A full stop after these ends no sentence: titles, abbreviations, initials, and numbers of days.
-GOES_ON = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|cf|Nr|Hr|Fr|bzw|ca|evtl|e\.g|i\.e|z|d|[A-HJ-Z]|\d\d?)\.$")
+GOES_ON = re.compile(
+    r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|cf|Nr|Hr|Fr|bzw|ca|evtl|e\.g|i\.e|z|d|[A-HJ-Z]|\d\d?)\.$"
+)
 
 
 def find_sentences(text: str) -> list[str]:
@@ -135,11 +154,19 @@ def do_not_split(text: str, fits: Fits) -> list[str]:
 
 
 def _halve(sentence: str, fits: Fits) -> list[str]:
-    """Cut a sentence in halves until each piece fits: after a comma or the like near the middle, else between words."""
+    """Cut a sentence in halves until each piece fits: after a comma or the like near the middle,
+    else between words.
+    """
     if fits(sentence) or len(sentence) < 2:
         return [sentence]
     middle = len(sentence) // 2
-    cuts = [match.end() for match in re.finditer(r"[,;:–—]\s", sentence) if abs(match.end() - middle) < middle // 2]
+    cuts = [
+        match.end()
+        for match in re.finditer(r"[,;:–—]\s", sentence)
+        if abs(match.end() - middle) < middle // 2
+    ]
     cuts = cuts or [match.end() for match in re.finditer(r"\s", sentence)] or [middle]
     cut = min(cuts, key=lambda position: abs(position - middle))
-    return [piece for half in (sentence[:cut], sentence[cut:]) for piece in _halve(half.strip(), fits)]
+    return [
+        piece for half in (sentence[:cut], sentence[cut:]) for piece in _halve(half.strip(), fits)
+    ]

@@ -8,11 +8,14 @@ from ...models import GPT, Model
 from .rewrite import encode_text
 
 
-def stream_text(model: Model, prompt: str, *, max_new_tokens: int, seed: int = 0, **sampling: Any) -> Iterator[Token]:
-    """Yield the tokens that continue a prompt, as soon as each is computed; `sampling` goes to `decoding.stream`.
+def stream_text(
+    model: Model, prompt: str, *, max_new_tokens: int, seed: int = 0, **sampling: Any
+) -> Iterator[Token]:
+    """Yield the tokens that continue a prompt, as soon as each is computed; `sampling` goes to
+    `decoding.stream`.
 
-    Where the model's positions are used up, it goes on from the later half of its context. Arguments are checked when
-    this function is called, not at the first token.
+    Where the model's positions are used up, it goes on from the later half of its context.
+    Arguments are checked when this function is called, not at the first token.
     """
     gpt = _check_gpt(model)
     context = encode_prompt(model, prompt)
@@ -46,8 +49,12 @@ def sample_text(model: Model, prompt: str, **options: Any) -> Written:
     return Written([token.id for token in tokens], text, "end" if ended else "length")
 
 
-def search_text(model: Model, prompt: str, *, max_new_tokens: int, beams: int, n_best: int) -> list[Written]:
-    """Return the `n_best` likeliest continuations by beam search, best first, at most as long as positions allow."""
+def search_text(
+    model: Model, prompt: str, *, max_new_tokens: int, beams: int, n_best: int
+) -> list[Written]:
+    """Return the `n_best` likeliest continuations by beam search, best first, at most as long as
+    positions allow.
+    """
     gpt = _check_gpt(model)
     context = _shorten(gpt, encode_prompt(model, prompt))
     limit = _tokens_that_fit(gpt, context, max_new_tokens)
@@ -55,23 +62,33 @@ def search_text(model: Model, prompt: str, *, max_new_tokens: int, beams: int, n
 
 
 def encode_prompt(model: Model, prompt: str) -> list[int]:
-    """Return the token ids of a prompt; for an empty prompt, the model's start token or a line break."""
+    """Return the token ids of a prompt; for an empty prompt, the model's start token or a line
+    break.
+    """
     if model.tokenizer is None:
-        raise ValueError("the model has no tokenizer, so it reads no text; a tokenizer.json in its folder is one")
+        raise ValueError(
+            "the model has no tokenizer, so it reads no text; a tokenizer.json in its folder is one"
+        )
     start = model.special.start
     ids = encode_text(model, prompt) or ([start] if start is not None else encode_text(model, "\n"))
     if not ids:
-        raise ValueError("the tokenizer makes no token of the prompt; there must be one to go on from")
+        raise ValueError(
+            "the tokenizer makes no token of the prompt; there must be one to go on from"
+        )
     return ids
 
 
 def _shorten(model: GPT, context: list[int]) -> list[int]:
-    """Return the context, or half as many of its last tokens as the model has positions where it is too long."""
+    """Return the context, or half as many of its last tokens as the model has positions where it is
+    too long.
+    """
     return context if len(context) <= model.longest else context[-max(1, model.longest // 2) :]
 
 
 def _tokens_that_fit(model: GPT, context: list[int], max_new_tokens: int) -> int:
-    """Return how many tokens can be written: the last one is not read again, so it needs no position."""
+    """Return how many tokens can be written: the last one is not read again, so it needs no
+    position.
+    """
     return min(max_new_tokens, model.longest + 1 - len(context))
 
 

@@ -1,4 +1,6 @@
-"""BERT: learned positions and types, LayerNorm after each sublayer. A head, such as for masked words, is not loaded."""
+"""BERT: learned positions and types, LayerNorm after each sublayer. A head, such as for masked
+words, is not loaded.
+"""
 
 from typing import Any
 
@@ -33,10 +35,18 @@ def table(config: EncoderConfig) -> list[TensorName]:
 def read(fields: Fields, tensors: StoredTensors) -> EncoderConfig:
     """Return our config for a BERT config.json."""
     fields.require(
-        position_embedding_type="absolute", is_decoder=False, add_cross_attention=False, directionality="bidi"
+        position_embedding_type="absolute",
+        is_decoder=False,
+        add_cross_attention=False,
+        directionality="bidi",
     )
     fields.require(is_encoder_decoder=False)
-    fields.ignore("tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
+    fields.ignore(
+        "tie_word_embeddings",
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+    )
     fields.ignore("pooler_size_per_head", "pooler_type")
     return EncoderConfig(
         vocabulary=fields.whole("vocab_size"),
@@ -55,7 +65,9 @@ def read(fields: Fields, tensors: StoredTensors) -> EncoderConfig:
 
 
 def _pooling(tensors: StoredTensors) -> Any:
-    """Return the pooling in sentence-transformers' config; else "bert" if the file has a pooler; else "mean"."""
+    """Return the pooling in sentence-transformers' config; else "bert" if the file has a pooler;
+    else "mean".
+    """
     folder = tensors.source.parent
     if "1_Pooling" not in paths.list_names(folder):
         return "bert" if "bert.pooler.dense.weight" in tensors else "mean"
@@ -64,7 +76,10 @@ def _pooling(tensors: StoredTensors) -> Any:
     modes = config.get("pooling_mode", older)
     mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
     if mode not in ("mean", "mean_tokens", "cls", "cls_token"):
-        raise LoadError(f"{folder}/1_Pooling/config.json: pooling by {modes} is not supported; by mean or cls is")
+        raise LoadError(
+            f"{folder}/1_Pooling/config.json: pooling by {modes} is not supported; by mean or cls "
+            "is"
+        )
     return mode.removesuffix("_tokens").removesuffix("_token")
 
 
@@ -73,7 +88,9 @@ def write(config: EncoderConfig) -> dict[str, Any]:
     require_values(config, "BERT", norm="layer", pooling=("bert", "mean"))
     if config.types < 1:
         raise ValueError("types=0 has no counterpart in BERT, so this model cannot be exported")
-    attention_dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
+    attention_dropout = (
+        config.dropout if config.attention_dropout is None else config.attention_dropout
+    )
     return {
         "vocab_size": config.vocabulary,
         "max_position_embeddings": config.max_positions,

@@ -1,4 +1,6 @@
-"""Reading the config of a Hugging Face model, and `Family`: how one model type maps to a model of this library."""
+"""Reading the config of a Hugging Face model, and `Family`: how one model type maps to a model of
+this library.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -35,9 +37,11 @@ IGNORED_FIELDS = frozenset({
 
 
 class Fields:
-    """The fields of a config.json. Each method reads one field, checks its type and marks it as read.
+    """The fields of a config.json. Each method reads one field, checks its type and marks it as
+    read.
 
-    A field that is missing has its default in transformers, passed as `default`. Errors are LoadErrors.
+    A field that is missing has its default in transformers, passed as `default`. Errors are
+    LoadErrors.
     """
 
     def __init__(self, config: Mapping[str, Any], *, file: str, family: str) -> None:
@@ -95,7 +99,9 @@ class Fields:
         return value
 
     def require(self, **values: Any) -> None:
-        """Raise a LoadError where a field differs from the one value that this library supports; null passes."""
+        """Raise a LoadError where a field differs from the one value that this library supports;
+        null passes.
+        """
         for name, value in values.items():
             given = self._unread.pop(name, value)
             if given is not None and given != value:
@@ -116,12 +122,15 @@ class Fields:
             note = name.endswith("_token_id") or name.startswith(("_", "unsloth_")) or "." in name
             if not (off or note or name in IGNORED_FIELDS):
                 raise LoadError(
-                    f"{self.file}: {name}={json.dumps(value)} is not a known option of {self.family}; "
+                    f"{self.file}: {name}={json.dumps(value)} is not a known option of "
+                    f"{self.family}; "
                     "if it has no effect on the outputs, remove it from the file"
                 )
 
     def _take(self, name: str, default: Any) -> Any:
-        """Return a field and mark it as read; a LoadError where it is missing and has no default."""
+        """Return a field and mark it as read; a LoadError where it is missing and has no
+        default.
+        """
         if name not in self._unread and default is None:
             raise LoadError(f"{self.file} has no field {name}, which {self.family} needs")
         return self._unread.pop(name, default)
@@ -131,8 +140,12 @@ class Fields:
         return bool(self._unread)
 
     def unsupported(self, name: str, value: Any, fits: str) -> LoadError:
-        """Return the error for a value that is not supported; `fits` describes the values that are."""
-        return LoadError(f"{self.file}: {name}={json.dumps(value)} is not supported for {self.family}; {fits} is")
+        """Return the error for a value that is not supported; `fits` describes the values that
+        are.
+        """
+        return LoadError(
+            f"{self.file}: {name}={json.dumps(value)} is not supported for {self.family}; {fits} is"
+        )
 
 
 Reader = Callable[[Fields, StoredTensors], Config]
@@ -150,7 +163,8 @@ class Family:
     table         returns the names of the tensors, for a config of this library
     read          returns our config, from the fields of theirs and the tensors in the files
     write         returns the fields of their config, from ours
-    unused        patterns of tensors that files may hold and our model does not need: computed buffers, other heads
+    unused        patterns of tensors that files may hold and our model does not need: computed
+                  buffers, other heads
     check         checks numbers in the files, after the config is read
     weights       returns the tensors of our model with features in the order that transformers has
     """
@@ -187,8 +201,12 @@ THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "s
 
 
 def require_values(config: Config, family: str, **fits: Any) -> None:
-    """Raise a ValueError where a field of our config differs from the value, or tuple of values, in `fits`."""
+    """Raise a ValueError where a field of our config differs from the value, or tuple of values, in
+    `fits`.
+    """
     for name, value in fits.items():
         given = getattr(config, name)
         if given not in (value if isinstance(value, tuple) else (value,)):
-            raise ValueError(f"{name}={given!r} has no counterpart in {family}, so this model cannot be exported")
+            raise ValueError(
+                f"{name}={given!r} has no counterpart in {family}, so this model cannot be exported"
+            )

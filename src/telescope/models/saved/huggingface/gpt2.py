@@ -38,7 +38,9 @@ def read(fields: Fields, tensors: StoredTensors) -> GPTConfig:
         is_decoder=False,
         is_encoder_decoder=False,
     )
-    fields.ignore("n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels")
+    fields.ignore(
+        "n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"
+    )
     fields.ignore("summary_first_dropout")
     dropout = fields.number("resid_pdrop", 0.1)
     fields.require(embd_pdrop=dropout)
@@ -60,8 +62,16 @@ def read(fields: Fields, tensors: StoredTensors) -> GPTConfig:
 
 def write(config: GPTConfig) -> dict[str, Any]:
     """Return the fields of a GPT-2 config.json; a ValueError where an option has no counterpart."""
-    require_values(config, "GPT-2", norm="layer", gated=False, bias=True, attention="causal", window=None)
-    require_values(config, "GPT-2", attention_bias=(None, True), out_bias=(None, True), key_heads=(None, config.heads))
+    require_values(
+        config, "GPT-2", norm="layer", gated=False, bias=True, attention="causal", window=None
+    )
+    require_values(
+        config,
+        "GPT-2",
+        attention_bias=(None, True),
+        out_bias=(None, True),
+        key_heads=(None, config.heads),
+    )
     require_values(config, "GPT-2", d_k=(None, config.d_model / config.heads))
     return {
         "vocab_size": config.vocabulary,
@@ -75,7 +85,9 @@ def write(config: GPTConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
-        "attn_pdrop": config.dropout if config.attention_dropout is None else config.attention_dropout,
+        "attn_pdrop": config.dropout
+        if config.attention_dropout is None
+        else config.attention_dropout,
     }
 
 

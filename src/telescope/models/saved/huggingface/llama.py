@@ -1,4 +1,6 @@
-"""Llama, Mistral and Qwen2: rotary positions, RMSNorm before each sublayer, a gated feed-forward network."""
+"""Llama, Mistral and Qwen2: rotary positions, RMSNorm before each sublayer, a gated feed-forward
+network.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -37,7 +39,12 @@ def read_llama(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     """Return the config of a Llama."""
     config = _read(fields)
     attention_bias = fields.flag("attention_bias", False)
-    return replace(config, bias=fields.flag("mlp_bias", False), attention_bias=attention_bias, out_bias=attention_bias)
+    return replace(
+        config,
+        bias=fields.flag("mlp_bias", False),
+        attention_bias=attention_bias,
+        out_bias=attention_bias,
+    )
 
 
 def read_mistral(fields: Fields, tensors: StoredTensors) -> GPTConfig:
@@ -46,7 +53,9 @@ def read_mistral(fields: Fields, tensors: StoredTensors) -> GPTConfig:
 
 
 def read_qwen2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
-    """Return the config of a Qwen2: biases of queries, keys and values; a window in all layers or in none."""
+    """Return the config of a Qwen2: biases of queries, keys and values; a window in all layers or
+    in none.
+    """
     config = _read(fields)
     used = fields.flag("use_sliding_window", False)
     window = fields.optional_whole("sliding_window", 4096)
@@ -58,7 +67,9 @@ def read_qwen2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     if kinds == ["sliding_attention"] * config.blocks and used and window:
         return replace(config, attention_bias=True, window=window)
     if kinds != ["full_attention"] * config.blocks:
-        raise fields.unsupported("layer_types", kinds, "one kind for all layers, full_attention or sliding_attention,")
+        raise fields.unsupported(
+            "layer_types", kinds, "one kind for all layers, full_attention or sliding_attention,"
+        )
     return replace(config, attention_bias=True)
 
 
@@ -93,7 +104,9 @@ def _read(fields: Fields) -> GPTConfig:
 
 
 def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
-    """Return the fields rotary_…, from rope_parameters (transformers 5) or rope_theta and rope_scaling (4)."""
+    """Return the fields rotary_…, from rope_parameters (transformers 5) or rope_theta and
+    rope_scaling (4).
+    """
     base = fields.number("rope_theta", 10_000.0)
     parameters = fields.nested("rope_parameters")
     scaling_fields = fields.nested("rope_scaling")
@@ -101,7 +114,9 @@ def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
     rope.require(partial_rotary_factor=1.0)
     rotary: dict[str, Any] = {"rotary_base": rope.number("rope_theta", base)}
     older = rope.one_of("type", "default", SCALINGS)
-    scaling = rope.one_of("rope_type", next(name for name in SCALINGS if SCALINGS[name] == older), SCALINGS)
+    scaling = rope.one_of(
+        "rope_type", next(name for name in SCALINGS if SCALINGS[name] == older), SCALINGS
+    )
     if scaling is not None:
         rotary |= {"rotary_scaling": scaling, "rotary_factor": rope.number("factor")}
     if scaling == "llama3":
@@ -117,7 +132,15 @@ SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
 
 def _write(config: GPTConfig) -> dict[str, Any]:
     """Return the fields that the three families share."""
-    require_values(config, "Llama", positions="rotary", rotary_fraction=1.0, norm="rms", gated=True, attention="causal")
+    require_values(
+        config,
+        "Llama",
+        positions="rotary",
+        rotary_fraction=1.0,
+        norm="rms",
+        gated=True,
+        attention="causal",
+    )
     scaling = {"rope_type": config.rotary_scaling, "factor": config.rotary_factor}
     if config.rotary_scaling == "llama3":
         scaling |= {
@@ -139,31 +162,45 @@ def _write(config: GPTConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "hidden_act": THEIR_ACTIVATIONS[config.activation],
         "tie_word_embeddings": config.tied,
-        "attention_dropout": config.dropout if config.attention_dropout is None else config.attention_dropout,
+        "attention_dropout": config.dropout
+        if config.attention_dropout is None
+        else config.attention_dropout,
     }
 
 
 def _biases(config: GPTConfig) -> tuple[bool, bool, bool]:
     """Return whether there are biases: of W_q, W_k and W_v; of W_O; of the feed-forward network."""
-    query_key_value, out = (config.bias if bias is None else bias for bias in (config.attention_bias, config.out_bias))
+    query_key_value, out = (
+        config.bias if bias is None else bias for bias in (config.attention_bias, config.out_bias)
+    )
     return query_key_value, out, config.bias
 
 
 def write_llama(config: GPTConfig) -> dict[str, Any]:
-    """Return the fields of a Llama's config.json; a ValueError where an option has no counterpart."""
+    """Return the fields of a Llama's config.json; a ValueError where an option has no
+    counterpart.
+    """
     require_values(config, "Llama", window=None)
     query_key_value, out, feed_forward = _biases(config)
     if query_key_value != out:
-        raise ValueError("attention_bias and out_bias differ, which Llama has no field for, so this cannot be exported")
+        raise ValueError(
+            "attention_bias and out_bias differ, which Llama has no field for, so this cannot be "
+            "exported"
+        )
     if config.d_model % config.heads:
-        raise ValueError(f"transformers has no Llama whose d_model={config.d_model} is not a multiple of its heads")
+        raise ValueError(
+            f"transformers has no Llama whose d_model={config.d_model} is not a multiple of its "
+            "heads"
+        )
     return _write(config) | {"attention_bias": query_key_value, "mlp_bias": feed_forward}
 
 
 def write_mistral(config: GPTConfig) -> dict[str, Any]:
     """Return the fields of a Mistral's config.json; a ValueError where the model has biases."""
     if any(_biases(config)):
-        raise ValueError("Mistral has a window and no biases, so a model with both cannot be exported")
+        raise ValueError(
+            "Mistral has a window and no biases, so a model with both cannot be exported"
+        )
     return _write(config) | {"sliding_window": config.window}
 
 
@@ -176,7 +213,8 @@ def write_qwen2(config: GPTConfig) -> dict[str, Any]:
 def weights_in_halves(model: Model) -> dict[str, Tensor]:
     """Return the weights with rotary pairs in two halves of each head, as transformers has them.
 
-    Where the pairs are neighbours, the features of queries and keys are permuted in the same way, so q·k is unchanged.
+    Where the pairs are neighbours, the features of queries and keys are permuted in the same way,
+    so q·k is unchanged.
     """
     weights = named_weights(model)
     assert isinstance(model, GPT)
@@ -186,13 +224,19 @@ def weights_in_halves(model: Model) -> dict[str, Tensor]:
                 heads = module.heads + module.key_heads
                 for part in {f"{name}.W_qkv.weight", f"{name}.W_qkv.bias"} & weights.keys():
                     rotated, values = weights[part].tensor_split([heads * module.d_k])
-                    halves = rotated.reshape(heads, -1, 2, *rotated.shape[1:]).transpose(1, 2).flatten(0, 2)
+                    halves = (
+                        rotated.reshape(heads, -1, 2, *rotated.shape[1:])
+                        .transpose(1, 2)
+                        .flatten(0, 2)
+                    )
                     weights[part] = torch.cat([halves, values])
     return weights
 
 
 def choose_family(config: GPTConfig) -> Family:
-    """Return the family of a config: Qwen2 for biases of W_q, W_k and W_v alone, Mistral for a window, else Llama."""
+    """Return the family of a config: Qwen2 for biases of W_q, W_k and W_v alone, Mistral for a
+    window, else Llama.
+    """
     if _biases(config) == (True, False, False):
         return QWEN2
     return LLAMA if config.window is None else MISTRAL
@@ -200,7 +244,9 @@ def choose_family(config: GPTConfig) -> Family:
 
 def _family(name: str, architecture: str, read: Reader, write: Writer) -> Family:
     unused = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
-    return Family(name, architecture, GPT, "model.", table, read, write, unused, weights=weights_in_halves)
+    return Family(
+        name, architecture, GPT, "model.", table, read, write, unused, weights=weights_in_halves
+    )
 
 
 LLAMA = _family("llama", "LlamaForCausalLM", read_llama, write_llama)

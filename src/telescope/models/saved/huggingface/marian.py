@@ -1,4 +1,6 @@
-"""Marian: the Transformer of the paper, with sines in the first half of the features and cosines in the second."""
+"""Marian: the Transformer of the paper, with sines in the first half of the features and cosines in
+the second.
+"""
 
 from typing import Any
 
@@ -23,7 +25,9 @@ def table(config: TransformerConfig) -> list[TensorName]:
 
 
 def _embeddings(config: TransformerConfig) -> list[TensorName]:
-    """Return the rows of the embeddings: one tensor under up to four names, or one for each language, and the head."""
+    """Return the rows of the embeddings: one tensor under up to four names, or one for each
+    language, and the head.
+    """
     encoder = "model.encoder.embed_tokens.weight"
     decoder = "model.decoder.embed_tokens.weight"
     target = "embedding.weight" if config.shared else "target_embedding.weight"
@@ -39,7 +43,9 @@ def _block(stack: str) -> list[TensorName]:
     """Return the rows of one block of the encoder or the decoder."""
     ours = f"{stack}.{{n}}"
     theirs = f"model.{stack}.layers.{{n}}"
-    attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if stack == "decoder" else {})
+    attentions = {"self_attention": "self_attn"} | (
+        {"cross_attention": "encoder_attn"} if stack == "decoder" else {}
+    )
     rows: list[TensorName] = []
     for number, (our, their) in enumerate(attentions.items(), start=1):
         q_k_v = (f"{theirs}.{their}.{name}_proj" for name in "qkv")
@@ -99,9 +105,16 @@ def read(fields: Fields, tensors: StoredTensors) -> TransformerConfig:
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a Marian config.json; a ValueError where an option has no counterpart."""
+    """Return the fields of a Marian config.json; a ValueError where an option has no
+    counterpart.
+    """
     require_values(
-        config, "Marian", positions="sinusoidal_halves", pre_norm=False, final_norm=(None, False), norm="layer"
+        config,
+        "Marian",
+        positions="sinusoidal_halves",
+        pre_norm=False,
+        final_norm=(None, False),
+        norm="layer",
     )
     require_values(config, "Marian", norm_eps=1e-5, bias=True, tied=(True, config.shared))
     d_hidden = config.d_hidden or 4 * config.d_model
@@ -121,14 +134,18 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         "scale_embedding": config.scaled,
         "activation_function": THEIR_ACTIVATIONS[config.activation],
         "dropout": config.dropout,
-        "attention_dropout": config.dropout if config.attention_dropout is None else config.attention_dropout,
+        "attention_dropout": config.dropout
+        if config.attention_dropout is None
+        else config.attention_dropout,
         "activation_dropout": config.hidden_dropout,
         "is_encoder_decoder": True,
     }
 
 
 def check_positions(config: TransformerConfig, tensors: StoredTensors) -> None:
-    """Raise a LoadError where a file holds positions, as old files do, that are not the computed ones."""
+    """Raise a LoadError where a file holds positions, as old files do, that are not the computed
+    ones.
+    """
     with tensors.reader() as read:
         for name in filter(tensors.__contains__, POSITIONS):
             entry = tensors[name]
@@ -137,10 +154,20 @@ def check_positions(config: TransformerConfig, tensors: StoredTensors) -> None:
                 error = (read(name).float() - computed).abs().max()
                 if error <= max(1e-5, torch.finfo(entry.dtype).eps):
                     continue
-            raise LoadError(f'{entry.file}: tensor "{entry.name}" is not the sines and cosines of Marian')
+            raise LoadError(
+                f'{entry.file}: tensor "{entry.name}" is not the sines and cosines of Marian'
+            )
 
 
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 MARIAN = Family(
-    "marian", "MarianMTModel", Transformer, "model.", table, read, write, unused=POSITIONS, check=check_positions
+    "marian",
+    "MarianMTModel",
+    Transformer,
+    "model.",
+    table,
+    read,
+    write,
+    unused=POSITIONS,
+    check=check_positions,
 )

@@ -20,12 +20,14 @@ from .marian import MARIAN
 
 
 def export(model: Model, path: str | os.PathLike[str]) -> None:
-    """Write a folder that `transformers` loads, as GPT-2, Llama, Mistral, Qwen2, BERT or Marian, with equal logits.
+    """Write a folder that `transformers` loads, as GPT-2, Llama, Mistral, Qwen2, BERT or Marian,
+    with equal logits.
 
     model  a GPT, Encoder or Transformer whose options transformers supports
     path   the folder; a model that was saved there before is replaced
 
-    Raises a ValueError with the reason where the model has no counterpart, or `path` holds anything else.
+    Raises a ValueError with the reason where the model has no counterpart, or `path` holds anything
+    else.
 
     Example:
         >>> import os, tempfile, telescope as ts
@@ -50,7 +52,9 @@ def export(model: Model, path: str | os.PathLike[str]) -> None:
         save_tensors(tensors_for(model, family), folder / WEIGHTS_FILE, WRITTEN_BY)
         write_tokenizer(model, folder)
         if model.tokenizer is not None:
-            write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+            write_json(
+                folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}
+            )
 
 
 def choose_family(model: Model) -> Family:
@@ -61,11 +65,15 @@ def choose_family(model: Model) -> Family:
         return MARIAN
     if isinstance(model, Encoder):
         return BERT
-    raise ValueError(f"{type(model).__name__} has no counterpart in transformers, so it cannot be exported")
+    raise ValueError(
+        f"{type(model).__name__} has no counterpart in transformers, so it cannot be exported"
+    )
 
 
 def tensors_for(model: Model, family: Family) -> dict[str, Tensor]:
-    """Return the model's tensors under the family's names; a tensor with several names is written under its first."""
+    """Return the model's tensors under the family's names; a tensor with several names is written
+    under its first.
+    """
     weights = family.weights(model)
     first_rows = {row.ours: row for row in reversed(rows_for(family.table(model.config), model))}
     return {
@@ -84,5 +92,7 @@ def _special(model: Model) -> dict[str, Any]:
     if not isinstance(model, Transformer):
         return ids | {"bos_token_id": start}
     if start is None:
-        raise ValueError("Marian needs a start token: set model.special = ts.models.Special(start=...)")
+        raise ValueError(
+            "Marian needs a start token: set model.special = ts.models.Special(start=...)"
+        )
     return ids | {"decoder_start_token_id": start, "forced_eos_token_id": None}

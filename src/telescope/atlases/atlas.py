@@ -1,0 +1,462 @@
+"""`Atlas`: every head of a model over a corpus, with its statistics, profiles, maps and
+evidence.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isnan, nan
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from rich.table import Table
+from torch import Tensor
+
+from ..files.optional import import_optional
+from ..recording.heads import HABITS, Head, Heads, kind_of
+from ..recording.names import list_names
+from ..recording.row_sample import BUCKETS, bucket_limits
+from ..traces.render import render_text
+from ..words import check_index, hint
+from .card import write_card
+from .evidence import merge_skipped, places_of
+from .exact import ExactSum
+from .folder import read_folder, write_folder
+from .hub import download, upload
+from .measure import MEASURES
+from .sums import CLASSES, MAP_BITS, STATISTICS, AtlasSums, error_of_sum
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One statistic of one head over a corpus; NaN where it is unknown.
+
+    Of the measures of `heads()` the mean is over all queries of the corpus, and all other numbers
+    are of the texts' values. Of entropy, peak and logit, everything is over all queries.
+    """
+
+    count: int
+    mean: float
+    std: float
+    low: float
+    quantiles: tuple[float, ...]
+    """At 5, 25, 50, 75 and 95 %; each is off by at most the width of a bin of the sketch, 1/256 for
+    shares.
+    """
+    high: float
+
+
+class Evidence(NamedTuple):
+    """A text in which a habit of a head is strong: the share of the weight, and where the text is
+    from.
+    """
+
+    share: float
+    text: int
+    """The number of the text in the corpus."""
+    first: int
+    """The first token of the sequence within the text."""
+    source: str
+    line: int
+    tokens: int
+    excerpt: str
+
+
+class Profile(NamedTuple):
+    """Shares of a head's weight by distance, position or token class, and the name of each."""
+
+    labels: tuple[str, ...]
+    shares: tuple[float, ...]
+
+
+class Atlas:
+    """Every head of a model, measured over a corpus. `ts.atlas` makes one, `ts.open` opens a saved
+    one.
+
+    heads() is the table of `recording.heads()`, over the whole corpus; statistic(), profile(),
+    evidence() and map() are of one head; table() is everything as a data frame. Printed, an atlas
+    is a summary of its heads by kind.
+
+    Example:
+        >>> import telescope as ts
+        >>> atlas = ts.atlas(ts.load("shakespeare"), ["To be, or not to be: that is the question. " * 3])
+        >>> atlas.layers
+        ('blocks.0.self', 'blocks.1.self', 'blocks.2.self', 'blocks.3.self')
+        >>> atlas.statistic("blocks.0.self", 0, "entropy").count
+        47
+        >>> atlas.profile("blocks.0.self", 0, "distance").labels[:5]
+        ('0', '1', '2', '3 to 4', '5 to 8')
+    """
+
+    def __init__(
+        self, sums: AtlasSums, about: Mapping[str, Any], *rests: Mapping[str, Any]
+    ) -> None:
+        """Make the atlas of these sums; `rests` are the descriptions of the texts, from one process
+        or several.
+        """
+        self.sums = sums.to("cpu")
+        self.about = dict(about)
+        """The model, the texts and the settings of the run."""
+        self.skipped_count, self.skipped = merge_skipped(rest["skipped"] for rest in rests)
+        """How many texts could not be read, and why, by number; the first hundred."""
+        self.read_texts = sum(rest["read_texts"] for rest in rests)
+        self.left_out = tuple(
+            sorted({name for rest in rests for name in rest.get("left_out", ())}, key=_by_number)
+        )
+        """The attentions whose heads are missing, since they cannot be watched or ran past the
+        watch, by name.
+        """
+        # Each process kept the evidence of its own texts; much of it is weaker than that of the
+        # others.
+        needed = places_of(self.sums)
+        known = {(text, first): about for rest in rests for text, first, about in rest["evidence"]}
+        self._texts = {place: known[place] for place in sorted(needed & known.keys())}
+        self.places = [
+            (layer, number) for layer, numbers, _ in self.sums.layers for number in numbers
+        ]
+        """The layer and the number of each head, in the order of the model."""
+        self._table: dict[str, Tensor] | None = None
+
+    # -------------------------------------------------------------------------------------- reading
+
+    @property
+    def texts(self) -> int:
+        """How many texts were read."""
+        return int(self.read_texts)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were read."""
+        return self.sums.tokens
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the attentions, in the order of the model."""
+        return tuple(layer.layer for layer in self.sums.layers)
+
+    def heads(self) -> Heads:
+        """Return the table of all heads with their kinds, each share a mean over all queries of the
+        corpus.
+        """
+        queries = _positive(self.sums.denominator.value)
+        shares = (self.sums.numerator.value / queries).T.tolist()
+        repeated = (
+            queries[MEASURES.index("induction")] / queries[MEASURES.index("first")]
+        ).tolist()
+        found = []
+        for (layer, number), values, own_repeated in zip(
+            self.places, shares, repeated, strict=True
+        ):
+            measures = dict(zip(MEASURES, values, strict=True))
+            found.append(Head(layer, number, kind_of(measures, own_repeated), **measures))
+        return Heads(found, self.layers, left_out=self.left_out).sort()
+
+    def statistic(self, layer: str, head: int, name: str) -> Statistic:
+        """Return one statistic of a head: a habit, "spread", "entropy", "peak" or "logit"."""
+        if name not in STATISTICS:
+            raise ValueError(f'there is no statistic "{name}"; {hint(name, STATISTICS)}')
+        i = STATISTICS.index(name)
+        place = self._index(layer, head)
+        numbers = self._numbers()
+        count = int(self.sums.distribution.count[i, place])
+        low, high = (
+            float(part[i, place]) if count else nan for part in (numbers["low"], numbers["high"])
+        )
+        quantiles = tuple(float(numbers[f"q{share:.0%}"][i, place]) for share in QUANTILES)
+        return Statistic(
+            count,
+            float(numbers["mean"][i, place]),
+            float(numbers["std"][i, place]),
+            low,
+            quantiles,
+            high,
+        )
+
+    def profile(self, layer: str, head: int, by: str = "distance") -> Profile:
+        """Return where the weight of a head goes: by "distance", by "position" in the text, or by
+        token "class".
+
+        Distances are measured on at most 32 queries of each sequence, spread evenly over it;
+        positions and classes on all queries. In cross-attention distances are unknown, and NaN.
+        """
+        place = self._index(layer, head)
+        labels, sums = self._profiles(by)
+        weight = sums.value[place]
+        total = float(weight.sum())
+        return Profile(
+            labels, tuple((weight / total).tolist()) if total > 0 else (nan,) * len(labels)
+        )
+
+    def evidence(self, layer: str, head: int, habit: str) -> list[Evidence]:
+        """Return the texts in which a habit of a head is strongest, the strongest first: at most
+        five.
+
+        Texts with fewer than eight queries that count are left out; four for "same" and
+        "induction".
+        """
+        if habit not in HABITS:
+            raise ValueError(f'there is no habit "{habit}"; {hint(habit, HABITS)}')
+        i = HABITS.index(habit)
+        place = self._index(layer, head)
+        found = []
+        pairs = zip(
+            self.sums.evidence_share[i, place].tolist(),
+            self.sums.evidence_text[i, place].tolist(),
+            strict=True,
+        )
+        for share, (text, first) in pairs:
+            if text >= 0 and share >= 0:
+                about = self._texts.get(
+                    (text, first), {"source": "", "line": 0, "tokens": 0, "excerpt": ""}
+                )
+                found.append(Evidence(share, text, first, **about))
+        return found
+
+    def map_sizes(self) -> dict[int, int]:
+        """Return the classes of lengths that maps exist for: the longest text of each, and how many
+        texts it has.
+        """
+        return {2**k: int(count.max()) for k, count in sorted(self.sums.map_texts.items())}
+
+    def map(self, layer: str, head: int, longest: int | None = None) -> Float[Tensor, "row column"]:
+        """Return the map of a head, 32 x 32, averaged over texts of longest/2 + 1 to `longest`
+        tokens.
+
+        A row is one query of each text, and rows sum to one. Without `longest`, the class with the
+        most texts.
+        """
+        sizes = self.map_sizes()
+        if not sizes:
+            raise ValueError("no text of this atlas has 32 tokens, so there is no map")
+        longest = max(sizes, key=lambda size: sizes[size]) if longest is None else longest
+        if longest not in sizes:
+            raise ValueError(
+                f"there is no map of texts up to {longest} tokens; there are "
+                f"{', '.join(map(str, sizes))}"
+            )
+        k = (longest - 1).bit_length()
+        place = self._index(layer, head)
+        cells: Tensor = self.sums.maps[k][place].double() / 2**MAP_BITS
+        return cells / max(int(self.sums.map_texts[k][place]), 1)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a dict for each head, in the order of the model: layer, head, kind, numbers; None
+        where unknown.
+        """
+        numbers = {name: part.T.tolist() for name, part in self._numbers().items()}
+        counts = self.sums.distribution.count.T.tolist()
+        kinds = {(head.layer, head.number): head for head in self.heads()}
+        for place, (layer, number) in enumerate(self.places):
+            row: dict[str, Any] = {
+                "layer": layer,
+                "head": number,
+                "kind": kinds[layer, number].kind,
+            }
+            for i, name in enumerate(STATISTICS):
+                own = {
+                    "mean": getattr(kinds[layer, number], name, nan) if name in MEASURES else nan
+                }
+                own = {part: values[place][i] for part, values in numbers.items()} | (
+                    own if name in MEASURES else {}
+                )
+                row[name] = own.pop("mean")
+                row |= {
+                    f"{name}.{part}": value if counts[place][i] else nan
+                    for part, value in own.items()
+                }
+                row[f"{name}.count"] = counts[place][i]
+            for by in ("distance", "position", "class"):
+                row[f"{by}_profile"] = [*self.profile(layer, number, by).shares]
+            yield {
+                name: None if isinstance(value, float) and isnan(value) else value
+                for name, value in row.items()
+            }
+
+    def table(self) -> Any:
+        """Return a pandas data frame with a row for each head; see `rows`."""
+        return import_optional("pandas", "table()", "atlas").DataFrame([*self.rows()])
+
+    def check_not_empty(self) -> None:
+        """Raise a ValueError if no text could be read."""
+        if not self.sums.texts:
+            first = next(iter(self.skipped.values()), "it has no texts")
+            raise ValueError(f"no text of the corpus could be read; the first: {first}")
+
+    # ---------------------------------------------------------------------------------------- files
+
+    def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
+        """Write the atlas to a folder, as a whole or not at all: JSON, Parquet tables and a card.
+        See docs/atlas.md.
+        """
+        rest = {
+            "skipped": {
+                "count": self.skipped_count,
+                "texts": [[*each] for each in self.skipped.items()],
+            },
+            "evidence": [[*place, about] for place, about in self._texts.items()],
+            "read_texts": self.read_texts,
+            "left_out": [*self.left_out],
+        }
+        tables = {"heads": self.rows(), "evidence": self._evidence_rows(), "maps": self._map_rows()}
+        numbers = {"texts": self.texts, "tokens": self.tokens, "skipped": self.skipped_count}
+        card = write_card(self.about, self.heads(), **numbers)
+        write_folder(path, self.sums, self.about, rest, tables, card, replace=replace)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Atlas":
+        """Open a folder that `save` wrote; a LoadError if it holds no atlas, is damaged, or is of
+        another version.
+        """
+        return cls(*read_folder(path))
+
+    def push_to_hub(self, repo: str, **options: Any) -> str:
+        """Upload the atlas to a dataset repository of the Hugging Face hub, private unless
+        private=False.
+
+        Return the address of the upload. Further options are those of `HfApi.upload_folder`.
+        """
+        with TemporaryDirectory() as folder:
+            self.save(Path(folder) / "atlas")
+            return upload(Path(folder) / "atlas", repo, **options)
+
+    @classmethod
+    def from_hub(cls, repo: str, **options: Any) -> "Atlas":
+        """Download an atlas from the Hugging Face hub, and open it; the options are those of
+        `snapshot_download`.
+        """
+        return cls.open(download(repo, **options))
+
+    def _evidence_rows(self) -> Iterator[dict[str, Any]]:
+        for layer, number in self.places:
+            for habit in HABITS:
+                for rank, text in enumerate(self.evidence(layer, number, habit)):
+                    yield {
+                        "layer": layer,
+                        "head": number,
+                        "habit": habit,
+                        "rank": rank,
+                        **text._asdict(),
+                    }
+
+    def _map_rows(self) -> Iterator[dict[str, Any]]:
+        for longest in self.map_sizes():
+            k = (longest - 1).bit_length()
+            for place, (layer, number) in enumerate(self.places):
+                cells = self.map(layer, number, longest).flatten().tolist()
+                count = int(self.sums.map_texts[k][place])
+                yield {
+                    "layer": layer,
+                    "head": number,
+                    "longest": longest,
+                    "texts": count,
+                    "cells": cells,
+                }
+
+    # ------------------------------------------------------------------------------------- printing
+
+    def __rich__(self) -> Table:
+        model = self.about.get("model", {}).get("class", "a model")
+        skipped = f", {self.skipped_count:,} skipped" if self.skipped_count else ""
+        title = (
+            f"{model}: {len(self.places):,} heads over {self.texts:,} texts, {self.tokens:,} "
+            f"tokens{skipped}"
+        )
+        caption = f"not measured: {list_names(self.left_out)}" if self.left_out else None
+        table = Table(
+            title=title,
+            box=None,
+            pad_edge=False,
+            title_justify="left",
+            caption=caption,
+            caption_justify="left",
+        )
+        for name in ("kind", "heads", "clearest", "share", "strongest text"):
+            table.add_column(
+                name, justify="right" if name in ("heads", "share") else "left", no_wrap=True
+            )
+        heads = self.heads()
+        for kind in (*HABITS, "mixed"):
+            own = heads.where(kind=kind)
+            if not own:
+                continue
+            best = own[0]
+            share = "" if kind == "mixed" else f"{getattr(best, kind):.0%}"
+            texts = [] if kind == "mixed" else self.evidence(best.layer, best.number, kind)
+            excerpt = " ".join(texts[0].excerpt.split())[:60] if texts else ""
+            table.add_row(kind, str(len(own)), f"{best.layer} head {best.number}", share, excerpt)
+        return table
+
+    def __repr__(self) -> str:
+        return render_text(self.__rich__(), width=140)
+
+    # -------------------------------------------------------------------------------------- private
+
+    def _index(self, layer: str, head: int) -> int:
+        if layer not in self.layers:
+            raise ValueError(
+                f'there is no attention "{layer}" in this atlas; {hint(str(layer), self.layers)}'
+            )
+        numbers = [number for own, number in self.places if own == layer]
+        number = (
+            numbers[check_index("head", head, len(numbers), f'"{layer}"')] if head < 0 else head
+        )
+        if (layer, number) not in self.places:
+            raise ValueError(
+                f'there is no head {head} of "{layer}"; there are {numbers[0]} to {numbers[-1]}'
+            )
+        return self.places.index((layer, number))
+
+    def _numbers(self) -> dict[str, Float[Tensor, "statistic heads"]]:
+        """Return mean, std, extremes and quantiles of every statistic, computed once."""
+        if self._table is None:
+            spread = self.sums.distribution
+            shares = self.sums.numerator.value / _positive(self.sums.denominator.value)
+            mean = torch.cat([shares, spread.mean[len(MEASURES) :]])
+            self._table = {
+                "mean": mean,
+                "std": spread.variance.sqrt(),
+                "low": spread.low,
+                "high": spread.high,
+            }
+            self._table |= {f"q{share:.0%}": spread.quantile(share) for share in QUANTILES}
+        return self._table
+
+    def standard_error(self, name: str) -> Float[Tensor, " heads"]:
+        """Return the standard error of each head's share of a habit, from how much groups of texts
+        differ.
+
+        NaN where fewer than two groups have queries that count, and in an atlas of an earlier
+        version.
+        """
+        if name not in HABITS:
+            raise ValueError(f'there is no standard error of "{name}"; {hint(str(name), HABITS)}')
+        return error_of_sum(self.sums.influences(name))
+
+    def _profiles(self, by: str) -> tuple[tuple[str, ...], ExactSum]:
+        ranges = tuple(
+            f"{low}" if low == high else f"{low} to {high}" for low, high in bucket_limits()[:-1]
+        )
+        ranges = (*ranges, f"{bucket_limits()[-1][0]} and more")
+        known = {
+            "distance": ((*ranges, "ahead")[:BUCKETS], self.sums.distances),
+            "position": (ranges, self.sums.positions),
+            "class": (CLASSES, self.sums.classes),
+        }
+        if by not in known:
+            raise ValueError(f'there is no profile by "{by}"; {hint(str(by), known)}')
+        return known[by]
+
+
+def _by_number(name: str) -> list[str | int]:
+    """Return the key that sorts blocks.9 before blocks.10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def _positive(count: Tensor) -> Tensor:
+    return torch.where(count > 0, count, torch.nan)

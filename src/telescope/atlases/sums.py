@@ -1,0 +1,349 @@
+"""`AtlasSums`: everything that an atlas adds up over a corpus, in memory that does not grow with
+the corpus.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..recording.heads import HABITS
+from ..recording.row_sample import BUCKETS, ROWS
+from .exact import Distribution, ExactSum, edges_table, linear_edges, log_edges, signed_log_edges
+from .measure import MEASURES, POSITION_BUCKETS, QUERY_STATISTICS, BatchMeasures, LayerHeads
+from .transfers import send, whole_numbers
+
+STATISTICS = (*MEASURES, *QUERY_STATISTICS)
+"""The measures of `recording.heads()`, distributed over the texts, and those of each query, over
+all queries.
+"""
+EVIDENCE = 5  # texts that are kept for each head and habit
+LEAST_QUERIES = {"same": 4, "induction": 4}  # that must count in a text, for it to be evidence
+LEAST = 8  # of all other habits
+GROUPS = 64  # of texts, whose sums tell how much a share varies from text to text
+MAP_BITS = 32  # of the fraction of a map's cell
+CLASSES = ("word", "part of a word", "number", "punctuation", "space", "special", "other")
+GROUPED = ("group_numerator", "group_denominator")
+EDGES = edges_table(
+    [
+        *[linear_edges(0.0, 1.0)] * len(HABITS),
+        log_edges(1.0, 2.0**20),  # spread
+        linear_edges(0.0, 16.0),  # entropy
+        linear_edges(0.0, 1.0),  # peak
+        signed_log_edges(0.01, 1e6),  # logit
+    ]
+)
+
+
+class AtlasSums:
+    """Sums over the texts read so far, of every head of a model. Two of them merge exactly; see
+    exact.py.
+    """
+
+    def __init__(self, layers: Sequence[LayerHeads]) -> None:
+        self.layers = [*layers]
+        heads = sum(len(layer.heads) for layer in self.layers)
+        self.distribution = Distribution(EDGES, heads)
+        self.numerator = ExactSum.zeros(len(MEASURES), heads)
+        self.denominator = ExactSum.zeros(len(MEASURES), heads)
+        self.group_numerator: ExactSum | None = ExactSum.zeros(GROUPS, len(HABITS), heads)
+        self.group_denominator: ExactSum | None = ExactSum.zeros(GROUPS, len(HABITS), heads)
+        """Of the habits, by group of texts, see `group_of`; None in a file of an earlier version,
+        which has none.
+        """
+        self.distances = ExactSum.zeros(heads, BUCKETS)
+        self.sampled = ExactSum.zeros(heads)
+        self.positions = ExactSum.zeros(heads, POSITION_BUCKETS)
+        self.classes = ExactSum.zeros(heads, len(CLASSES))
+        self.maps: dict[int, Int[Tensor, "heads row column"]] = {}
+        """The sum of the maps of the texts of 2^(k - 1) + 1 to 2^k tokens, by k, in units of 2^-32.
+        """
+        self.map_texts: dict[int, Int[Tensor, " heads"]] = {}
+        self.evidence_share = torch.full((len(HABITS), heads, EVIDENCE), -1.0, dtype=torch.float64)
+        self.evidence_text = torch.full((len(HABITS), heads, EVIDENCE, 2), -1, dtype=torch.int64)
+        """The number of the text, and its first token within the text."""
+        self.class_tokens = torch.zeros(len(CLASSES), dtype=torch.int64)
+        self.texts = self.tokens = 0
+
+    def add(
+        self,
+        measures: Sequence[BatchMeasures],
+        places: Int[Tensor, "text 2"],
+        lengths: Sequence[int],
+        class_tokens: Int[Tensor, " class"],
+    ) -> None:
+        """Add a batch: its measures, the place of each text in the corpus, its tokens, and how many
+        of each class.
+        """
+        device = self.evidence_share.device
+        groups = send(group_of(places[:, 0]), device)
+        places = send(places, device)
+        for part in measures:
+            own = part.heads
+            self._add_measures(part, groups)
+            for i, name in enumerate(QUERY_STATISTICS):
+                numbers = part.queries[name].to(device)
+                counted = part.counted.to(device)
+                self.distribution.add(len(MEASURES) + i, own, numbers[None], counted)
+            sampled = part.sampled.to(device)
+            if part.distances is not None:
+                _part(self.distances, own).add(part.distances.to(device))
+                _part(self.sampled, own).add(sampled[:, None].expand(-1, own.stop - own.start))
+            _part(self.positions, own).add(part.positions.to(device))
+            _part(self.classes, own).add(part.classes.to(device))
+            self._add_maps(own, part.map.to(device), lengths)
+            self._add_evidence(part, places)
+        self.class_tokens += send(class_tokens, device)
+        self.texts += len(lengths)
+        self.tokens += sum(lengths)
+
+    def count_out(self, tokens: int, class_tokens: Int[Tensor, " class"]) -> None:
+        """Uncount a text that turned out not to be finite; its measures were zeros."""
+        self.texts -= 1
+        self.tokens -= tokens
+        self.class_tokens -= class_tokens.to(self.class_tokens.device)
+
+    def _add_measures(self, part: BatchMeasures, groups: Int[Tensor, " text"]) -> None:
+        device = self.evidence_share.device
+        own = part.heads
+        numerator, denominator, known = (
+            numbers.to(device) for numbers in (part.numerator, part.denominator, part.known)
+        )
+        for sums, numbers in ((self.numerator, numerator), (self.denominator, denominator)):
+            view = ExactSum(sums.whole[:, own], sums.fraction[:, own])
+            view.add(numbers)
+        for by_group, numbers in (
+            (self.group_numerator, numerator),
+            (self.group_denominator, denominator),
+        ):
+            if by_group is not None:
+                of_heads = ExactSum(by_group.whole[..., own], by_group.fraction[..., own])
+                of_heads.add_to_rows(groups, numbers[:, : len(HABITS)])
+        share = torch.where(known, numerator / denominator, torch.nan)
+        self.distribution.add(0, own, share.transpose(0, 1)[..., None])
+
+    def _add_maps(
+        self, own: slice, maps: Float[Tensor, "text heads row column"], lengths: Sequence[int]
+    ) -> None:
+        heads = self.evidence_share.shape[1]
+        for k in sorted({_length_class(length) for length in lengths if length >= ROWS}):
+            which = [
+                i
+                for i, length in enumerate(lengths)
+                if length >= ROWS and _length_class(length) == k
+            ]
+            if k not in self.maps:
+                empty = torch.zeros(heads, ROWS, ROWS, dtype=torch.int64, device=maps.device)
+                self.maps[k] = empty
+                self.map_texts[k] = empty[:, 0, 0].clone()
+            chosen = (
+                maps if len(which) == len(maps) else maps[send(torch.tensor(which), maps.device)]
+            )
+            self.maps[k][own] += (chosen * 2**MAP_BITS).round().long().sum(0)
+            self.map_texts[k][own] += (chosen.sum((2, 3)) > 0).sum(
+                0
+            )  # a decoder's texts differ from the encoder's
+
+    def _add_evidence(self, part: BatchMeasures, places: Int[Tensor, "text 2"]) -> None:
+        device = self.evidence_share.device
+        own = part.heads
+        numerator = part.numerator.to(device)
+        denominator = part.denominator.to(device)
+        habits = len(HABITS)
+        least = whole_numbers([LEAST_QUERIES.get(name, LEAST) for name in HABITS], device)[:, None]
+        enough = part.known.to(device)[:, :habits] & (denominator[:, :habits] >= least)
+        share = torch.where(enough, numerator[:, :habits] / denominator[:, :habits], -1.0).permute(
+            1, 2, 0
+        )
+        where = places[None, None].expand(habits, share.shape[1], -1, -1)
+        self.evidence_share[:, own], self.evidence_text[:, own] = _strongest(
+            torch.cat([self.evidence_share[:, own], share], 2),
+            torch.cat([self.evidence_text[:, own], where], 2),
+        )
+
+    def merge(self, other: "AtlasSums") -> None:
+        """Add the sums of other texts of the same model."""
+        if self.layers != other.layers:
+            raise ValueError("these sums are of models with other attentions, and cannot be merged")
+        self.distribution.merge(other.distribution)
+        if self.group_numerator is None or other.group_numerator is None:
+            self.group_numerator = self.group_denominator = None
+        its = other._sums()
+        for name, mine in self._sums().items():
+            mine.merge(its[name])
+        for k, cells in other.maps.items():
+            self.maps[k] = self.maps[k] + cells if k in self.maps else cells.clone()
+            more = other.map_texts[k]
+            self.map_texts[k] = self.map_texts[k] + more if k in self.map_texts else more.clone()
+        self.evidence_share, self.evidence_text = _strongest(
+            torch.cat([self.evidence_share, other.evidence_share], 2),
+            torch.cat([self.evidence_text, other.evidence_text], 2),
+        )
+        self.class_tokens = self.class_tokens + other.class_tokens
+        self.texts += other.texts
+        self.tokens += other.tokens
+
+    def influences(self, habit: str) -> Float[Tensor, "group heads"]:
+        """Return by how much each group of texts moves each head's share of a habit; the influences
+        sum to zero.
+
+        A share is a ratio R = Y / X of two sums over texts: of the weight, and of the queries that
+        count. To first order, a group with the sums y and x contributes (y - R x) / X to the
+        deviation of R. NaN for a group without queries that count, and for all groups where a file
+        of an earlier version has none.
+        """
+        if self.group_numerator is None or self.group_denominator is None:
+            return torch.full(
+                (GROUPS, self.evidence_share.shape[1]), torch.nan, dtype=torch.float64
+            )
+        i = HABITS.index(habit)
+        weight = self.group_numerator.value[:, i]
+        queries = self.group_denominator.value[:, i]
+        total = queries.sum(0)
+        deviation = weight - weight.sum(0) / total * queries
+        return torch.where(queries > 0, deviation / total, torch.nan)
+
+    def _sums(self) -> dict[str, ExactSum]:
+        names = (
+            "numerator",
+            "denominator",
+            "distances",
+            "sampled",
+            "positions",
+            "classes",
+            *GROUPED,
+        )
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def to(self, device: torch.device | str) -> "AtlasSums":
+        """Return the sums on a device; ints are copied as they are."""
+        moved = AtlasSums.__new__(AtlasSums)
+        moved.__dict__ = {
+            name: value.to(device) if isinstance(value, Tensor | ExactSum | Distribution) else value
+            for name, value in vars(self).items()
+        }
+        moved.maps = {k: cells.to(device) for k, cells in self.maps.items()}
+        moved.map_texts = {k: count.to(device) for k, count in self.map_texts.items()}
+        moved.layers = [*self.layers]
+        return moved
+
+    # ------------------------------------------------------------------------------------- as files
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything as tensors, for a safetensors file; `description` has the rest."""
+        found = {f"distribution.{name}": part for name, part in self.distribution.tensors().items()}
+        for name, sums in self._sums().items():
+            found |= {f"{name}.{part}": tensor for part, tensor in sums.tensors().items()}
+        # In the order of k: the order in which lengths came up depends on how many processes shared
+        # the corpus.
+        found |= {f"map.{k}": cells for k, cells in sorted(self.maps.items())}
+        found |= {f"map_texts.{k}": count for k, count in sorted(self.map_texts.items())}
+        found |= {"evidence.share": self.evidence_share, "evidence.text": self.evidence_text}
+        found["class_tokens"] = self.class_tokens
+        return {name: tensor.cpu().contiguous() for name, tensor in found.items()}
+
+    def description(self) -> dict[str, Any]:
+        """Return what is no tensor, for JSON."""
+        layers = [[layer, [*heads], across] for layer, heads, across in self.layers]
+        return {"layers": layers, "texts": self.texts, "tokens": self.tokens}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> "AtlasSums":
+        """Return the sums of a file, whose description was checked; a ValueError where the tensors
+        do not fit it.
+        """
+        layers = [
+            LayerHeads(layer, tuple(heads), across)
+            for layer, heads, across in description["layers"]
+        ]
+        heads = sum(len(layer.heads) for layer in layers)
+        # Before memory is taken: each head needs tens of kilobytes, and may be a few characters of
+        # JSON.
+        _check_tensor("sampled.whole", tensors, (heads,), torch.int64)
+        sums = cls(layers)
+        if f"{GROUPED[0]}.whole" not in tensors:  # of an earlier version
+            sums.group_numerator = sums.group_denominator = None
+
+        # A class of lengths has a map and its number of texts.
+        for k in map(str, range(64)):
+            if f"map.{k}" in tensors:
+                sums.maps[int(k)] = torch.zeros(heads, ROWS, ROWS, dtype=torch.int64)
+                sums.map_texts[int(k)] = torch.zeros(heads, dtype=torch.int64)
+        own = sums.tensors()
+        for name in tensors.keys() - own.keys():
+            raise ValueError(f'it has a tensor "{name}", which sums do not have')
+        for name, tensor in own.items():
+            _check_tensor(name, tensors, tuple(tensor.shape), tensor.dtype)
+            tensor.copy_(tensors[name])
+        sums.texts = description["texts"]
+        sums.tokens = description["tokens"]
+        return sums
+
+
+def _check_tensor(
+    name: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Raise a ValueError unless there is a tensor of this name, shape and dtype."""
+    if name not in tensors:
+        raise ValueError(f'its tensor "{name}" is missing')
+    given = tensors[name]
+    if tuple(given.shape) != shape or given.dtype != dtype:
+        raise ValueError(
+            f'its tensor "{name}" is {given.dtype} of shape {list(given.shape)}, and should be '
+            f"{dtype} of {list(shape)}"
+        )
+
+
+def error_of_sum(influences: Float[Tensor, "group heads"]) -> Float[Tensor, " heads"]:
+    """Return the standard error of a share, or of a difference of shares, from the influences of n
+    groups of texts.
+
+    It is √(n / (n - 1) · Σ influence²); NaN for fewer than two groups. Influences that are NaN are
+    left out.
+    """
+    count = (~influences.isnan()).sum(0)
+    squares = influences.square().nansum(0)
+    return torch.where(count > 1, (squares * count / (count - 1).clamp(min=1)).sqrt(), torch.nan)
+
+
+def group_of(texts: Int[Tensor, " text"]) -> Int[Tensor, " text"]:
+    """Return the group of each text, from its number in the corpus.
+
+    Of each 64 texts in a row, every group gets one. The first 64 texts are in the groups 0 to 63;
+    later ones are permuted anew each time, so that a corpus whose kinds of text alternate has all
+    kinds in every group.
+    """
+    mixed = (
+        texts // GROUPS * 2654435761 % 2**32
+    )  # the golden ratio, so that the high bits of neighbours differ
+    factor = 2 * (mixed >> 26 & 31) + 1
+    shift = mixed >> 20 & 63
+    return (texts * factor + shift) % GROUPS
+
+
+def _part(sums: ExactSum, heads: slice) -> ExactSum:
+    """Return a view of the sums of some heads."""
+    return ExactSum(sums.whole[heads], sums.fraction[heads])
+
+
+def _length_class(length: int) -> int:
+    """Return k for a text of 2^(k - 1) + 1 to 2^k tokens."""
+    return max(length - 1, 0).bit_length()
+
+
+def _strongest(
+    share: Float[Tensor, "habit heads candidate"], text: Int[Tensor, "habit heads candidate 2"]
+) -> tuple[Tensor, Tensor]:
+    """Return the EVIDENCE candidates with the largest shares; of equal ones, the first in the
+    corpus.
+
+    A text that is there twice, which merging a corpus with itself brings about, stays twice.
+    """
+    for axis in (1, 0):
+        order = text[..., axis].sort(dim=2, stable=True).indices
+        share = share.gather(2, order)
+        text = text.gather(2, order[..., None].expand_as(text))
+    order = share.sort(dim=2, descending=True, stable=True).indices[..., :EVIDENCE]
+    return share.gather(2, order), text.gather(2, order[..., None].expand(*order.shape, 2))

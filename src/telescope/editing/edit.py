@@ -1,0 +1,166 @@
+"""`ts.edit`: apply edits to the attentions of a model while a `with` block runs, and leave the
+model as it was.
+
+One call of an attention takes this way:
+
+    telescope_models.py or huggingface.py   intercept the call, and describe it as an AttentionCall
+    session.py      EditSession.change      which edits concern the call, at which queries and keys
+    apply.py        CallEditor.change       change the definition, or the queries and keys
+    engines         attend                  run the definition as any other
+    session.py      EditSession.finish      multiply the context of muted heads
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
+from typing import Any
+
+from torch import nn
+
+from ..interception import huggingface
+from ..interception.find_attentions import FoundAttentions, find_attentions
+from ..recording.edits import SavedEdit
+from ..recording.names import describe_unwatched
+from ..words import hint
+from . import telescope_models
+from .edits import Edit, Frozen, Redefine, from_json
+from .regions import LayerEdit
+from .session import EditSession
+
+
+@contextmanager
+def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None]:
+    """Change the attentions of a model while a `with` block runs.
+
+    Whatever the order in which edits are listed, one attention is edited in the order redefine,
+    boost, hide, frozen, mute; see telescope/editing/edits.py. A block inside another edits what the
+    other made. Gradients flow through edits. When the block is left, also by an exception, the
+    model is as it was. Only the thread that enters the block runs the model edited. Inside
+    `ts.watch`, or around it, the recording holds the calls as edited, and `recording.edits`. Edits
+    name heads of the whole model, also where these are divided among processes (tensor
+    parallelism): all processes enter the block, and each edits the heads it has. A layer that a
+    model runs several times in one forward pass, as ALBERT does, is edited in every pass by its
+    name; by name.2 in the second pass alone, by name.1 in the first.
+
+    Args:
+        model: a model of Telescope, or a Hugging Face model that can be watched. edits: of
+        `ts.mute`, `ts.hide`, `ts.boost`, `ts.frozen` and `ts.redefine`, or of `recording.edits`.
+        tokenizer: an object with `decode`, by which texts are found; Telescope's models have their
+        own.
+
+    Raises:
+        TypeError: `model` is no torch.nn.Module, or an edit is of another type. ValueError: The
+        model cannot be edited (compiled, without a known attention); a layer, head, text or
+        position
+            does not exist, for texts, positions and passes when the block is left; two edits
+            contradict each other; or an attention that is edited has run past the edit, by a
+            forward that computes its weights elsewhere.
+        RuntimeError: Gradient checkpointing runs passes again that are edited differently.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2, bias=False)
+        >>> with ts.edit(layer, ts.mute(heads=[0, 1])):
+        ...     layer(torch.randn(1, 5, 8)).abs().sum().item()
+        0.0
+    """
+    with editing(model, edits, tokenizer):
+        yield
+
+
+@contextmanager
+def editing(
+    model: nn.Module,
+    edits: Sequence[Edit | SavedEdit],
+    tokenizer: Any = None,
+    sequences: Sequence[range | None] | None = None,
+    *,
+    notes_tokens: bool = False,
+) -> Iterator[EditSession]:
+    """Do what `edit` does.
+
+    sequences     those sequences of a batch that each edit concerns, None for all
+    notes_tokens  whether the session's `text` has to know the tokens of every attention, without an
+                  edit that needs it
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"edit takes a model, a torch.nn.Module, not {type(model).__name__}")
+    given = [_checked_edit(one) for one in edits]
+    found = find_attentions(model, "edit")
+    if found.unwatched and any(one.layers is None and not isinstance(one, Frozen) for one in given):
+        warnings.warn(
+            f"{type(model).__name__}: {describe_unwatched(found.unwatched, 'edit')}", stacklevel=5
+        )
+    session = EditSession(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
+    session.needs_positions |= notes_tokens
+    edited = session.edited_attentions()
+    attentions = {
+        name: module
+        for name, module in found.attentions.items()
+        if session.needs_positions or name in edited
+    }
+    listening = session.tokens.listening(found.backend.embeddings(found.modules), session.is_active)
+    with listening, _intercepting(found, attentions, session):
+        _running.append(session)
+        try:
+            yield session
+        finally:
+            _running.remove(session)
+    session.check_found()
+
+
+_running: list[
+    EditSession
+] = []  # of all blocks that are running, in every thread; an outer block before an inner one
+
+
+def running_edits(model: nn.Module) -> list[tuple[str, LayerEdit]]:
+    """Return the edits of all blocks around this call that concern a model, each with the attention
+    that it changes.
+
+    A block may also have been entered with a part of the model, or with a model that this one is a
+    part of.
+    """
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = []
+    for session in [*_running]:
+        parts = {id(module) for module in session.model.modules()}
+        if session.thread == get_ident() and not parts.isdisjoint(paths):
+            path = paths.get(id(session.model), "a part of the edited model")
+            found += [(f"{path}: {name}", one) for one, names in session.selected for name in names]
+    return found
+
+
+def _intercepting(
+    found: FoundAttentions, attentions: Mapping[str, Any], session: EditSession
+) -> AbstractContextManager[None]:
+    """Return the context in which these attentions are intercepted, by hooks or by transformers'
+    interface.
+    """
+    if found.backend is huggingface:
+        from .huggingface import intercepting
+
+        return intercepting(found.modules, attentions, session)
+    return telescope_models.intercepting(found.modules, attentions, session)
+
+
+def _checked_edit(given: Any) -> Edit:
+    """Return an edit that can be applied; raise where it is of another type, or holds only a
+    name.
+    """
+    one = from_json(given.contents) if isinstance(given, SavedEdit) else given
+    if not isinstance(one, Edit):
+        names = ("mute", "hide", "boost", "frozen", "redefine")
+        nearest = (
+            hint(given, names) if isinstance(given, str) else f"there are ts.{', ts.'.join(names)}"
+        )
+        raise TypeError(f"{given!r} is no edit; {nearest}")
+    if (isinstance(one, Redefine) and isinstance(one.function, str)) or (
+        isinstance(one, Frozen) and isinstance(one.recording, str)
+    ):
+        what = "function" if isinstance(one, Redefine) else "recording"
+        raise ValueError(
+            f'"{one}" was read from a file, which holds only the name of its {what}; make it again'
+        )
+    return one

@@ -1,0 +1,459 @@
+"""`effect`: run a model with each of many edits, and tabulate what changed.
+
+Edits that change sequences independently of each other run together: the inputs are repeated, and
+each edit concerns its own copy. Frozen and redefining edits run one at a time.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax
+
+from ..files.frames import frame
+from ..recording.names import list_names
+from ..traces.render import render_text
+from ..words import hint
+from .edit import editing
+from .edits import Boost, Edit, Hide, Mute
+
+TOKENS = 8192  # of the inputs of one batch, at most, unless one edit takes more
+MAX_EDITS = 32  # of one batch
+# Tokens beyond which edits run one at a time: masks that differ by sequence are slower than one.
+LONG = 2048
+MEASURES = ("logits", "loss")
+IDS = ("decoder_input_ids", "target", "input_ids", "ids")
+"""The names of arguments that hold tokens, in `transformers` and in Telescope's models, those of a
+decoder first.
+"""
+
+Measure = Callable[[Any], float | Mapping[str, float]]
+"""From the output of the model, edited, to a number or several by name."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """A table with one row for each edit, and one for the model as it is. Returned by `ts.effect`.
+
+    `columns` maps the name of each column to its numbers, as the constructor of a pandas frame
+    takes it. The first column, "edit", holds the edits themselves, with None for the model as it
+    is, in the first row.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)).eval()
+        >>> effects = ts.effect(model, torch.tensor([[1, 2, 3]]), ts.mute.each(model))
+        >>> len(effects), list(effects.columns)
+        (3, ['edit', 'kl'])
+    """
+
+    columns: dict[str, list[Any]]
+
+    def __len__(self) -> int:
+        return len(self.columns["edit"])
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row, as a mapping from the names of the columns."""
+        return [
+            {name: column[i] for name, column in self.columns.items()} for i in range(len(self))
+        ]
+
+    def table(self, *, library: str = "pandas") -> Any:
+        """Return the table as a frame of pandas or polars; edits are sentences, and "as it is" the
+        model unedited.
+        """
+        edits = ["as it is" if edit is None else str(edit) for edit in self.columns["edit"]]
+        return frame(self.columns | {"edit": edits}, library)
+
+    def sort(self, column: str, *, descending: bool = True) -> "Effects":
+        """Return the table with its edits in the order of a column; the model as it is stays
+        first.
+        """
+        if column not in self.columns:
+            raise ValueError(f'there is no column "{column}"; {hint(column, self.columns)}')
+        order = sorted(
+            range(1, len(self)), key=lambda i: self.columns[column][i], reverse=descending
+        )
+        return Effects(
+            {name: [values[i] for i in (0, *order)] for name, values in self.columns.items()}
+        )
+
+    def __rich__(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for name in self.columns:
+            table.add_column(
+                name,
+                justify="left" if name == "edit" else "right",
+                no_wrap=True,
+                overflow="ellipsis",
+            )
+        for row in self.rows:
+            edit, *numbers = row.values()
+            table.add_row("as it is" if edit is None else str(edit), *map(_format, numbers))
+        return table
+
+    def __repr__(self) -> str:
+        return render_text(self.__rich__())
+
+
+def _format(number: Any) -> str:
+    return str(number) if isinstance(number, int) else f"{number:.4g}"
+
+
+def effect(
+    model: nn.Module,
+    inputs: Any,
+    edits: Iterable[Edit | Sequence[Edit]],
+    measure: str | Measure = "logits",
+    *,
+    tokens: Sequence[int] = (),
+    labels: Tensor | None = None,
+    tokenizer: Any = None,
+    progress: bool | None = None,
+) -> Effects:
+    """Run a model with each edit, and return a table of what changed.
+
+    Args:
+        model: a model that `ts.edit` takes. inputs: what the model is called with: a tensor of
+        token ids (batch, n), a tuple of arguments, a mapping of
+            keyword arguments, or a text, for a model with a tokenizer.
+        edits: one for each row; a list of several counts as one, and they are applied together.
+        measure: "logits": column "kl", the divergence of the next token's distribution from that of
+        the model as it
+            is, in nats, KL(as it is ‖ edited), the mean over the positions that are no padding;
+            with `tokens`, for each of them its probability and rank (0 is the likeliest) after the
+            last position, the mean over the batch. "loss": column "loss", the mean cross-entropy of
+            the next token, or of `labels`, in nats. A function of the model's output: a number, in
+            the column "value", or several by name.
+        tokens: the ids of the tokens whose probability and rank are tabulated. labels: (batch, n)
+        what each position should predict, -100 for positions that do not count; None for the
+            input ids themselves, one position on.
+        tokenizer: for edits that name text, and for inputs that are text.
+        progress: whether to show a progress bar; None shows one in a terminal.
+
+    Returns:
+        The table; its first row is the model as it is.
+
+    Raises:
+        TypeError, ValueError: as `ts.edit`; or the model returns no logits, and `measure` needs
+        them.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)).eval()
+        >>> table = ts.effect(model, torch.tensor([[1, 2, 3]]), [ts.mute(), ts.hide(0)], "loss")
+        >>> [str(edit) for edit in table.columns["edit"]]
+        ['None', 'mute every head in every layer', 'hide key 0 from every query in every layer']
+    """
+    if isinstance(measure, str) and measure not in MEASURES:
+        raise ValueError(
+            f'there is no measure "{measure}"; {hint(measure, MEASURES)}, or a function of the '
+            "output"
+        )
+    tokenizer = tokenizer or getattr(model, "tokenizer", None)
+    call = ModelInputs.of(model, inputs, tokenizer)
+    listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in edits]
+    run = Runs(model, call, tokenizer, _measure(measure, call, tokens, labels))
+    rows: list[dict[str, float]] = [run.plain()]
+    batches = _batches(listed, call)
+    show = sys.stderr.isatty() if progress is None else progress
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not show) as bar:
+        task = bar.add_task("edits", total=len(listed))
+        for batch in batches:
+            rows += run.edited(batch)
+            bar.update(task, advance=len(batch))
+    if run.idle:
+        warnings.warn(
+            f"{len(run.idle)} of the edits changed nothing, since no attention that they name was "
+            "called while the "
+            f"model ran: {list_names([*map(str, run.idle)])}; pass inputs that reach these "
+            "attentions, or restore the "
+            "forward of the modules around them",
+            stacklevel=2,
+        )
+    named: list[Any] = [None, *(one[0] if len(one) == 1 else one for one in listed)]
+    return Effects({"edit": named} | {name: [row[name] for row in rows] for name in rows[0]})
+
+
+def _batches(edits: list[tuple[Edit, ...]], call: "ModelInputs") -> list[list[tuple[Edit, ...]]]:
+    """Return the edits in groups that run together."""
+    together = max(1, min(MAX_EDITS, TOKENS // max(call.tokens, 1)))
+    if not call.can_repeat or call.longest > LONG:
+        together = 1
+    batches: list[list[tuple[Edit, ...]]] = []
+    for several in edits:
+        alone = not all(isinstance(one, Mute | Hide | Boost) for one in several)
+        if (
+            batches
+            and not alone
+            and len(batches[-1]) < together
+            and all(map(_is_batched, batches[-1]))
+        ):
+            batches[-1].append(several)
+        else:
+            batches.append([several])
+    return batches
+
+
+def _is_batched(several: tuple[Edit, ...]) -> bool:
+    return all(isinstance(one, Mute | Hide | Boost) for one in several)
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """The arguments of a model, and how to repeat them."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    ids: Tensor | None
+    """The token ids that the logits belong to: of a decoder, if there are two inputs."""
+    has_decoder: bool = False
+    """Whether the model is an encoder-decoder of transformers."""
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Any, tokenizer: Any) -> "ModelInputs":
+        """Read what `effect` is given as inputs."""
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        if isinstance(inputs, str):
+            encode = getattr(tokenizer, "encode", None)
+            if encode is None:
+                raise ValueError(
+                    "inputs is text, and the model has no tokenizer; give token ids, or tokenizer="
+                )
+            encoded = encode(inputs)
+            inputs = torch.tensor([getattr(encoded, "ids", encoded)], device=device)
+        if isinstance(inputs, Mapping):
+            has_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+            return cls((), dict(inputs), _find_ids(inputs), has_decoder)
+        args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        if not all(
+            isinstance(one, Tensor) or one is None or not isinstance(one, int | str) for one in args
+        ):
+            raise TypeError(
+                "inputs is a tensor of token ids, a tuple of arguments, a mapping of them, or a "
+                "text"
+            )
+        ids = _find_ids(dict(zip(signature(model.forward).parameters, args, strict=False)))
+        if ids is None:  # a forward that names its arguments otherwise
+            tensors = [
+                one
+                for one in args
+                if isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point()
+            ]
+            ids = tensors[-1] if tensors else None
+        return cls(args, {}, ids)
+
+    @property
+    def _tensors(self) -> list[Any]:
+        return [one for one in (*self.args, *self.kwargs.values()) if one is not None]
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return next((len(one) for one in self._tensors if isinstance(one, Tensor) and one.ndim), 1)
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether the inputs are tensors, all of one batch size, or plain settings."""
+        return all(
+            isinstance(one, bool | int | float | str)
+            or (isinstance(one, Tensor) and len(one) == self.batch)
+            for one in self._tensors
+        )
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest sequence."""
+        return max(
+            (one.shape[1] for one in self._tensors if isinstance(one, Tensor) and one.ndim > 1),
+            default=1,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of the batch."""
+        return self.batch * self.longest
+
+    def repeated(self, times: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments, each tensor as often as `times` says, one batch after the other."""
+
+        def repeat(one: Any) -> Any:
+            return (
+                one.repeat(times, *[1] * (one.ndim - 1))
+                if isinstance(one, Tensor) and times > 1
+                else one
+            )
+
+        return tuple(map(repeat, self.args)), {
+            name: repeat(one) for name, one in self.kwargs.items()
+        }
+
+    @property
+    def labels(self) -> Tensor | None:
+        """What each position of an encoder-decoder should predict, if it makes its decoder's input
+        of that itself.
+        """
+        given = self.kwargs.get("labels")
+        return given if isinstance(given, Tensor) and self.is_source_alone else None
+
+    @property
+    def is_source_alone(self) -> bool:
+        """Whether `ids` are those of an encoder alone: the decoder's are made of `labels`."""
+        return (
+            "labels" in self.kwargs and "decoder_input_ids" not in self.kwargs and self.has_decoder
+        )
+
+
+def _find_ids(named: Mapping[str, Any]) -> Tensor | None:
+    """Return the token ids among the arguments of a model, by their names; of a decoder, if there
+    are two inputs.
+    """
+    return next((named[name] for name in IDS if isinstance(named.get(name), Tensor)), None)
+
+
+class Runs:
+    """Run a model as it is and edited, and measure what it returns."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        call: ModelInputs,
+        tokenizer: Any,
+        measure: Callable[..., dict[str, float]],
+    ):
+        self.model = model
+        self.call = call
+        self.tokenizer = tokenizer
+        self.measure = measure
+        self.reference: Any = None
+        self.real: Tensor | None = None
+        """At which positions a prediction counts; None if at all."""
+        self.idle: list[Edit] = []
+        """The edits whose attentions were not called."""
+
+    @torch.no_grad()
+    def plain(self) -> dict[str, float]:
+        """Run the model as it is, and note which of its tokens are padding."""
+        args, kwargs = self.call.repeated(1)
+        with editing(self.model, (), self.tokenizer, notes_tokens=True) as session:
+            self.reference = self.model(*args, **kwargs)
+        logits = _find_logits(self.reference)
+        if logits is not None and logits.ndim == 3:
+            self.real = session.text.real_predictions(*logits.shape[:2])
+        return self.measure(self.reference, self.reference, self.real)
+
+    @torch.no_grad()
+    def edited(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
+        """Run the model once for several edits, each on its own copy of the inputs."""
+        size = self.call.batch
+        count = len(batch)
+        args, kwargs = self.call.repeated(count)
+        edits = [one for several in batch for one in several]
+        own = [range(i * size, (i + 1) * size) for i, several in enumerate(batch) for _ in several]
+        with editing(self.model, edits, self.tokenizer, own if count > 1 else None) as session:
+            output = self.model(*args, **kwargs)
+        self.idle += session.idle_edits()
+        parts = (
+            [output]
+            if count == 1
+            else [_part(output, i * size, size, count * size) for i in range(count)]
+        )
+        return [self.measure(part, self.reference, self.real) for part in parts]
+
+
+def _part(output: Any, start: int, size: int, whole: int) -> Any:
+    """Return the part of a model's output that belongs to some sequences of the batch."""
+    if isinstance(output, Tensor):
+        return output[start : start + size] if output.ndim and len(output) == whole else output
+    if isinstance(output, Mapping):
+        parts = {name: _part(value, start, size, whole) for name, value in output.items()}
+        kind: Any = type(output)
+        return kind(**parts) if hasattr(output, "logits") or "logits" in parts else kind(parts)
+    if isinstance(output, tuple | list):
+        return type(output)([_part(value, start, size, whole) for value in output])
+    return output
+
+
+# ----------------------------------------------------------------------------------------- measures
+
+
+def _measure(
+    measure: str | Measure, call: ModelInputs, tokens: Sequence[int], labels: Tensor | None
+) -> Callable[..., dict[str, float]]:
+    """Return the function (output, output of the model as it is, positions that count) ->
+    columns.
+    """
+    if not isinstance(measure, str):
+        return lambda output, reference, real: _named(measure(output))
+    if measure == "loss":
+        return lambda output, reference, real: {"loss": _loss(_logits(output), call, labels, real)}
+    return lambda output, reference, real: _compare_logits(
+        _logits(output), _logits(reference), tokens, real
+    )
+
+
+def _named(value: Any) -> dict[str, float]:
+    if isinstance(value, Mapping):
+        return {str(name): float(number) for name, number in value.items()}
+    return {"value": float(value)}
+
+
+def _find_logits(output: Any) -> Tensor | None:
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    return logits if isinstance(logits, Tensor) else None
+
+
+def _logits(output: Any) -> Tensor:
+    """Return the logits of a model's output, (batch, n, vocabulary), in float32 or more."""
+    logits = _find_logits(output)
+    if logits is None:
+        raise ValueError(
+            f"the model returns {type(output).__name__} without logits; give measure= a function "
+            "of it"
+        )
+    return logits.float() if logits.element_size() < 4 else logits
+
+
+def _loss(logits: Tensor, call: ModelInputs, labels: Tensor | None, real: Tensor | None) -> float:
+    labels = call.labels if labels is None else labels
+    if labels is None:
+        if call.ids is None:
+            raise ValueError(
+                "the inputs hold no token ids; give labels=, what each position should predict"
+            )
+        labels = call.ids.roll(-1, 1).clone()
+        labels[:, -1] = -100
+        if real is not None:  # neither the query nor the token that it predicts is padding
+            own = real.to(labels.device)
+            labels[~(own & own.roll(-1, 1))] = -100
+    return float(cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten()))
+
+
+def _compare_logits(
+    logits: Tensor, reference: Tensor, tokens: Sequence[int], real: Bool[Tensor, "batch n"] | None
+) -> dict[str, float]:
+    now = log_softmax(logits, -1)
+    before = log_softmax(reference, -1)
+    divergence = (before.exp() * (before - now)).sum(-1)
+    last = now[:, -1] if now.ndim == 3 else now
+    if real is not None:
+        real = real.to(divergence.device)
+        divergence = divergence[real]
+        ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)
+        last = now[torch.arange(len(now), device=now.device), ends]
+    columns: dict[str, float] = {"kl": float(divergence.mean().clamp(min=0.0))}
+    for token in tokens:
+        own = last[:, token]
+        columns[f"p({token})"] = float(own.exp().mean())
+        columns[f"rank({token})"] = float((last > own[:, None]).sum(-1).float().mean())
+    return columns

@@ -1,0 +1,130 @@
+"""`recording.sources(how="hidden")`: hide each segment of the context from the model, and see what
+its answer loses.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..interception import huggingface
+from ..recording.find_sources import head_places, source_kind, stack_of
+from ..recording.source_question import Calls, Question
+from .edits import Edit, hide
+from .effect import effect
+
+
+@source_kind("hidden")
+def by_hiding(question: Question, model: Any) -> list[float]:
+    """Return how much the log-probability of the span falls, in nats, when each segment alone is
+    hidden.
+
+    A segment is hidden from every token outside of it, in every layer that reads the context, or in
+    the layers and heads that were asked for; the weights of the other keys sum to one again. The
+    model runs once for each segment, several at a time where texts are short.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            'sources(how="hidden") runs the model again: give the model that was recorded, '
+            "model=..."
+        )
+    read, written = _ids(question)
+    rows = torch.tensor([token - 1 for token in question.span])
+    tokens = written[0, list(question.span)]
+
+    def log_probability(output: Any) -> float:
+        logits = output if isinstance(output, Tensor) else output.logits
+        chances = logits[0, rows.to(logits.device)].double().log_softmax(-1)
+        return float(chances.gather(-1, tokens.to(logits.device)[:, None]).sum())
+
+    inputs: Any = written if read is None else (read, written)
+    if huggingface.owns(dict(model.named_modules())):
+        names = ("input_ids",) if read is None else ("input_ids", "decoder_input_ids")
+        inputs = dict(zip(names, (written,) if read is None else (read, written), strict=True))
+    edits = [hiding_edits(question, own, len(written[0])) for own in question.segments.tokens()]
+    plain, *falls = effect(model, inputs, edits, log_probability, progress=False).columns["value"]
+    return [plain - one for one in falls]
+
+
+def _ids(question: Question) -> tuple[Tensor | None, Tensor]:
+    """Return the token ids of the source, if there is one, and of the text, (1, token) each, on the
+    model's device.
+
+    Padding is left out: the model runs on the sequence alone.
+    """
+    read, ids = question.own_ids()
+    if ids is None or (question.across and read is None):
+        raise ValueError('sources(how="hidden") needs the token ids, and the model was given none')
+    if question.span.stop > len(ids):
+        raise ValueError(
+            f'sources(how="hidden") knows the tokens 0 to {len(ids) - 1}; end the span at '
+            f"{len(ids)}, since "
+            "the model did not read the last token that it wrote"
+        )
+    device = question.reader.facts.device
+    source = torch.tensor([read], device=device) if question.across else None
+    return source, torch.tensor([ids], device=device)
+
+
+def hiding_edits(question: Question, segment: list[int], count: int) -> list[Edit]:
+    """Return the edits that hide a segment from every token outside of it, in a text of `count`
+    tokens.
+
+    They are made in the layers and heads that were asked for, or else in every layer that reads the
+    context.
+    """
+    own = {*segment}
+    if not question.across:
+        outside = [token for token in range(count) if token not in own]
+        return _hide(question, segment, outside, question.select(question.readers))
+    # The source is read by the cross-attentions and, before them, by the layers of the encoder.
+    decoding = {stack_of(name) for name in question.readers}
+    encoding = [
+        name
+        for name, call in question.calls.items()
+        if not call.across and stack_of(name) not in decoding
+    ]
+    both = {
+        name: call
+        for name, call in question.calls.items()
+        if name in encoding or name in question.readers
+    }
+    selected = question.select(both)
+    edits = _hide(
+        question,
+        segment,
+        None,
+        {name: call for name, call in selected.items() if name not in encoding},
+    )
+    outside = [token for token in range(question.context) if token not in own]
+    if outside:
+        edits += _hide(
+            question,
+            segment,
+            outside,
+            {name: call for name, call in selected.items() if name in encoding},
+        )
+    return edits
+
+
+def _hide(
+    question: Question, segment: list[int], queries: list[int] | None, calls: Calls
+) -> list[Edit]:
+    """Return the edits that hide a segment from these queries (None is all) in these calls'
+    layers.
+    """
+    by_heads: dict[tuple[int, ...] | None, list[str]] = {}
+    for name, call in calls.items():
+        numbers = (
+            None
+            if question.heads is None
+            else tuple(call.heads[i] for i in head_places(question, call))
+        )
+        by_heads.setdefault(numbers, []).append(name)
+    # Without a choice of layers, one edit also covers the layers of a decoder that were not
+    # recorded.
+    everywhere = question.layers is None and not question.across and len(by_heads) == 1
+    return [
+        hide(segment, queries, layers=None if everywhere else names, heads=numbers)
+        for numbers, names in by_heads.items()
+    ]

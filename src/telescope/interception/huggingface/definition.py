@@ -1,0 +1,328 @@
+"""Read a call of one of transformers' attention functions as an AttentionCall.
+
+Each implementation describes its mask in another way: `sdpa` is causal by itself if it is passed no
+mask, `eager` applies the mask it is passed and nothing else, `flash` takes padding and windows as
+arguments, `flex` takes a mask function.
+"""
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ...attention import Attention, Bias, Mask, causal, everyone, from_additive, from_tensor, window
+from ...attention.biases import Relative
+from ...attention.masks import Documents
+from ...attention.restrict import hide_first_keys
+from ...engines import torch_modes
+from ...recording.attention_call import AttentionCall
+from .lazy import LazyMask
+from .masks import FunctionMask, MaskDescription, MaskOffsets, pad_to, padding_mask
+
+OFFSETS = 16  # masks whose offsets are remembered; the layers of one forward pass use a few
+
+
+class DefinitionReader:
+    """Read the calls of one model. A mask or bias that is passed to all layers is translated
+    once.
+    """
+
+    def __init__(self) -> None:
+        self._translations: MutableMapping[Tensor, Translation] = WeakTensorKeyDictionary()
+        """Weak, so that a mask is freed when the model lets go of it:
+        tests/agreement/test_watch_written_masks.py, test_what_was_read_of_a_mask_goes_with_it.
+        """
+        self._biases: dict[int, Bias | None] = {}  # the latest position bias of each module, by id
+        self._last = Attention()
+        self._offsets: dict[tuple[int, int, int], tuple[int, Tensor | None]] = {}
+
+    def remember_offsets(self, config: Any, offsets: MaskOffsets, keep: Tensor | None) -> None:
+        """Remember the position of a mask's first key and its padding, for attentions that are
+        passed neither.
+
+        Only the latest are remembered: while a model generates, each token has a mask with one more
+        key.
+        """
+        key = (id(config), offsets.queries, offsets.keys)
+        self._offsets.pop(key, None)
+        self._offsets[key] = (offsets.key, keep)
+        while len(self._offsets) > OFFSETS:
+            del self._offsets[next(iter(self._offsets))]
+
+    def read_call(
+        self,
+        implementation: str,
+        module: nn.Module,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        given: Any,
+        options: Mapping[str, Any],
+        lse: Tensor | None,
+    ) -> AttentionCall:
+        """Return the AttentionCall of implementation(module, *tensors, given, **options).
+
+        `given` is the attention mask: a tensor, a LazyMask, None, or the block mask of flex
+        attention.
+        """
+        queries, keys, values = torch_modes.cast_for_autocast(*tensors)
+        is_causal = options.get("is_causal")
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", True)
+        describe = _DESCRIBE["flash" if "flash" in implementation else implementation]
+        described = describe(self, module, queries, keys, given, bool(is_causal), options)
+        bias = described.bias
+        added = options.get("position_bias")
+        if added is not None:
+            position_bias: Bias | None
+            if (
+                added.requires_grad and torch.is_grad_enabled()
+            ):  # an edit runs this definition, and learns by it
+                position_bias = from_additive(added[..., : described.keys])
+            else:
+                earlier = self._biases.get(id(module))
+                position_bias = self._translate_once(
+                    module, added, lambda: bias_of(added.detach()[..., : described.keys], earlier)
+                )
+                self._biases[id(module)] = position_bias
+            bias = position_bias if bias is None else bias
+        batch, heads, rows, _ = queries.shape
+        mask = described.mask
+        if described.evicted:
+            size = (rows, described.evicted + described.keys)
+            mask = hide_first_keys(mask, described.evicted, size, batch=batch, heads=heads)
+        has_extras = (
+            implementation != "sdpa"
+        )  # sdpa refuses softcap and s_aux, or, before 5.0, ignores them
+        attention = self._definition(
+            options.get("scaling"),
+            options.get("softcap") if has_extras else None,
+            options.get("s_aux") if has_extras else None,
+            bias,
+            mask,
+        )
+        dropout = float(options.get("dropout") or 0.0)
+        if described.keys < keys.shape[-2]:
+            keys = keys[:, :, : described.keys]
+            values = values[:, :, : described.keys]
+        numbers = tuple(range(heads))
+        return AttentionCall(
+            queries,
+            keys,
+            values,
+            attention,
+            numbers,
+            dropout,
+            lse,
+            described.evicted,
+            keys_depend_on_text=True,
+        )
+
+    def _definition(
+        self,
+        scale: float | None,
+        softcap: float | None,
+        sink: Tensor | None,
+        bias: Bias | None,
+        mask: Mask,
+    ) -> Attention:
+        """Return a definition, the object of the layer before if it has the same parts.
+
+        Reuse one object, so that the equality test is an identity test.
+        """
+        last = self._last
+        if (scale, softcap) != (last.scale, last.softcap) or any(
+            one is not other
+            for one, other in ((sink, last.sink), (bias, last.bias), (mask, last.mask))
+        ):
+            self._last = Attention(scale=scale, softcap=softcap, sink=sink, bias=bias, mask=mask)
+        return self._last
+
+    def _translate_once(
+        self, module: nn.Module, tensor: Tensor, translate: Callable[[], Any]
+    ) -> Any:
+        """Return translate(), computed once for all layers of a forward pass that are passed the
+        same tensor.
+
+        A tensor is translated again if it may have been written to: when its version has changed;
+        in every call if it has no version, as under torch.inference_mode(); and when the same
+        module passes it a second time, since a write through `.data` or NumPy changes no version.
+        Equal results are one object, so that comparing them is fast.
+        """
+        known = self._translations.get(tensor)
+        version = None if tensor.is_inference() else tensor._version
+        if (
+            known is not None
+            and version is not None
+            and known.version == version
+            and id(module) not in known.modules
+        ):
+            known.modules.add(id(module))
+            return known.result
+        result = translate()
+        if known is not None and known.result == result:
+            result = known.result
+        self._translations[tensor] = Translation(version, result, {id(module)})
+        return result
+
+    # --------------------------------------------------------------------- masks, by implementation
+
+    def sdpa(
+        self,
+        module: nn.Module,
+        queries: Tensor,
+        keys: Tensor,
+        given: Any,
+        is_causal: bool,
+        options: Mapping[str, Any],
+    ) -> MaskDescription:
+        """Describe the mask of `sdpa`; without a mask tensor it is causal if the module is."""
+        if given is not None:
+            return self._mask_tensor(module, given, keys)
+        rows = queries.shape[-2]
+        columns = keys.shape[-2]
+        if not is_causal:
+            return MaskDescription(everyone, columns)
+        # of a cache that is longer than its text, as many keys are visible as there are queries
+        written = columns if rows == 1 else min(rows, columns)
+        evicted = self._remembered(module, rows, columns)[0]
+        return MaskDescription(causal, written, evicted)
+
+    def eager(
+        self,
+        module: nn.Module,
+        queries: Tensor,
+        keys: Tensor,
+        given: Any,
+        is_causal: bool,
+        options: Mapping[str, Any],
+    ) -> MaskDescription:
+        """Describe the mask of `eager`, which applies the mask it is passed and nothing else."""
+        if given is not None:
+            return self._mask_tensor(module, given, keys)
+        return MaskDescription(
+            causal if is_causal and queries.shape[-2] == 1 else everyone, keys.shape[-2]
+        )
+
+    def flash(
+        self,
+        module: nn.Module,
+        queries: Tensor,
+        keys: Tensor,
+        given: Any,
+        is_causal: bool,
+        options: Mapping[str, Any],
+    ) -> MaskDescription:
+        """Describe the mask of flash attention: causality, a window, packed sequences and
+        padding.
+        """
+        rows = queries.shape[-2]
+        columns = keys.shape[-2]
+        evicted, keep = self._remembered(module, rows, columns, given)
+        mask: Mask = causal if is_causal else everyone
+        if options.get("sliding_window") is not None:
+            mask = mask & window(options["sliding_window"])
+        if options.get("cu_seq_lens_q") is not None:  # several texts packed in one sequence
+            starts = options["cu_seq_lens_q"][1:-1].long()
+            positions = torch.arange(rows, device=starts.device)
+            mask = mask & Documents(torch.searchsorted(starts, positions, right=True)[None])
+        if keep is not None:
+            mask = mask & padding_mask(pad_to(keep, evicted + columns))
+        return MaskDescription(mask, columns, evicted)
+
+    def flex(
+        self,
+        module: nn.Module,
+        queries: Tensor,
+        keys: Tensor,
+        given: Any,
+        is_causal: bool,
+        options: Mapping[str, Any],
+    ) -> MaskDescription:
+        """Describe the mask of flex attention by the function of its block mask."""
+        if given is None or isinstance(given, Tensor):
+            return self.eager(module, queries, keys, given, is_causal, options)
+        return MaskDescription(
+            FunctionMask(given.mask_mod, queries.shape[-2] - keys.shape[-2]), keys.shape[-2]
+        )
+
+    def _remembered(
+        self, module: nn.Module, rows: int, columns: int, keep: Any = None
+    ) -> tuple[int, Any]:
+        """Return the number of evicted keys and the padding of the latest mask of this size."""
+        return self._offsets.get((id(getattr(module, "config", None)), rows, columns), (0, keep))
+
+    def _mask_tensor(self, module: nn.Module, given: Tensor, keys: Tensor) -> MaskDescription:
+        if isinstance(given, LazyMask):
+            if not given.overwritten:
+                return given.description
+            given = given.dense
+        mask, bias = self._translate_once(module, given, lambda: _read_mask(given))
+        return MaskDescription(mask, keys.shape[-2], bias=bias)
+
+
+_DESCRIBE: dict[str, Callable[..., MaskDescription]] = {
+    "sdpa": DefinitionReader.sdpa,
+    "eager": DefinitionReader.eager,
+    "flash": DefinitionReader.flash,
+    "flex_attention": DefinitionReader.flex,
+}
+
+
+class Translation(NamedTuple):
+    """The result of translating a tensor, the tensor's version, and the modules that passed the
+    tensor since.
+    """
+
+    version: int | None
+    result: Any
+    modules: set[int]
+
+
+def _read_mask(given: Tensor) -> tuple[Mask, Bias | None]:
+    """Translate a mask tensor of four axes: True = may attend, or numbers added to the scores, the
+    lowest hiding.
+    """
+    seen = given.clone() if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+    mask = padding_mask(seen[:, 0, 0]) if seen.shape[1:3] == (1, 1) else from_tensor(seen)
+    if given.dtype == torch.bool or not bool((seen & (given != 0)).any()):
+        return mask, None
+    return everyone, from_additive(given.masked_fill(~seen, -torch.inf))
+
+
+ROWS = 1024  # compared at once
+
+
+def bias_of(added: Float[Tensor, "#batch heads query key"], earlier: Bias | None) -> Bias | None:
+    """Return an added position bias as a function of the distance where possible, in memory that
+    grows with n.
+
+    Return None if nothing is added. One row, of a generated token, does not show the bias of later
+    keys, which the bias of the earlier call may contain.
+    """
+    if not added.any():
+        return None
+    if len(added) > 1 or not _depends_on_distance(added[0]):
+        return from_additive(added)
+    heads, queries, keys = added.shape[1:]
+    ahead = added[0, :, 0, keys - queries + 1 :]
+    if isinstance(earlier, Relative) and earlier.table.shape[0] == heads:
+        ahead = torch.cat(
+            [ahead, earlier.table[:, earlier.table.shape[1] // 2 + 1 :][:, ahead.shape[1] :]], 1
+        )
+    table = torch.cat([added[0, :, -1], ahead[:, : keys - 1]], 1)
+    missing = 2 * keys - 1 - table.shape[1]
+    return Relative(torch.cat([table, table[:, -1:].expand(heads, missing)], 1))
+
+
+def _depends_on_distance(added: Float[Tensor, "heads query key"]) -> bool:
+    """Return whether each diagonal holds one number."""
+    last = added.shape[1] - 1
+    return all(
+        torch.equal(
+            added[:, row + 1 : min(row + ROWS, last) + 1, 1:],
+            added[:, row : min(row + ROWS, last), :-1],
+        )
+        for row in range(0, last, ROWS)
+    )

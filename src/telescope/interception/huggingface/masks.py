@@ -1,0 +1,234 @@
+"""Translate the mask functions of transformers into masks of Telescope.
+
+A function that is not known by name becomes a `FunctionMask`, which calls the function for blocks
+of pairs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers import masking_utils
+
+from ...attention import Bias, Mask, Pairs, causal, everyone, padding, window
+from ...attention.masks import Causal, Documents
+from .transformers_internals import closure_variables, mask_function_name
+
+Arguments = Mapping[str, Any]
+"""The keyword arguments of an entry of transformers' mask interface."""
+MaskFunction = Callable[..., Tensor]
+"""mask_function(batch, head, query, key) -> bool, of index tensors that broadcast."""
+
+
+class MaskDescription(NamedTuple):
+    """Which keys each query may see, as masks and biases of Telescope."""
+
+    mask: Mask
+    keys: int
+    """How many of the keys are written: a cache of fixed size is longer."""
+    evicted: int = 0
+    """How many keys a cache dropped before the first of these."""
+    bias: Bias | None = None
+
+
+class MaskOffsets(NamedTuple):
+    """The size of a mask, and the positions of query 0 and key 0: earlier ones are no longer in the
+    cache.
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    query: int
+    key: int
+
+    @classmethod
+    def of(cls, arguments: Arguments) -> "MaskOffsets":
+        """Read the offsets from the arguments of a mask function of any version of transformers."""
+        if "q_length" in arguments:
+            queries = arguments["q_length"]
+            query = arguments.get("q_offset", 0)
+        else:  # before 5.0 the positions themselves are passed
+            queries = len(arguments["cache_position"])
+            query = arguments["cache_position"][0]
+        key = int(arguments.get("kv_offset", 0))
+        return cls(arguments["batch_size"], queries, arguments["kv_length"], int(query), key)
+
+
+def describe_mask(arguments: Arguments) -> MaskDescription:
+    """Describe the mask that transformers would write out for these arguments.
+
+    The unwritten end of a cache of fixed size is left out if the mask is causal, which hides it.
+    """
+    offsets = MaskOffsets.of(arguments)
+    written = offsets.query + offsets.queries - offsets.key
+    parts = _intersected(arguments.get("mask_function", masking_utils.causal_mask_function))
+    is_causal = any(mask_function_name(part) == "causal_mask_function" for part in parts)
+    keys = min(written, offsets.keys) if is_causal else offsets.keys
+    present = offsets._replace(keys=keys)
+    mask = reduce(and_, (_translate(part, present, is_causal) for part in parts))
+    if arguments.get("attention_mask") is not None:
+        mask = mask & padding_mask(pad_to(arguments["attention_mask"], offsets.key + keys))
+    return MaskDescription(mask, keys, offsets.key)
+
+
+def _intersected(function: MaskFunction) -> list[MaskFunction]:
+    """Return the mask functions of which this one is the intersection."""
+    if mask_function_name(function) != "and_masks":
+        return [function]
+    return [
+        part
+        for joined in closure_variables(function)["mask_functions"]
+        for part in _intersected(joined)
+    ]
+
+
+def _translate(function: MaskFunction, offsets: MaskOffsets, is_causal: bool) -> Mask:
+    """Return a mask function as a mask; `is_causal` if another part of the whole mask hides the
+    future.
+    """
+    ahead = offsets.query + offsets.queries - offsets.key - offsets.keys
+    try:
+        known = _translate_known(function, closure_variables(function), offsets, is_causal)
+    except KeyError:  # in another version the closure has other variables
+        known = None
+    if known is None or (
+        ahead and not known.same_for_all_queries
+    ):  # our masks place the last query at the last key
+        return FunctionMask(function, ahead)
+    return known
+
+
+def _translate_known(
+    function: MaskFunction, variables: dict[str, Any], offsets: MaskOffsets, is_causal: bool
+) -> Mask | None:
+    """Return a mask function as a mask, or None if the function is not known by name."""
+    keys = offsets.key + offsets.keys
+    match mask_function_name(function):
+        case "causal_mask_function":
+            return causal
+        case "bidirectional_mask_function":
+            return everyone
+        case "and_masks":
+            parts = _intersected(function)
+            hidden = is_causal or any(
+                mask_function_name(part) == "causal_mask_function" for part in parts
+            )
+            return reduce(and_, (_translate(part, offsets, hidden) for part in parts))
+        case "or_masks":
+            return reduce(
+                or_, (_translate(part, offsets, False) for part in variables["mask_functions"])
+            )
+        case "sliding_window_overlay":  # by itself it does not hide the future
+            near = window(variables["sliding_window"])
+            return near if is_causal else near | ~Causal()
+        case "sliding_window_bidirectional_overlay":
+            return window(variables["sliding_window"] + 1)
+        case "chunked_overlay":
+            positions = torch.arange(keys, device=variables["left_padding"].device)
+            from_first = positions - variables["left_padding"][:, None]
+            return Documents(from_first.div(variables["chunk_size"], rounding_mode="floor").long())
+        case "padding_mask_function":
+            return padding_mask(pad_to(variables["padding_mask"], keys))
+        case "packed_sequence_mask_function":
+            return Documents(variables["packed_sequence_mask"].long()[:, :keys])
+        case (
+            "blockwise_overlay"
+        ):  # -1 is no block; another number for queries keeps them from matching such keys
+            ids: Int[Tensor, "batch key"] = variables["block_sequence_ids"].long()
+            query_ids = ids[:, offsets.query : offsets.query + offsets.queries]
+            return Documents(ids[:, :keys], query_ids.masked_fill(query_ids < 0, -2))
+    return None
+
+
+def padding_mask(keep: Bool[Tensor, "batch key"]) -> Mask:
+    """Return a padding mask in its shortest form, which for left padding is the same however long a
+    text grows.
+    """
+    count = keep.sum(-1)
+    keys = keep.shape[-1]
+    first = keep.int().argmax(-1)
+    last = keys - keep.flip(-1).int().argmax(-1)
+    all_kept, contiguous, to_the_end, from_the_start = torch.stack(
+        [
+            (count == keys).all(),
+            (last - first == count).all(),
+            (last == keys).all(),
+            (first == 0).all(),
+        ]
+    ).tolist()
+    if all_kept:
+        return everyone
+    if contiguous and to_the_end:
+        return padding(left=first)
+    if contiguous and from_the_start:
+        return padding(count)
+    return padding(keep=keep)
+
+
+def pad_to(keep: Tensor, keys: int) -> Bool[Tensor, "batch key"]:
+    """Return a padding mask of exactly `keys` keys; missing keys are padding."""
+    return torch.nn.functional.pad(keep.bool(), (0, max(0, keys - keep.shape[-1])))[:, :keys]
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionMask(Mask):
+    """A mask given by a function of transformers.
+
+    The function's query positions are `ahead` of Telescope's, where the last query stands at the
+    last key.
+    """
+
+    function: MaskFunction
+    ahead: int
+
+    is_arbitrary = True
+
+    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+        seen: Tensor = self.function(at.batch, at.head, at.query + self.ahead, at.key)
+        return seen.to(at.key.device).reshape((1,) * (4 - seen.ndim) + seen.shape)
+
+    def __repr__(self) -> str:
+        return f"function({getattr(self.function, '__name__', 'mask')})"
+
+
+# --------------------------------------------------------------------- arguments of a mask function
+
+
+def fixed_arguments(arguments: Arguments) -> dict[str, Any]:
+    """Return the arguments with q_offset as a number: a cache of fixed size passes a tensor, and
+    adds to it later.
+    """
+    return (
+        {**arguments, "q_offset": int(arguments["q_offset"])}
+        if "q_offset" in arguments
+        else dict(arguments)
+    )
+
+
+def select_rows(arguments: Arguments, rows: range) -> dict[str, Any]:
+    """Return the arguments for these queries alone, for a mask that is always written out."""
+    if "q_length" in arguments:
+        chosen = {"q_length": len(rows), "q_offset": arguments.get("q_offset", 0) + rows.start}
+    else:
+        chosen = {"cache_position": arguments["cache_position"][rows.start : rows.stop]}
+    return {
+        **arguments,
+        **chosen,
+        "allow_is_causal_skip": False,
+        "allow_is_bidirectional_skip": False,
+    }
+
+
+def device_of(arguments: Arguments) -> torch.device:
+    """Return the device on which the mask would be written."""
+    if arguments.get("device") is not None:
+        return torch.device(arguments["device"])
+    return (
+        arguments["cache_position"].device if "cache_position" in arguments else torch.device("cpu")
+    )

@@ -1,0 +1,169 @@
+"""Hooks of a model that runs in several threads, while some of them enter and leave blocks.
+
+torch keeps a hook and its options, such as with_kwargs, in different dictionaries. A call copies
+the hooks of its module, and looks the options of each up when the hook's turn has come. A hook that
+another thread adds or removes in between is called without its options: with one argument less.
+
+So a module has one hook of ours for each `Place`, shared by all blocks, whose listeners are
+replaced as a whole. The hook is added before its first listener and removed after its last. A
+thread inside a block has a listener, so its calls always come with the options; a call without them
+is of a thread outside of all blocks, and passes.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from threading import RLock, _DummyThread, current_thread, get_ident
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+COMPILED = (
+    "watch sees nothing of what torch.compile makes; inside the block, call what is not compiled"
+)
+
+Listener = Callable[..., Any]
+
+
+class Place(NamedTuple):
+    """When a module calls a hook."""
+
+    after: bool
+    """Whether the forward has run: listener(module, args, kwargs, output), else listener(module,
+    args, kwargs).
+    """
+    first: bool = False
+    """Whether the hook is called before those that the module had."""
+    always: bool = False
+    """Whether the hook is called after a forward that raised, too, with None as its output."""
+
+
+BEFORE = Place(after=False)
+AFTER = Place(after=True)
+
+
+class ModuleHook:
+    """The hook of one module at one place. A copy of the module, made or pickled inside a block,
+    has no listeners.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: tuple[Listener, ...] = ()
+        self.handle: RemovableHandle | None = None
+        self._call = uncompiled(
+            type(self).call
+        )  # of the class, so that the hook refers to no method of its own
+
+    def __call__(self, module: nn.Module, args: Any, *more: Any) -> Any:
+        return self._call(self, module, args, *more)
+
+    def call(self, module: nn.Module, args: Any, *more: Any) -> Any:
+        """Call the listeners, each with what the one before returned; None if none of them changed
+        anything.
+        """
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[type["ModuleHook"], tuple[()]]:
+        return type(self), ()
+
+
+class HookBefore(ModuleHook):
+    """Called as hook(module, args, kwargs); a listener may return other (args, kwargs)."""
+
+    def call(self, module: nn.Module, args: Any, *more: Any) -> Any:
+        if not more:
+            return None
+        changed = None
+        given = (args, *more)
+        for listener in self.listeners:
+            returned = listener(module, *given)
+            if returned is not None:
+                changed = given = returned
+        return changed
+
+
+class HookAfter(ModuleHook):
+    """Called as hook(module, args, kwargs, output); a listener may return another output."""
+
+    def call(self, module: nn.Module, args: Any, *more: Any) -> Any:
+        if len(more) != 2:
+            return None
+        changed = None
+        kwargs, output = more
+        for listener in self.listeners:
+            returned = listener(module, args, kwargs, output)
+            if returned is not None:
+                changed = output = returned
+        return changed
+
+
+_hooks: dict[tuple[int, Place], ModuleHook] = {}  # by the id of the module
+# Held while `_hooks`, the listeners of a hook and torch's dictionaries change. The garbage
+# collector may leave a block while the same thread enters another.
+_lock = RLock()
+
+
+def listen(module: nn.Module, listener: Listener, place: Place) -> Callable[[], None]:
+    """Call the listener whenever the module runs, after listeners that came before; return what
+    removes it.
+    """
+    with _lock:
+        hook = _hooks.get((id(module), place))
+        if hook is None:
+            hook = _hooks[id(module), place] = _register(module, place)
+        hook.listeners = (*hook.listeners, listener)
+    return partial(_remove, module, listener, place)
+
+
+def _register(module: nn.Module, place: Place) -> ModuleHook:
+    if not place.after:
+        before = HookBefore()
+        before.handle = module.register_forward_pre_hook(
+            before, with_kwargs=True, prepend=place.first
+        )
+        return before
+    after = HookAfter()
+    after.handle = module.register_forward_hook(
+        after, with_kwargs=True, prepend=place.first, always_call=place.always
+    )
+    return after
+
+
+def _remove(module: nn.Module, listener: Listener, place: Place) -> None:
+    with _lock:
+        hook = _hooks[id(module), place]
+        hook.listeners = tuple(one for one in hook.listeners if one is not listener)
+        if not hook.listeners and hook.handle is not None:
+            del _hooks[id(module), place]
+            hook.handle.remove()
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function wrapped so that torch.compile does not trace it: compiled code calls it
+    as it is written.
+
+    Return the function unchanged if torch._dynamo is not imported: importing it takes seconds.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return function
+    disabled: Any = torch.compiler.disable(function, reason=COMPILED)  # type: ignore[no-untyped-call]
+
+    def call(*args: Any, **options: Any) -> Any:
+        # Outside of traced code the function is called directly: torch's wrapper takes longer than
+        # most hooks.
+        return (disabled if torch.compiler.is_compiling() else function)(*args, **options)
+
+    return call
+
+
+def runs_for(thread: int) -> bool:
+    """Return whether what runs now was started by this thread: in it, or in a backward pass.
+
+    torch runs the backward pass of a GPU in threads of its own, which are unknown to Python and may
+    run for any thread.
+    """
+    if get_ident() == thread:
+        return True
+    return torch._C._current_graph_task_id() != -1 and isinstance(current_thread(), _DummyThread)

@@ -1,0 +1,213 @@
+"""`watch`: record what a model's attentions do while the model runs, and leave the model as it was.
+
+One call of an attention takes this way, which a debugger can step through:
+
+    huggingface/watched_model.py WatchedModel.run            run the model's own attention function
+    huggingface/definition.py   DefinitionReader.read_call   describe the call as an AttentionCall
+    observer.py                 Observer.record              select heads, attach token ids
+    recording/recording.py      Recording.record             append to the call before, or begin a
+                                new one
+    recording/summaries_call.py SummariesCall                store the call; its survey is queued
+    recording/survey_queue.py   SurveyQueue.add              batch the surveys of several layers,
+                                and run them
+    recording/summaries_call.py SummaryDestination.receive   store the numbers of the survey
+
+A step of a model that writes is another way from Recording.record on: its query waits in
+recording/waiting_rows.py, and SummariesCall surveys the queries that wait, many at once, when
+somebody reads them or when there are 128.
+
+A model of Telescope begins in telescope_models.py, ModelHooks.after_attention, and goes on with
+Observer.record.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from ..recording.attention_call import QuerySelection, query_selection
+from ..recording.call_facts import ALSO, TOP, KeepOptions, MapSize
+from ..recording.names import (
+    HeadNumbers,
+    Layers,
+    describe_unwatched,
+    numbers_of_heads,
+    select_layers,
+)
+from ..recording.recording import KEEP, Recording
+from ..recording.storage import store_named
+from ..recording.summaries_call import SummariesCall
+from ..words import hint
+from .find_attentions import find_attentions
+from .observer import Observer
+from .output_projection import carriers
+from .run_tracker import describe_bypasses
+from .tensor_parallel import join_recording, tensor_parallel_size
+
+
+@contextmanager
+def watch(
+    model: nn.Module,
+    *,
+    layers: Layers = None,
+    heads: HeadNumbers = None,
+    queries: int | Sequence[int] | slice | None = None,
+    keep: str = "summaries",
+    top: int | None = None,
+    map: MapSize | None = None,
+    store: str = "device",
+    also: str | Iterable[str] = (),
+    tokenizer: Any = None,
+) -> Iterator[Recording]:
+    """Record every attention call of a model while a `with` block runs.
+
+    The model computes the same bits as unwatched, and is as it was when the block is left. What is
+    kept is a copy without gradients. Queries at padding, and after the end of a text that
+    `generate` wrote, are left out: in the sums over queries and in `heads()`, and their own rows
+    are empty, with entropy 0 and top key -1; only `trace()` shows them as they ran. Generating
+    token by token is one call that grows. Only the thread that enters the block is watched. A layer
+    that a model runs several times in one forward pass is recorded once for each pass: its name,
+    then name.2, name.3; `layers` selects it with all passes, and `ts.edit` takes these names. A
+    softmax that a model multiplies by several sets of values, in several calls, as DiffLlama does,
+    is recorded once, with the values side by side. Attentions that cannot be watched are named in a
+    warning when the block is entered, those that ran past the watch in one when the block is left,
+    and both in `recording.left_out`. Of a model whose heads are divided among processes (tensor
+    parallelism), the recording of the first process has the heads of all when the block is left;
+    all processes must leave it.
+
+    Args:
+        model: a model of Telescope, or a Hugging Face model that uses transformers' attention
+        interface. layers: the attentions to record: names, patterns such as "encoder.*", or numbers
+        of layers, -1 for the last;
+            None is all.
+        heads: the numbers of the heads to record, -1 for the last of each layer; None is all.
+        queries: the positions of the queries to record, counted without padding; -1 is the last
+        token of the prompt,
+            and then every generated token; None is all.
+        keep: what to keep of each call. "summaries": the numbers of a survey, computed while the
+            model runs, in memory that grows with n. "queries-keys": queries and keys, for rows,
+            maps and any survey afterwards. "steps": values too, for traces; of Telescope's models
+            also the residual stream around each attention.
+        top: with "summaries", how many of the largest weights of each query to keep; 8 unless
+        given. map: with "summaries", keep a map of the weights of at most (rows, columns). store:
+        where to keep the numbers: on the model's "device", in "ram" or on "disk". also: what else
+        to keep, a name or several.
+            "norms": ‖W_O v‖ of each key and head, for `sources(how="carried")`. "gradients": weight
+            times gradient of each key, once a backward pass has run inside the block, for
+            `sources(how="gradient")`; one sum for recorded heads that share their values.
+            "streaming": with "summaries", the share of each query's weight on the first 4 and the
+            last 256 keys.
+        tokenizer: an object with `decode`, which turns token ids into text; Telescope's models have
+        their own.
+
+    Yields:
+        The Recording. It can be read inside the block and after it.
+
+    Raises:
+        TypeError: if `model` is not a torch.nn.Module, or `layers` is of another type. ValueError:
+        if the model cannot be watched (compiled, without a known attention, watched already), if an
+        option
+            does not fit, or if memory would not suffice.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, heads=-1) as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> recording["attention"].call.heads
+        (1,)
+        >>> recording["attention"].received.sum().round().item()  # one head, 5 queries, each gives 1 in all
+        5.0
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
+    options = _keep_options(keep, top, map, query_selection(queries), store, also)
+    divided = tensor_parallel_size(model) > 1
+    if divided and heads is not None:
+        raise ValueError(
+            "heads= cannot select heads that are divided among processes; leave it out, and select "
+            "later"
+        )
+    with record_calls(
+        model, options, keep=keep, layers=layers, heads=heads, tokenizer=tokenizer
+    ) as recording:
+        yield recording
+    if divided:
+        join_recording(recording)
+
+
+@contextmanager
+def record_calls(
+    model: nn.Module,
+    options: KeepOptions,
+    *,
+    keep: str = SummariesCall.keep,
+    layers: Layers = None,
+    heads: HeadNumbers = None,
+    tokenizer: Any = None,
+) -> Iterator[Recording]:
+    """Record every attention call while the block runs, with options that are checked already; see
+    `watch`.
+    """
+    modules, backend, attentions, unwatched = find_attentions(model, "watch")
+    names = select_layers(list(attentions), layers, unwatched)
+    numbers = None if heads is None else numbers_of_heads(heads)
+    if unwatched and layers is None:
+        warnings.warn(f"{type(model).__name__}: {describe_unwatched(unwatched)}", stacklevel=5)
+    tokenizer = tokenizer or getattr(model, "tokenizer", None)
+    decode = getattr(tokenizer, "decode", None)
+    token_name = getattr(tokenizer, "id_to_token", None) or getattr(
+        tokenizer, "convert_ids_to_tokens", None
+    )
+    recording = Recording(type(model).__name__, names, keep, options, decode, unwatched, token_name)
+    selected = {name: attentions[name] for name in names}
+    others = {name: attention for name, attention in attentions.items() if name not in selected}
+    known = carriers(modules, selected) if "norms" in options.also else {}
+    observer = Observer(recording, numbers, known, keeps_gradients="gradients" in options.also)
+    listening = observer.tokens.listening(backend.embeddings(modules), observer.is_recording)
+    with listening, backend.observing(modules, selected, others, observer):
+        try:
+            yield recording
+        finally:
+            recording.wait()
+        recording.flush()
+    if observer.bypasses:
+        warnings.warn(
+            f"{recording.model}: {describe_bypasses([*observer.bypasses.values()])}", stacklevel=5
+        )
+
+
+def _keep_options(
+    keep: str,
+    top: int | None,
+    map: MapSize | None,
+    queries: QuerySelection,
+    store: str,
+    also: str | Iterable[str],
+) -> KeepOptions:
+    if keep not in KEEP:
+        raise ValueError(f'there is no keep="{keep}"; {hint(str(keep), KEEP)}')
+    options: dict[str, Any] = {
+        name: value for name, value in (("top", top), ("map", map)) if value is not None
+    }
+    if options and keep != SummariesCall.keep:
+        given = ", ".join(f"{name}={value}" for name, value in options.items())
+        raise ValueError(
+            f'{given} is of keep="summaries"; with keep="{keep}", call survey({given}) afterwards'
+        )
+    if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 0):
+        raise ValueError(
+            f"top={top!r} is how many weights of each query are kept; it takes 0 or more"
+        )
+    if map is not None and not (
+        isinstance(map, tuple) and len(map) == 2 and all(isinstance(n, int) and n > 0 for n in map)
+    ):
+        raise ValueError(
+            f"map={map!r} is not a size; it takes (rows, cols), such as map=(128, 128)"
+        )
+    more = frozenset([also] if isinstance(also, str) else also)
+    for name in more - {*ALSO}:
+        raise ValueError(f'there is no also="{name}"; {hint(str(name), ALSO)}')
+    return KeepOptions(TOP if top is None else top, map, queries, store_named(store), more)

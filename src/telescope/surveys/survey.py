@@ -1,0 +1,612 @@
+"""`survey` and its result: exact statistics of every query and key, from which maps, rows and cells
+can be computed.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, SupportsIndex
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..attention import Attention, Mask, everyone, softmax
+from ..attention.restrict import key_heads_of, restrict_to_heads
+from ..engines import attend, torch_modes
+from ..engines.check_inputs import check, check_without_values
+from ..files.frames import frame
+from ..words import check_index, whole_number
+from .cells import Cells, borders, grid, segments
+from .device import side_stream
+from .dispatch import ENGINES, choose, pool, weigh
+from .exact_rows import check_lse, check_sums, masked_rows
+from .extend import append_rows, can_reuse_rows
+from .extras import Extras, check_within, read_extras, read_query_weights, segment_cells
+from .marks import Marks
+from .mask_share import share_within
+from .summary import Summary
+from .table import summary_columns
+
+
+class Top(NamedTuple):
+    """The largest weights of each query, largest first, and their keys; weight 0 and key -1 where
+    fewer are seen.
+    """
+
+    weights: Float[Tensor, "batch heads query top"]
+    keys: Int[Tensor, "batch heads query top"]
+
+
+class Peak(NamedTuple):
+    """The largest weight of each query, and its key."""
+
+    weight: Float[Tensor, "batch heads query"]
+    key: Int[Tensor, "batch heads query"]
+
+
+class Largest(NamedTuple):
+    """The largest weight that each key gets, and the query that gives it; 0 and -1 where no weight
+    is above 0.
+    """
+
+    weight: Float[Tensor, "batch heads key"]
+    query: Int[Tensor, "batch heads key"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Survey:
+    """Exact numbers for each query and each key of an attention, as `survey` returns them.
+
+    .lse .received .entropy .peak .top are computed already, and so are .weighted .carried .largest
+    .within .lost .shares where `survey` was asked for them. .map, .rows, .cell and .weigh compute
+    parts of the matrix from queries and keys; .borders tells which queries and keys each cell of
+    .map pools; .head returns the survey of one head; .extend adds queries and keys.
+
+    In a recording that kept only summaries, queries and keys are on the meta device: they have
+    shapes but no numbers, and .map, .rows, .cell and .extend raise a ValueError.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> zeros = torch.zeros(1, 2, 4, 8)  # all scores are equal, and so are the weights
+        >>> seen = ts.survey(zeros, zeros, ts.Attention(mask=ts.causal), top=2)
+        >>> seen
+        Survey of softmax...: 4 queries x 4 keys, batch 1, heads 2, by chunked; the top 2 of each query
+        >>> seen.rows(-1)[0, 0].tolist()
+        [[0.25, 0.25, 0.25, 0.25]]
+        >>> seen.map(2, 2)[0, 0]
+        tensor([[1.0000, 0.0000],
+                [0.5833, 0.4167]])
+        >>> seen.borders(3, 2)  # rows pool the queries 0 and 1, 2, 3; columns the keys 0 and 1, 2 and 3
+        ([0, 2, 3], [0, 2])
+        >>> seen.cell(3, 0).tolist(), seen.head(1).received.shape
+        ([[0.25, 0.25]], torch.Size([1, 1, 4]))
+    """
+
+    queries: Float[Tensor, "batch heads query d_q"]
+    keys: Float[Tensor, "batch key_heads key d_k"]
+    values: Float[Tensor, "batch key_heads key d_v"] | None
+    attention: Attention
+    engine: str
+    summary: Summary
+    recorded: tuple[int, int] | None
+    """The rows and columns of the map in the summary, if it has one."""
+    context: Float[Tensor, "batch heads query d_v"] | None
+    """The output of the attention, if values were given."""
+
+    @property
+    def lse(self) -> Float[Tensor, "batch heads query"] | None:
+        """ln Σ exp(score) of each query, the sink included; None where the normaliser is not
+        softmax.
+        """
+        return self.summary.lse
+
+    @property
+    def received(self) -> Float[Tensor, "batch heads key"]:
+        """The weight each key gets from all queries together: the sums of the columns."""
+        return self.summary.received
+
+    @property
+    def entropy(self) -> Float[Tensor, "batch heads query"]:
+        """-Σ w ln w of each query, in nats: 0 if all weight is on one key, ln n if n keys have
+        equal weights.
+        """
+        return self.summary.entropy
+
+    @property
+    def top(self) -> Top:
+        """The largest weights of each query, largest first, and their keys."""
+        return Top(self.summary.top_weights, self.summary.top_keys.long())
+
+    @property
+    def peak(self) -> Peak:
+        """The largest weight of each query, and its key. Raises a ValueError for a survey with
+        top=0.
+        """
+        if not self.summary.top_keys.shape[-1]:
+            raise ValueError("this survey was made with top=0, so it kept no peak; top=1 keeps it")
+        return Peak(self.summary.top_weights[..., 0], self.summary.top_keys[..., 0].long())
+
+    @property
+    def largest_logit(self) -> Float[Tensor, "batch heads query"]:
+        """The largest score of each query, after softcap and bias: lse + ln(peak); -inf for a query
+        that sees nothing.
+
+        Raises a ValueError for a survey with top=0, or of another normaliser than softmax.
+        """
+        if self.lse is None:
+            raise ValueError("the largest logit is known for softmax only, as lse + ln(peak)")
+        return self.lse + self.peak.weight.log()
+
+    @property
+    def weighted(self) -> Float[Tensor, "batch heads sets key"]:
+        """What each key gets from all queries together, each with its weight: needs
+        survey(query_weights=...).
+        """
+        return self._asked("weighted", "query_weights=...")
+
+    @property
+    def carried(self) -> Float[Tensor, "batch heads query"]:
+        """Σ weight · norm over the keys of each query: needs survey(norms=...).
+
+        weight · norm / carried is the share of a key in what the query's weights carry.
+        """
+        return self._asked("carried", "norms=...")
+
+    @property
+    def largest(self) -> Largest:
+        """The largest weight that each key gets, and from which query: needs
+        survey(largest=True).
+        """
+        weight = self._asked("largest_weight", "largest=True")
+        query = self._asked("largest_query", "largest=True")
+        return Largest(weight, query.long())
+
+    @property
+    def within(self) -> Float[Tensor, "batch heads query"]:
+        """The share of each query's weight inside of the mask of survey(within=MASK)."""
+        return self._asked("within", "within=MASK")
+
+    @property
+    def lost(self) -> Float[Tensor, "batch heads query"]:
+        """‖context - context under the mask of within=‖ of each query: needs survey(within=MASK,
+        values=...).
+        """
+        return self._asked("lost", "within=MASK, values=...")
+
+    @property
+    def shares(self) -> Float[Tensor, "batch heads query segment"]:
+        """The share of each query's weight that goes to each segment of the keys: needs
+        survey(segments=ids).
+        """
+        return self._asked("shares", "segments=ids")
+
+    def _asked(self, name: str, option: str) -> Tensor:
+        found: Tensor | None = getattr(self.summary, name)
+        if found is None:
+            raise ValueError(
+                f"this survey has no {name.partition('_')[0]}; survey(..., {option}) computes it"
+            )
+        return found
+
+    @torch.no_grad()
+    def weigh(self, query_weights: Any) -> Float[Tensor, "batch heads sets key"]:
+        """Return what each key gets from all queries together, each with its weight: Aᵀw, for one w
+        or several.
+
+        query_weights   (query,), (sets, query) or (batch or 1, heads or 1, sets, query)
+
+        Raises a ValueError where these do not fit the queries.
+        """
+        self._require_tensors("weigh")
+        weights = read_query_weights(self.queries, query_weights)
+        with torch_modes.without_autocast(self.queries.device):
+            return weigh(self.engine, self.queries, self.keys, self.attention, self.lse, weights)
+
+    @torch.no_grad()
+    def map(
+        self,
+        rows: int | None = None,
+        cols: int | None = None,
+        how: str = "share",
+        *,
+        segments: Any = None,
+    ) -> Float[Tensor, "batch heads rows cols"]:
+        """Return the matrix, pooled to rows x cols cells, or to a row and a column for each of the
+        `segments`.
+
+        Query i of n falls into row i · rows // n, and key j of m into column j · cols // m, counted
+        from 0 among the queries and keys of this survey. Where n is not a multiple of rows, rows
+        differ by one query; `borders` lists where each begins.
+
+        how        "share" sums over the keys of a cell and averages over its queries, so that rows
+                   still sum to one; "max" is the largest weight in a cell
+        segments   ids from 0 on, (token,) or (batch, token), or a pair (query ids, key ids)
+
+        Raises a ValueError or TypeError where these do not fit the matrix.
+        """
+        if (
+            how == "share"
+            and segments is None
+            and self.recorded is not None
+            and (rows, cols) == self.recorded
+        ):
+            assert self.summary.map is not None
+            return self.summary.map
+        self._require_tensors("map")
+        cells = _cells(self.queries, self.keys, rows, cols, how, segments)
+        with torch_modes.without_autocast(self.queries.device):
+            return pool(self.engine, self.queries, self.keys, self.attention, self.lse, cells)
+
+    def borders(self, rows: int, cols: int) -> tuple[list[int], list[int]]:
+        """Return the first query of each row, and the first key of each column, of `map(rows,
+        cols)`.
+
+        Row r of the map pools the queries from its border up to the border of row r + 1.
+        """
+        return borders(rows, cols, of=(self.queries.shape[-2], self.keys.shape[-2]))
+
+    @torch.no_grad()
+    def rows(
+        self, i: int | slice | range | Sequence[int] | Tensor
+    ) -> Float[Tensor, "batch heads row key"]:
+        """Return the weights of these queries with all keys. Negative numbers count from the last
+        query.
+        """
+        self._require_tensors("rows")
+        where = _query_indices(i, self.queries.shape[-2]).to(self.queries.device)
+        with torch_modes.without_autocast(self.queries.device):
+            return self.attention.weights(self._masked_scores(where, range(self.keys.shape[-2])))
+
+    @torch.no_grad()
+    def cell(self, i: SupportsIndex, j: SupportsIndex) -> Float[Tensor, "batch heads"]:
+        """Return the weight that query i gives to key j, in every sequence and head. Negative
+        numbers count back.
+        """
+        self._require_tensors("cell")
+        row = check_index("query", whole_number("i", i), self.queries.shape[-2])
+        column = check_index("key", whole_number("j", j), self.keys.shape[-2])
+        if self.lse is None:
+            return self.rows(row)[:, :, 0, column]
+        with torch_modes.without_autocast(self.queries.device):
+            where = torch.tensor([row], device=self.queries.device)
+            masked = self._masked_scores(where, range(column, column + 1))[:, :, 0, 0]
+        return torch.exp(masked - self.lse[:, :, row]).masked_fill(masked == -torch.inf, 0.0)
+
+    def table(self, of: str = "queries", *, library: str = "pandas") -> Any:
+        """Return the numbers as a long frame of pandas or polars.
+
+        of   "queries": a row for each query of each head, with lse, entropy, peak, peak_key,
+             largest_logit and, where the survey has them, carried, within, lost, share_0, share_1,
+             ... "keys": a row for each key of each head, with received, largest, largest_query,
+             weighted_0, ... "top": a row for each of the largest weights, with rank, key and weight
+        """
+        return frame(summary_columns(self.summary, of), library)
+
+    def head(self, i: SupportsIndex) -> "Survey":
+        """Return the survey of head i; every tensor keeps its heads axis, of size 1. Negative
+        numbers count back.
+        """
+        number = check_index("head", i, self.queries.shape[1])
+        which = torch.tensor([number])
+        key_head = key_heads_of(which, self.queries.shape[1], self.keys.shape[1]).tolist()
+        return replace(
+            self,
+            queries=self.queries[:, [number]],
+            keys=self.keys[:, key_head],
+            values=None if self.values is None else self.values[:, key_head],
+            attention=restrict_to_heads(self.attention, which, self.queries.shape[1]),
+            summary=self.summary.one_head(number),
+            context=None if self.context is None else self.context[:, [number]],
+        )
+
+    def extend(
+        self,
+        queries: Float[Tensor, "batch heads new_query d_q"],
+        keys: Float[Tensor, "batch key_heads new_key d_k"],
+        *,
+        values: Float[Tensor, "batch key_heads new_key d_v"] | None = None,
+        attention: Attention | None = None,
+    ) -> "Survey":
+        """Return the survey of the old queries and keys followed by these, as if computed from
+        scratch.
+
+        Where no old query sees a new key, only the new rows are computed. A recorded map is
+        dropped, and so is what `survey` was asked for besides (.weighted, .carried, .largest,
+        .within, .shares); `.map` and `.weigh` compute from the new survey. Where the definition has
+        a tensor as long as the sequence (documents, padding(keep=...), from_tensor), pass the
+        longer `attention`. `values` are needed if and only if the survey was made with values.
+
+        Raises a ValueError or TypeError where these do not fit the old ones.
+        """
+        self._require_tensors("extend")
+        attention = self.attention if attention is None else attention
+        _check(queries, keys, values, replace(self.attention, mask=everyone, bias=None))
+        if (values is None) != (self.values is None):
+            raise ValueError(
+                "extend got values, but this survey was made without; make it with survey(..., "
+                "values=...)"
+                if self.values is None
+                else (
+                    "this survey was made with values, so extend needs them too: extend(queries, "
+                    "keys, values=...)"
+                )
+            )
+        all_queries = _append("queries", self.queries, queries)
+        all_keys = _append("keys", self.keys, keys)
+        if self.values is not None and values is not None:
+            values = _append("values", self.values, values)
+        old = (self.queries.shape[-2], self.keys.shape[-2])
+        new = (all_queries.shape[-2], all_keys.shape[-2])
+        _check(all_queries, all_keys, values, attention)
+        top = self.top.keys.shape[-1]
+        reusable = can_reuse_rows(self.attention, attention, old, new, self.queries, self.keys)
+        row_queries = all_queries[:, :, old[0] :] if reusable else all_queries
+        engine = (
+            self.engine
+            if ENGINES[self.engine].cannot(row_queries, all_keys, attention, top) is None
+            else None
+        )
+        more = survey(row_queries, all_keys, attention, top=top, values=values, engine=engine)
+        if not reusable:
+            return more
+        context = (
+            None
+            if self.context is None or more.context is None
+            else torch.cat([self.context, more.context], -2)
+        )
+        return replace(
+            more,
+            queries=all_queries,
+            summary=append_rows(self.summary, more.summary),
+            context=context,
+        )
+
+    def _require_tensors(self, what: str) -> None:
+        """Raise a ValueError if queries and keys have no numbers."""
+        if self.queries.is_meta:
+            raise ValueError(
+                f"{what} needs queries and keys, but only summaries were kept; "
+                'ts.watch(keep="queries-keys") keeps them'
+            )
+
+    def _masked_scores(self, rows: Tensor, columns: range) -> Tensor:
+        batch, heads = self.queries.shape[:2]
+        return masked_rows(
+            self.queries, self.keys, self.attention, rows, columns, range(batch), range(heads)
+        )
+
+    def __repr__(self) -> str:
+        batch, heads, queries, _ = self.queries.shape
+        keys = self.keys.shape[-2]
+        top = self.summary.top_keys.shape[-1]
+        return (
+            f"Survey of {self.attention}: {queries:,} queries x {keys:,} keys, batch {batch}, "
+            f"heads {heads}, "
+            f"by {self.engine}; the top {top} of each query"
+        )
+
+
+@torch.no_grad()
+def survey(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    attention: Attention = Attention(),
+    *,
+    top: int = 8,
+    values: Float[Tensor, "batch key_heads key d_v"] | None = None,
+    lse: Float[Tensor, "batch heads query"] | None = None,
+    map: tuple[int, int] | None = None,
+    query_weights: Any = None,
+    norms: Float[Tensor, "batch some_heads key"] | bool | None = None,
+    largest: bool = False,
+    within: Mask | None = None,
+    segments: Any = None,
+    engine: str | None = None,
+) -> Survey:
+    """Return exact statistics of every query and every key, in memory that grows with n and not
+    with n².
+
+    queries     (batch, heads, query, d_q)
+    keys        (batch, key_heads, key, d_k), where key_heads divides heads
+    attention   the definition: score, scale, mask, bias, normaliser
+    top         how many of each query's largest weights are kept
+    values      (batch, key_heads, key, d_v): adds .context, the output of the attention
+    lse         (batch, heads, query): ln Σ exp(score) of a forward pass saves work; some rows are
+                checked
+    map         (rows, cols): pools the matrix in the same pass, for .map(rows, cols)
+    query_weights   (query,), (sets, query) or (batch or 1, heads or 1, sets, query): adds
+                    .weighted, what each key gets
+                from the queries, each with its weight
+    norms       (batch, heads or key_heads, key), such as ‖W_O v‖, or True for the norms of
+                `values`: adds .carried, Σ weight · norm of each query
+    largest     adds .largest, the largest weight that each key gets, and its query
+    within      a mask: adds .within, the share of each query's weight inside of it, at the cost of
+                its area; with `values` also .lost, how far the context moves if a query sees
+                nothing else
+    segments    (key,) or (batch, key), a number from 0 on for each key: adds .shares, of each query
+                and segment
+    engine      "triton", "fused", "chunked" or "reference"; None takes the first of them that can
+
+    Returns a `Survey` with .lse .received .entropy .peak .top .largest_logit .map(rows, cols)
+    .rows(i) .cell(i, j) .weigh(query_weights) .head(i) .extend(queries, keys). Gradients are not
+    recorded.
+
+    Raises a TypeError or ValueError, one sentence, where an argument does not fit the others, and
+    torch.OutOfMemoryError where one row at a time does not fit into memory.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> keys = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 5.0]])[None, None]
+        >>> seen = ts.survey(keys, keys, ts.Attention(scale=1.0, mask=ts.causal), top=1)
+        >>> seen.peak.key.tolist()
+        [[[0, 1, 2]]]
+        >>> round(float(seen.received.sum()), 4)  # the weights of each of the three queries sum to one
+        3.0
+    """
+    _check(queries, keys, values, attention)
+    if not isinstance(top, int) or isinstance(top, bool) or top < 0:
+        raise ValueError(
+            f"top={top!r} must be 0 or more, a whole number: how many weights of each query are "
+            "kept"
+        )
+    if queries.is_meta:
+        raise ValueError(
+            "queries are on meta, where tensors have a shape but no numbers to survey; use cpu or "
+            "cuda"
+        )
+    if lse is not None and attention.normalize is not softmax:
+        raise ValueError("lse is defined for softmax only; leave it out for another normaliser")
+    extras = read_extras(queries, keys, values, query_weights, norms, largest)
+    by_segment = None if segments is None else segment_cells(segments, queries, keys)
+    if within is not None:
+        check_within(within, queries, keys, attention)
+    queries, keys = (tensor.detach() for tensor in torch_modes.cast_for_autocast(queries, keys))
+    values = None if values is None else torch_modes.cast_for_autocast(values)[0].detach()
+    with torch_modes.without_autocast(queries.device):
+        stream: AbstractContextManager[object] = nullcontext()
+        if lse is not None:
+            check_lse(queries, lse)
+            stream = side_stream(lse, urgent=True)  # the check runs while the kernels do
+            lse = lse.detach()
+        seen = survey_unchecked(
+            queries, keys, attention, top=top, lse=lse, map=map, engine=engine, extras=extras
+        )
+        if by_segment is not None:
+            shares = pool(seen.engine, queries, keys, attention, seen.lse, by_segment)
+            seen = replace(seen, summary=replace(seen.summary, shares=shares))
+        if within is not None:
+            seen = _with_share(seen, within, values)
+        if lse is not None:
+            with stream:
+                check_sums(
+                    queries,
+                    keys,
+                    attention,
+                    lse,
+                    getattr(ENGINES[seen.engine], "row_numbers", None),
+                )
+    if values is None or seen.context is not None:
+        return seen
+    return replace(seen, values=values, context=attend(queries, keys, values, attention))
+
+
+def _with_share(seen: Survey, mask: Mask, values: Tensor | None) -> Survey:
+    """Return the survey with .within and, if there are values, .lost and .context."""
+    queries = seen.queries
+    keys = seen.keys
+    attention = seen.attention
+    assert seen.lse is not None
+    share = share_within(seen.engine, queries, keys, attention, seen.lse, mask)
+    if values is None:
+        return replace(seen, summary=replace(seen.summary, within=share))
+    context = attend(queries, keys, values, attention)
+    inside = attend(queries, keys, values, replace(attention, mask=attention.mask & mask))
+    lost = (inside - context).to(share.dtype).norm(dim=-1)
+    return replace(
+        seen, values=values, context=context, summary=replace(seen.summary, within=share, lost=lost)
+    )
+
+
+def survey_unchecked(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    attention: Attention,
+    *,
+    top: int,
+    lse: Float[Tensor, "batch heads query"] | None = None,
+    map: tuple[int, int] | None = None,
+    engine: str | None = None,
+    marks: Marks | None = None,
+    extras: Extras = Extras(),
+) -> Survey:
+    """Return `survey` of arguments that are known to fit, with an lse that is known to be right.
+
+    Nothing is checked, so that on a GPU nothing waits for a result. The arguments are those of
+    `survey`. `marks` are reported by the engines "fused" and "chunked", which form all weights; the
+    others leave them out. All report what `extras` asks for.
+
+    Example:
+        >>> import telescope as ts, torch
+        >>> from telescope.surveys import survey_unchecked
+        >>> zeros = torch.zeros(1, 1, 4, 2)
+        >>> survey_unchecked(zeros, zeros, ts.Attention(), top=0).received.tolist()
+        [[[1.0, 1.0, 1.0, 1.0]]]
+    """
+    chosen = choose(queries, keys, attention, top, engine)
+    cells = None if map is None else _cells(queries, keys, *_pair(map), "share", None)
+    options: dict[str, Any] = (
+        {"marks": marks} if marks is not None and chosen in ("chunked", "fused") else {}
+    )
+    options |= {"extras": extras} if extras else {}
+    summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells, **options)
+    return Survey(queries, keys, None, attention, chosen, summary, map, None)
+
+
+def _check(queries: Tensor, keys: Tensor, values: Tensor | None, attention: Attention) -> None:
+    if values is None:
+        check_without_values(queries, keys, attention)
+    else:
+        check(queries, keys, values, attention)
+
+
+def _cells(
+    queries: Tensor, keys: Tensor, rows: int | None, cols: int | None, how: str, ids: Any
+) -> Cells:
+    """Return the cells of a map, from its size or from the ids of segments."""
+    size = (queries.shape[-2], keys.shape[-2])
+    device = queries.device
+    if ids is not None:
+        if rows is not None or cols is not None:
+            raise ValueError(
+                "map takes rows and cols, or segments=, not both: the ids give the size of the map"
+            )
+        return segments(ids, how, of=size, batch=len(queries), device=device)
+    if rows is None or cols is None:
+        raise ValueError(
+            "map takes its size, map(rows, cols), or segments= with an id for each token"
+        )
+    return grid(rows, cols, how, of=size, device=device)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    if not isinstance(size, tuple) or len(size) != 2:
+        raise TypeError(
+            f"map={size!r} is not a size; it takes (rows, cols), such as map=(128, 128)"
+        )
+    return size
+
+
+def _query_indices(i: Any, count: int) -> Int[Tensor, " row"]:
+    """Return positions from 0 on, given as a number, slice, range, list or tensor of numbers down
+    to -count.
+    """
+    if isinstance(i, slice):
+        i = range(*i.indices(count))
+    where = torch.as_tensor(list(i) if isinstance(i, range) else i)
+    where = where if where.numel() else where.long()  # an empty list is taken for floats
+    if where.is_floating_point() or where.dtype == torch.bool or where.ndim > 1:
+        raise TypeError(
+            f"rows takes whole numbers, not a {where.dtype} tensor of shape {tuple(where.shape)}"
+        )
+    where = where.reshape(-1).cpu()
+    wrong = where[(where < -count) | (where >= count)]
+    if len(wrong):
+        check_index("query", int(wrong[0]), count)
+    return where.long() % max(count, 1)
+
+
+def _append(name: str, old: Tensor, new: Tensor) -> Tensor:
+    """Return the old positions followed by the new ones."""
+    if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
+        raise ValueError(
+            f"extend: {name} have shape {tuple(new.shape)}, after {tuple(old.shape)}; only their "
+            "number may differ"
+        )
+    (new,) = torch_modes.cast_for_autocast(new)
+    if (old.device, old.dtype) != (new.device, new.dtype):
+        raise ValueError(
+            f"extend: {name} are {new.dtype} on {new.device}, after {old.dtype} on {old.device}; "
+            "convert them"
+        )
+    return torch.cat([old, new.detach()], -2)

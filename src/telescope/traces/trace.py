@@ -1,0 +1,499 @@
+"""`trace`: run an attention and keep every step, as data that can be printed, drawn and saved."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, SupportsIndex
+
+import torch
+from jaxtyping import Float
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from ..attention import Attention, Score, everyone
+from ..attention.restrict import key_heads_of, restrict_to_heads
+from ..engines import reference, torch_modes
+from ..engines.check_inputs import check
+from ..engines.exact import repeat_key_heads
+from ..words import check_index, hint
+from .numbers import (
+    decimal_places,
+    format_factor,
+    format_number,
+    format_sum,
+    format_vector,
+    shortest_numbers,
+    visible_indices,
+)
+from .render import (
+    ROWS,
+    TraceStep,
+    indent,
+    largest_weight,
+    render_html,
+    render_steps,
+    render_table,
+    render_text,
+    table_rows,
+)
+
+STEPS = tuple(field.name for field in fields(reference.AttentionSteps))
+"""The steps of an attention in the order they are computed. Tables, HTML, JSON, formulas and rows
+follow this list.
+"""
+
+_AXES = {
+    "queries": ("head", "query", "d_k"),
+    "keys": ("key_head", "key", "d_k"),
+    "values": ("key_head", "key", "d_v"),
+    "context": ("head", "query", "d_v"),
+}  # after the batch
+
+PAIR_STEPS = tuple(name for name in STEPS if name not in _AXES)
+"""The steps with a number for each pair of a query and a key, from scores to weights."""
+
+Tokens = Sequence[str] | tuple[Sequence[str], Sequence[str]]
+
+
+def trace(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    values: Float[Tensor, "batch key_heads key d_v"],
+    attention: Attention = Attention(),
+    tokens: Tokens | None = None,
+) -> "Trace":
+    """Run an attention with the reference engine and return every step: scores, weights, context
+    and those between.
+
+    queries    (batch, heads, queries, features)
+    keys       (batch, key heads, keys, features); `heads` is a multiple of `key heads`
+    values     (batch, key heads, keys, value features)
+    attention  the definition: score, scale, softcap, bias, mask, sink, normaliser
+    tokens     names of the positions, for printing: one list, or (query tokens, key tokens) for two
+               sequences. With fewer queries than keys, one list names the keys, and the queries are
+               its last ones.
+
+    The memory is that of several matrices of queries x keys: `survey` is for long texts.
+    Half-precision inputs are computed in float32. Gradients flow through all steps.
+
+    Raises ValueError for shapes that do not fit each other or `tokens` of another length; TypeError
+    for arguments that are not tensors or not an `Attention`.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = torch.eye(3)[None, None]
+        >>> steps = ts.trace(x, x, x, ts.Attention(scale=1.0, mask=ts.causal), ["the", "cat", "sat"])
+        >>> steps.masked[0, 0, 1].tolist()
+        [0.0, 1.0, -inf]
+        >>> [step.name for step in steps.walk()]
+        ['queries', 'keys', 'values', 'scores', 'masked', 'weights', 'context']
+    """
+    check(queries, keys, values, attention)
+    query_tokens, key_tokens = _split_tokens(tokens, queries.shape[-2], keys.shape[-2])
+    queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
+    with torch_modes.without_autocast(queries.device):
+        steps = reference.steps(queries, keys, values, attention)
+    return Trace(
+        **vars(steps), attention=attention, query_tokens=query_tokens, key_tokens=key_tokens
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(reference.AttentionSteps):
+    """Every step of one attention, as `trace` returns it.
+
+    Each step is an attribute: .queries .keys .values .scores .scaled .capped .biased .masked
+    .weights .context. The matrices from `scores` to `weights` are (batch, heads, queries, keys). A
+    step that the definition does not take equals the step before it.
+
+    `print(steps)` shows tables, a notebook shows HTML, `to_json()` keeps every bit, `row` writes
+    one query out.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = torch.eye(2)[None, None]
+        >>> steps = ts.trace(x, x, 8 * x, ts.Attention(scale=1.0, normalize=ts.by_sum), ["left", "right"])
+        >>> steps.formula
+        'by_sum(q·k) v'
+        >>> steps.context[0, 0].tolist()
+        [[8.0, 0.0], [0.0, 8.0]]
+        >>> print(steps.row("left"))
+        scores of left: q·k, product by product
+           left  1·1 + 0·0 = 1
+           right 1·0 + 0·1 = 0
+        <BLANKLINE>
+        from scores to weights
+                        left     right
+           scores          1         0
+           weights    1.0000    0.0000
+        <BLANKLINE>
+        context of left: its weights times the values, summed
+             1.0000·[8 0] left
+           + 0.0000·[0 8] right
+           = [8 0]
+    """
+
+    attention: Attention
+    query_tokens: tuple[str, ...]
+    key_tokens: tuple[str, ...]
+
+    axes: ClassVar[dict[str, tuple[str, ...]]] = {
+        name: ("batch", *_AXES.get(name, ("head", "query", "key"))) for name in STEPS
+    }
+
+    def walk(self) -> Iterator[TraceStep]:
+        """Yield the steps in order. A step that the definition does not take, such as a softcap, is
+        left out.
+        """
+        tokens = {"query": self.query_tokens, "key": self.key_tokens}
+        for name, formula in formulas(self.attention, self.keys.shape[-1]).items():
+            axes = self.axes[name]
+            yield TraceStep(
+                name, formula, getattr(self, name), axes, tokens[axes[2]], tokens.get(axes[3])
+            )
+
+    def row(
+        self, query: SupportsIndex | str, *, head: SupportsIndex = 0, batch: SupportsIndex = 0
+    ) -> "Row":
+        """Return one query with every product written out: the products that sum to its scores and
+        to its context.
+
+        query  the position, or the token; of equal tokens, the first
+        head   the number of the head
+        batch  the number of the sequence in the batch
+
+        Numbers count from 0; negative numbers count from the end, -1 is the last. Raises ValueError
+        where the trace has no such query, head or sequence.
+        """
+        i = self.find(query)
+        head = check_index("head", head, self.queries.shape[1])
+        batch = check_index("batch", batch, self.queries.shape[0])
+        q, k, v = (
+            tensor[batch : batch + 1].to(self.scores.dtype)
+            for tensor in (self.queries, self.keys, self.values)
+        )
+        factors, terms = score_products(
+            self.attention.score, q[:, :, i : i + 1], repeat_key_heads(k, q), head
+        )
+        return Row(
+            token=self.query_tokens[i],
+            key_tokens=self.key_tokens,
+            formula=self.attention.score.formula,
+            terms=terms,
+            factors=factors,
+            steps={
+                step.name: step.numbers[batch, head, i]
+                for step in self.walk()
+                if step.name in PAIR_STEPS
+            },
+            values=repeat_key_heads(v, q)[0, head],
+            context=self.context[batch, head, i],
+        )
+
+    def head(self, number: SupportsIndex) -> "Trace":
+        """Return the trace of one head, counted from 0, with the keys and values of that head; -1
+        is the last head.
+
+        Raises ValueError where the trace has no such head.
+        """
+        heads = self.queries.shape[1]
+        chosen = torch.tensor([check_index("head", number, heads)])
+        indices = {
+            name: key_heads_of(chosen, heads, getattr(self, name).shape[1]).tolist()
+            for name in STEPS
+        }
+        return replace(
+            self,
+            **{name: getattr(self, name)[:, index] for name, index in indices.items()},
+            attention=restrict_to_heads(self.attention, chosen, heads),
+        )
+
+    def find(self, query: SupportsIndex | str) -> int:
+        """Return the position of a query given by its position, also counted from the end, or by
+        its token.
+
+        Upper and lower case are one. Raises ValueError where the trace has no such query.
+        """
+        if not isinstance(query, str):
+            return check_index("query", query, len(self.query_tokens))
+        lower = [token.lower() for token in self.query_tokens]
+        if query.lower() not in lower:
+            raise ValueError(f'no query is "{query}"; {hint(query, self.query_tokens)}')
+        return lower.index(query.lower())
+
+    @property
+    def score_variance(self) -> tuple[float, float]:
+        """The variance of all scores before and after scaling.
+
+        The variance of a dot product of d_k independent features is d_k times that of one product.
+        """
+        return self.scores.var(correction=0).item(), self.scaled.var(correction=0).item()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `to_json` writes. -inf, inf and nan are strings, since JSON has no such
+        numbers.
+        """
+        return {
+            "formula": self.formula,
+            "attention": repr(self.attention),
+            "query_tokens": list(self.query_tokens),
+            "key_tokens": list(self.key_tokens),
+            "steps": [
+                {
+                    "name": step.name,
+                    "formula": step.formula,
+                    "axes": list(step.axes),
+                    "dtype": str(step.numbers.dtype).removeprefix("torch."),
+                    "numbers": shortest_numbers(step.numbers),
+                }
+                for step in self.walk()
+            ],
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return the trace as JSON. Numbers have the digits of their dtype, and the same bits when
+        read in it.
+        """
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=indent)
+
+    @property
+    def formula(self) -> str:
+        """The formula of the whole attention, such as "softmax(mask(q·k / √64)) v"."""
+        return self.attention.formula(self.keys.shape[-1])
+
+    def __rich__(self) -> Any:
+        return render_steps(self.formula, list(self.walk()), heads=self.scores.shape[1])
+
+    def __str__(self) -> str:
+        return render_text(self)
+
+    def _repr_html_(self) -> str:
+        return render_html(self.formula, list(self.walk()), heads=self.scores.shape[1])
+
+    def __repr__(self) -> str:
+        batch, heads, queries, keys = self.scores.shape
+        return (
+            f"Trace({self.attention}; batch {batch}, heads {heads}, queries {queries}, keys {keys})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One query of one head with every product, as `Trace.row` returns it; `print(row)` writes the
+    products out.
+
+    token       the token of the query
+    key_tokens  the token of each key
+    formula     the formula of the score, such as "q·k"
+    terms       the products of each score: `terms.sum(-1)` is `scores`
+    factors     what the terms are products of, the query's and each key's; None for a score that is
+                no dot product
+    steps       the numbers of each step from "scores" to "weights", by name; steps not taken are
+                left out
+    values      the value of each key
+    context     the output: `parts.sum(0)`
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = torch.tensor([[0.5, -2.0], [3.0, 0.25]])[None, None]
+        >>> row = ts.trace(x, x, x, ts.Attention(scale=1.0), ["left", "right"]).row("right")
+        >>> row.terms.tolist()
+        [[1.5, -0.5], [9.0, 0.0625]]
+        >>> row.scores.tolist()
+        [1.0, 9.0625]
+    """
+
+    token: str
+    key_tokens: tuple[str, ...]
+    formula: str
+    terms: Float[Tensor, "key term"]
+    factors: tuple[Float[Tensor, " term"], Float[Tensor, "key term"]] | None
+    steps: dict[str, Float[Tensor, " key"]]
+    values: Float[Tensor, "key d_v"]
+    context: Float[Tensor, " d_v"]
+
+    @property
+    def scores(self) -> Float[Tensor, " key"]:
+        """The score of each key, before scaling."""
+        return self.steps["scores"]
+
+    @property
+    def weights(self) -> Float[Tensor, " key"]:
+        """The weight of each key."""
+        return self.steps["weights"]
+
+    @property
+    def parts(self) -> Float[Tensor, "key d_v"]:
+        """Each key's share of the context: its weight times its value."""
+        return self.weights[:, None] * self.values
+
+    def strongest(self, most: int) -> "Row":
+        """Return the row with the `most` largest weights alone, in the order of the keys; itself if
+        it has no more.
+        """
+        if len(self.key_tokens) <= most:
+            return self
+        which = self.weights.topk(most).indices.sort().values
+        return replace(
+            self,
+            key_tokens=tuple(self.key_tokens[j] for j in which.tolist()),
+            terms=self.terms[which],
+            factors=None if self.factors is None else (self.factors[0], self.factors[1][which]),
+            steps={name: numbers[which] for name, numbers in self.steps.items()},
+            values=self.values[which],
+        )
+
+    def table(self) -> RenderableType:
+        """Return a table from scores to weights for a rich console, with a line for each step."""
+        rows = [
+            row
+            for name, n in self.steps.items()
+            for row in table_rows([name], n[None], largest_weight(name, n))
+        ]
+        return render_table(self.key_tokens, rows)
+
+    def __rich__(self) -> Any:
+        sums = Table.grid(padding=(0, 1))
+        parts = Table.grid(padding=(0, 1))
+        for j in visible_indices(len(self.key_tokens), ROWS):
+            if j is None:
+                sums.add_row("…")
+                parts.add_row("", "…")
+                continue
+            token = self.key_tokens[j]
+            weight = format_number(self.weights[j].item(), 4)
+            score = format_number(self.scores[j].item(), decimal_places(self.scores))
+            sums.add_row(Text(token), self._write_score(j), f"= {score}")
+            parts.add_row(
+                "+" if j else "",
+                f"{weight}·{format_vector(self.values[j])}",
+                Text(token, style="dim"),
+            )
+        parts.add_row("=", Text(format_vector(self.context), style="bold"))
+        return Group(
+            Text.assemble(
+                "scores of ", (self.token, "bold"), f": {self.formula}, product by product"
+            ),
+            indent(sums),
+            Text("\nfrom scores to weights"),
+            self.table(),
+            Text.assemble(
+                "\ncontext of ", (self.token, "bold"), ": its weights times the values, summed"
+            ),
+            indent(parts),
+        )
+
+    def __str__(self) -> str:
+        return render_text(self)
+
+    def _write_score(self, j: int) -> str:
+        """Return "0.55·0.43 + 0.87·0.15 + 0.66·0.89", or the bare terms where the score is no dot
+        product.
+        """
+        if self.factors is None:
+            return format_sum([format_number(term, 4) for term in self.terms[j].tolist()])
+        query, keys = self.factors
+        pairs = zip(query.tolist(), keys[j].tolist(), strict=True)
+        places = decimal_places(query)
+        key_places = decimal_places(keys)
+        return format_sum(
+            [f"{format_number(a, places)}·{format_factor(b, key_places)}" for a, b in pairs]
+        )
+
+
+def score_products(
+    score: Score,
+    query: Float[Tensor, "1 heads 1 d_q"],
+    keys: Float[Tensor, "1 heads key d_k"],
+    head: int = 0,
+) -> tuple[
+    tuple[Float[Tensor, " term"], Float[Tensor, "key term"]] | None, Float[Tensor, "key term"]
+]:
+    """Return the factors and the terms of one head's scores, as in `Row`: the terms of a key sum to
+    its score.
+
+    The factors are None where the score is no dot product. All heads are given, since a score may
+    have parameters for each of them.
+    """
+    terms = score.terms(query, keys)[0, head, 0]
+    if not score.is_dot_product:
+        return None, terms
+    query_factors, key_factors = score.as_dot(query, keys)
+    return (query_factors[0, head, 0], key_factors[0, head]), terms
+
+
+def formulas(attention: Attention, d_k: int) -> dict[str, str]:
+    """Return the formula of each step that the definition takes, in the order of `STEPS`."""
+    taken: dict[str, str] = {}
+    previous = ""
+    for name in STEPS:
+        formula = _formula(name, previous, attention, d_k)
+        if formula is not None:
+            taken[name] = formula
+            previous = name
+    return taken
+
+
+def _formula(step: str, previous: str, attention: Attention, d_k: int) -> str | None:
+    """Return how a step is computed from the previous step that was taken; None for a step that is
+    not taken.
+    """
+    match step:
+        case "queries" | "keys" | "values":
+            return step[0]
+        case "scores":
+            return attention.score.formula
+        case "scaled":
+            if attention.scale_for(d_k) == 1.0:
+                return None
+            return (
+                f"{previous} / √{d_k}"
+                if attention.scale is None
+                else f"{previous} · {attention.scale:g}"
+            )
+        case "capped":
+            cap = attention.softcap
+            return None if cap is None else f"{cap:g}·tanh({previous} / {cap:g})"
+        case "biased":
+            return None if attention.bias is None else f"{previous} + {attention.bias!r}"
+        case "masked":
+            return (
+                None
+                if attention.mask == everyone
+                else f"{previous} where {attention.mask!r}, else -inf"
+            )
+        case "weights":
+            sink = "" if attention.sink is None else "; sink"
+            return f"{getattr(attention.normalize, '__name__', 'normalize')}({previous}{sink})"
+        case "context":
+            return f"{previous} · v"
+        case _:
+            raise KeyError(f"the step {step!r} has no formula")
+
+
+def _split_tokens(
+    tokens: Tokens | None, queries: int, keys: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the queries and of the keys; their positions where no names are given."""
+    if tokens is None:
+        return tuple(map(str, range(queries))), tuple(map(str, range(keys)))
+    if isinstance(tokens, str):
+        raise TypeError(
+            f'tokens is one string, "{tokens}"; it takes a list with a string for each position'
+        )
+    if len(tokens) == 2 and not any(isinstance(part, str) for part in tokens):
+        query_tokens, key_tokens = (tuple(part) for part in tokens)
+    else:
+        key_tokens = tuple(str(token) for token in tokens)
+        query_tokens = (
+            key_tokens[len(key_tokens) - queries :] if queries <= len(key_tokens) else key_tokens
+        )
+    if (len(query_tokens), len(key_tokens)) != (queries, keys):
+        raise ValueError(
+            f"tokens name {len(query_tokens)} queries and {len(key_tokens)} keys; there are "
+            f"{queries} queries and "
+            f"{keys} keys; two sequences are named by tokens=(query tokens, key tokens)"
+        )
+    return query_tokens, key_tokens
