@@ -15,10 +15,11 @@ OLDEST := transformers==4.55.0 tokenizers==0.21.4 huggingface_hub==0.36.0 reques
 # Run before each commit; to be kept under a minute on two cores: numbers a hand can check, the rules of the code base and
 # the commonest mistakes of a caller. Left out are tests that load shipped models, read real data or decode long texts.
 FAST := tests/golden tests/properties/test_imports.py tests/properties/test_public_names.py \
-	tests/properties/test_marks.py tests/properties/test_positions.py tests/properties/test_pieces.py \
-	tests/faults/test_bad_input.py tests/faults/test_layer_faults.py \
-	$(addprefix --ignore=tests/golden/test_,cli_edits.py corpora.py explain_sentence.py explorer_notebook.py recall.py shipped.py \
-	stories.py stories_written.py use.py)
+	tests/properties/recording/test_marks.py tests/properties/attention/test_positions.py \
+	tests/properties/text/test_pieces.py tests/faults/attention/test_bad_input.py \
+	tests/faults/layers/test_layer_faults.py $(addprefix --ignore=tests/golden/,cli/test_cli_edits.py \
+	text/test_corpora.py tasks/test_explain_sentence.py explorer/test_explorer_notebook.py tasks/test_recall.py \
+	models/test_shipped.py models/test_stories.py models/test_stories_written.py tasks/test_use.py)
 
 # Interpreters that `make test-pythons` looks for; `make test` runs on $(PYTHON).
 PYTHONS ?= python3.12 python3.13
@@ -48,7 +49,7 @@ test-fast: .venv/ready-to-test
 	$(BIN)/pytest -n 2 $(FAST)
 
 test-oldest: .venv/oldest/ready
-	PYTHONPATH=.venv/oldest $(BIN)/pytest -W default tests/agreement/test_watch_versions.py
+	PYTHONPATH=.venv/oldest $(BIN)/pytest -W default tests/agreement/interception/test_watch_versions.py
 
 # pip runs each time, since the newest changes. Its CUDA libraries take about 5 GB; `rm -rf .venv/newest` frees them.
 test-newest:

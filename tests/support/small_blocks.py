@@ -29,25 +29,25 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
     "telescope.tiles.head_scores": {"ROWS": 3, "BLOCK": 12},
 }
 OTHERS = {  # sizes by these names that are not shrunk here, and why
-    "telescope.decoding.sampling": "tests/properties/test_decoding.py crosses it: 64 words of a vocabulary",
+    "telescope.decoding.sampling": "tests/properties/decoding/test_decoding.py crosses it: 64 words of a vocabulary",
     "telescope.engines.tables": "FEW is how many numbers make a tensor worth comparing, and nothing is cut by it",
-    "telescope.files.parquet": "tests/faults/test_atlas_files.py has damage before and after a batch of rows",
+    "telescope.files.parquet": "tests/faults/atlases/test_atlas_files.py has damage before and after a batch of rows",
     "telescope.files.writable": "bytes of a trial file",
-    "telescope.models.loss_kernel": "tests/agreement/test_loss.py shrinks its BLOCK; a program reads one row of logits",
+    "telescope.models.loss_kernel": "tests/agreement/models/test_loss.py shrinks its BLOCK; a program reads one row",
     "telescope.surveys.dispatch": "FEW chooses an engine; the tests of `fused` name it",
     "telescope.recording.row_sample": "how many rows an atlas looks at, not how many at a time",
     "telescope.surveys.exact_rows": "how many rows are looked at, not how many at a time",
     "telescope.surveys.key_scores": "SCORES are the names of rules",
-    "telescope.surveys.launch": "tests/agreement/test_survey_kernels.py shrinks BM, BN and BLOCK",
+    "telescope.surveys.launch": "tests/agreement/surveys/test_survey_kernels.py shrinks BM, BN and BLOCK",
     "telescope.tasks.explaining.variance": "KEYS of a worked example",
     "telescope.traces.render": "rows of a page",
 }
 LADDER = {  # what reads off a matrix block by block; engines, kernels and tiles shrink theirs in their own tests
-    "agreement/test_together.py",
-    "agreement/test_torch_sdpa.py",
-    "agreement/test_watch.py",
-    "golden/test_survey_golden.py",
-    "golden/test_watch_golden.py",
+    "agreement/recording/test_together.py",
+    "agreement/engines/test_torch_sdpa.py",
+    "agreement/recording/test_watch.py",
+    "golden/surveys/test_survey_golden.py",
+    "golden/recording/test_watch_golden.py",
 }
 
 

@@ -197,7 +197,7 @@ def test_one_sentence_and_a_code(capsys, name):
 
 
 def test_the_codes_are_documented():
-    page = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/reference/commands.md").read_text()
     for code in (boundary.DONE, boundary.FAILED, boundary.WRONG, boundary.STOPPED, boundary.UNREAD):
         assert f"\n| {code} | " in page
 

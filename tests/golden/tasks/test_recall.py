@@ -13,7 +13,7 @@ from telescope.text.corpora import TextPair
 from telescope.training import Training
 from telescope.training.batch import IGNORE
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 PEOPLE = ["Khatchig Mouradian is a writer born in Lebanon .", "Where was ?"]
 TOKENS = vocabulary(PEOPLE)
 

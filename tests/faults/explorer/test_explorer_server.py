@@ -23,7 +23,7 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 @pytest.fixture
 def bench(monkeypatch):
     """Import the benchmark, which starts the server and sends requests as these tests do."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
     from benchmarks import explore
 
     return explore

@@ -1,4 +1,4 @@
-"""The pictures of `ts.plot`, compared with those in plots/: `python tests/golden/test_plot.py` draws these anew."""
+"""The pictures of `ts.plot`, compared with golden/plots/: `python tests/golden/plot/test_plot.py` draws these anew."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ from telescope.recording.sources import Sources
 from telescope.tasks.explaining.examples import journey
 from telescope.training import HeadsWatched, Logged, Validated
 
-PLOTS = Path(__file__).parent / "plots"
+PLOTS = Path(__file__).parents[1] / "plots"
 TOLERANCE = 4.0  # root mean square of 255 levels: other versions of matplotlib place text a fraction of a pixel apart
 DPI = 80
 

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
     from benchmarks import decode
 
     return decode

@@ -10,7 +10,7 @@ from support import corpora, writers
 from telescope.files import safetensors as tensors
 from telescope.models import shipped
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 MEGABYTES = {"translator-en-de": 20, "summarizer": 16, "shakespeare": 16}
 ALTOGETHER = 42
 CARD = ("data", "licence", "recipe", "figure", "limits")  # what a model card has a heading for

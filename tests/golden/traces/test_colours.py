@@ -8,7 +8,7 @@ import pytest
 
 from telescope.traces.numbers import background, luminance, text_colour
 
-PAGE = (Path(__file__).parents[2] / "web/parts/colour.js").read_text()
+PAGE = (Path(__file__).parents[3] / "web/parts/colour.js").read_text()
 
 # as published, at 0, 1/8, … 1: red, green and blue from 0 to 1
 VIRIDIS = [

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import telescope as ts
 from telescope.surveys import ENGINES
 
-FIGURES = json.loads(Path(__file__).with_name("figures.json").read_text(encoding="utf-8"))
+FIGURES = json.loads((Path(__file__).parents[1] / "figures.json").read_text(encoding="utf-8"))
 journey = torch.tensor(FIGURES["inputs"])[None, None]
 printed = torch.tensor(FIGURES["steps"]["weights_all"]["printed"])
 

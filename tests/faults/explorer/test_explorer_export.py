@@ -16,7 +16,7 @@ from support.exploring import SENTENCES, api, got, read, recorded, serving
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
 
-INLINE = Path(__file__).parents[2] / "web/transport/inline.js"
+INLINE = Path(__file__).parents[3] / "web/transport/inline.js"
 PACKED = ("trace", "heads", "alignment", "perspectives", "geometry", "cells")
 ASK = """
 import { readFileSync } from "node:fs";

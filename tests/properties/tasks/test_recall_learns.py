@@ -15,7 +15,7 @@ from telescope.tasks.learning.registry import TASKS, read
 from telescope.tasks.learning.train import override, train
 from telescope.training import Finished, Logged, Started
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 NAMES = ["Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hal"]
 PLACES = ["Paris", "Rome", "Oslo", "Bern", "Lima", "Cairo", "Delhi", "Quito"]
 COMMON = {"rows": 8, "lr": 1e-2, "warmup": 5, "beta_2": 0.95, "clip": 1.0, "log_every": 5}

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
     from benchmarks import train_step
 
     return train_step

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import telescope as ts
 from telescope.attention.positions import LinearScaling, Llama3Scaling
 
-FIGURES = json.loads(Path(__file__).with_name("figures.json").read_text(encoding="utf-8"))
+FIGURES = json.loads((Path(__file__).parents[1] / "figures.json").read_text(encoding="utf-8"))
 
 x = torch.tensor(FIGURES["inputs"])[None, None]
 journey = x[:, :, 1:2]
