@@ -73,8 +73,8 @@ test-python%: .venv/python%/ready
 
 # Write the notebooks from docs/lessons/, and run each in Jupyter with its solutions filled in.
 lessons: .venv/ready-for-lessons
-	$(BIN)/python docs/blocks.py
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/blocks.py --execute
+	$(BIN)/python tools/blocks.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/blocks.py --execute
 
 # The site, in site/: strict, so that a broken link or anchor is an error; lessons are run, and show what they printed.
 docs: .venv/ready-for-docs

@@ -120,7 +120,7 @@ def test_the_table_was_found():
 
 
 def test_picture_is_what_the_code_draws():
-    drawn = runpy.run_path(str(HOME / "docs" / "picture.py"))["picture"]()
+    drawn = runpy.run_path(str(HOME / "tools" / "picture.py"))["picture"]()
     assert (HOME / "docs" / "explain.svg").read_text(encoding="utf-8") == drawn
 
 

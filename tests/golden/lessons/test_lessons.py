@@ -122,7 +122,7 @@ def test_a_lesson_has_the_form_of_all_lessons(lesson):
 
 @every_lesson
 def test_a_notebook_is_what_its_page_says(lesson):
-    """`python docs/blocks.py` writes the notebooks."""
+    """`python tools/blocks.py` writes the notebooks."""
     file = HOME / "lessons" / f"{lesson.stem}.ipynb"
     assert file.read_text(encoding="utf-8") == blocks.notebook_text(lesson)
     assert all(not cell.get("outputs") for cell in json.loads(file.read_text(encoding="utf-8"))["cells"])

@@ -1,6 +1,6 @@
 """Make the atlases of the shipped models, and the numbers and pictures of docs/atlas.md:
 
-python docs/atlases.py --data DATA --out ATLASES
+python tools/atlases.py --data DATA --out ATLASES
 
 DATA holds tiny_shakespeare, tatoeba_de_en and debian_synopsis, as for training. Atlases that
 ATLASES holds are opened.
@@ -23,7 +23,7 @@ import telescope as ts
 from telescope.atlases.sums import CLASSES
 from telescope.recording.heads import HABITS
 
-FOLDER = Path(__file__).parent / "atlas"
+FOLDER = Path(__file__).parents[1] / "docs" / "atlas"
 INK, LIGHT = "#1f3a5f", "#c8d4e3"
 
 

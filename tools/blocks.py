@@ -1,9 +1,9 @@
 """The code blocks of Markdown pages: run them, show what they print and draw, and write pages as
 notebooks.
 
-A page is the only source: `python docs/blocks.py` writes the notebooks of lessons/ from
+A page is the only source: `python tools/blocks.py` writes the notebooks of lessons/ from
 docs/lessons/*.md, with `--execute` it runs them, the site shows what each block gave
-(docs/hooks.py), and tests run every block of every page.
+(tools/hooks.py), and tests run every block of every page.
 """
 
 import ast
@@ -17,9 +17,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-DOCS = Path(__file__).parent
-LESSONS = DOCS / "lessons"
-NOTEBOOKS = DOCS.parent / "lessons"
+ROOT = Path(__file__).parents[1]
+LESSONS = ROOT / "docs" / "lessons"
+NOTEBOOKS = ROOT / "lessons"
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.M | re.S)
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*$")
 

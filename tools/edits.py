@@ -1,4 +1,4 @@
-"""What only an edit can show, with the shipped models: python docs/edits.py [--data DIR], draws
+"""What only an edit can show, with the shipped models: python tools/edits.py [--data DIR], draws
 docs/edits.png
 
 1. The cross heads of the translator, switched off one at a time and a layer at a time: BLEU of 200
@@ -163,7 +163,8 @@ if __name__ == "__main__":
         "--draw", action="store_true", help="draw docs/edits.json again, without running the models"
     )
     arguments = parser.parse_args()
-    numbers = Path(__file__).with_name("edits.json")
+    docs = Path(__file__).parents[1] / "docs"
+    numbers = docs / "edits.json"
     if not arguments.draw:
         data = data_folder(arguments.data)
         results = {
@@ -174,4 +175,4 @@ if __name__ == "__main__":
         numbers.write_text(
             json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
         )
-    draw(json.loads(numbers.read_text(encoding="utf-8")), Path(__file__).with_name("edits.png"))
+    draw(json.loads(numbers.read_text(encoding="utf-8")), docs / "edits.png")

@@ -1,7 +1,7 @@
 """Take the pictures of the explorer for the documentation, docs/screens/*.png, with the shipped
 models:
 
-python docs/screens.py
+python tools/screens.py
 """
 
 import argparse
@@ -137,7 +137,10 @@ if __name__ == "__main__":
     )
     parser.add_argument("--writer", default="shakespeare", help="the same")
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "screens", help="where the pictures go"
+        "--out",
+        type=Path,
+        default=Path(__file__).parents[1] / "docs" / "screens",
+        help="where the pictures go",
     )
     arguments = parser.parse_args()
     models = Library({name: name for name in (arguments.translator, arguments.writer)})

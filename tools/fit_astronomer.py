@@ -1,7 +1,7 @@
 """Fit two rows of the translator's embedding: of "astronomer" and "Astronom", which the training
 data has once each.
 
-    python recipes/fit_astronomer.py RUN OUT --data DATA
+    python tools/fit_astronomer.py RUN OUT --data DATA
 
 Both words are one piece each by the recipe, so they share no piece with other words, and one
 sentence is not enough to learn them. They are fitted on sentences of the training data with

@@ -1,4 +1,4 @@
-"""Draw docs/explain.svg, the picture of the first page: python docs/picture.py"""
+"""Draw docs/explain.svg, the picture of the first page: python tools/picture.py"""
 
 from io import StringIO
 from pathlib import Path
@@ -40,4 +40,5 @@ def picture() -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("explain.svg").write_text(picture(), encoding="utf-8")
+    page = Path(__file__).parents[1] / "docs" / "explain.svg"
+    page.write_text(picture(), encoding="utf-8")
