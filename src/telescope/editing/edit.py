@@ -3,7 +3,7 @@ model as it was.
 
 One call of an attention takes this way:
 
-    telescope_models.py or huggingface.py   intercept the call, and describe it as an AttentionCall
+    handler.py      EditHandler.before      describe the call as an AttentionCall
     session.py      EditSession.change      which edits concern the call, at which queries and keys
     apply.py        CallEditor.change       change the definition, or the queries and keys
     engines         attend                  run the definition as any other
@@ -11,20 +11,20 @@ One call of an attention takes this way:
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
 from torch import nn
 
 from ..interception import huggingface
-from ..interception.find_attentions import FoundAttentions, find_attentions
+from ..interception.find_attentions import find_attentions
 from ..recording.edits import SavedEdit
 from ..recording.names import describe_unwatched
 from ..words import hint
-from . import telescope_models
 from .edits import Edit, Frozen, Redefine, from_json
+from .handler import EditHandler
 from .regions import LayerEdit
 from .session import EditSession
 
@@ -100,8 +100,9 @@ def editing(
         for name, module in found.attentions.items()
         if session.needs_positions or name in edited
     }
-    listening = session.tokens.listening(found.backend.embeddings(found.modules), session.is_active)
-    with listening, _intercepting(found, attentions, session):
+    if found.backend is huggingface:
+        huggingface.check_version()
+    with found.backend.intercepting(found.modules, attentions, EditHandler(session)):
         _running.append(session)
         try:
             yield session
@@ -130,19 +131,6 @@ def running_edits(model: nn.Module) -> list[tuple[str, LayerEdit]]:
             path = paths.get(id(session.model), "a part of the edited model")
             found += [(f"{path}: {name}", one) for one, names in session.selected for name in names]
     return found
-
-
-def _intercepting(
-    found: FoundAttentions, attentions: Mapping[str, Any], session: EditSession
-) -> AbstractContextManager[None]:
-    """Return the context in which these attentions are intercepted, by hooks or by transformers'
-    interface.
-    """
-    if found.backend is huggingface:
-        from .huggingface import intercepting
-
-        return intercepting(found.modules, attentions, session)
-    return telescope_models.intercepting(found.modules, attentions, session)
 
 
 def _checked_edit(given: Any) -> Edit:

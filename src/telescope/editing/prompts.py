@@ -16,8 +16,7 @@ from torch import Tensor
 from ..attention import Attention
 from ..attention.padding_queries import first_real_key
 from ..attention.restrict import WrittenMask
-from ..interception.running_text import RealTokens, RunningText
-from ..interception.token_inputs import TokenInputs
+from ..interception.text import RealTokens, Text
 from ..recording.attention_call import AttentionCall
 
 First = tuple[int, ...] | None
@@ -140,8 +139,8 @@ class Place:
 class PromptTracker:
     """Tell the prompt of each attention, and the positions of the queries of a cross-attention."""
 
-    def __init__(self, tokens: TokenInputs, text: RunningText) -> None:
-        self.tokens = tokens
+    def __init__(self, text: Text) -> None:
+        self.tokens = text.inputs
         self.text = text
         self._prompts: dict[str, Prompt] = {}
         self._first: tuple[Any, Attention, First] | None = None

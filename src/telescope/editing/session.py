@@ -10,11 +10,10 @@ from torch import Tensor
 
 from ..interception import huggingface
 from ..interception.find_attentions import FoundAttentions
+from ..interception.interceptor import Bypass
 from ..interception.module_hook import COMPILED, runs_for
-from ..interception.run_tracker import Bypass
-from ..interception.running_text import RunningText
 from ..interception.tensor_parallel import tensor_parallel_rank, tensor_parallel_size
-from ..interception.token_inputs import TokenInputs
+from ..interception.text import Text
 from ..recording.attention_call import AttentionCall
 from ..recording.names import head_numbers, select_layers
 from ..recording.recording import Recording
@@ -45,9 +44,8 @@ class EditSession:
         self.thread = get_ident()
         self.edits = tuple(edits)
         sequences = [None] * len(edits) if sequences is None else sequences
-        self.tokens = TokenInputs()
-        self.text = RunningText()
-        self.tracker = PromptTracker(self.tokens, self.text)
+        self.text = Text()
+        self.tracker = PromptTracker(self.text)
         decode = getattr(tokenizer, "decode", None)
         token_name = getattr(tokenizer, "id_to_token", None) or getattr(
             tokenizer, "convert_ids_to_tokens", None

@@ -1,10 +1,10 @@
-"""The observer of one `ts.watch` block: complete each attention call and hand it to the
+"""The handler of one `ts.watch` block: complete each attention call, and hand it to the
 recording.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,39 +15,45 @@ from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall, Carrier
 from ..recording.head_gradients import check_dropout
 from ..recording.names import head_numbers
-from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
+from ..recording.summaries_call import SummariesCall
+from .interceptor import WATCH, Bypass, HandledCall, Handler
 from .module_hook import COMPILED
-from .run_tracker import Bypass
-from .running_text import RunningText
-from .token_inputs import TokenInputs
+from .telescope_models import ResidualStreams
+from .text import Text
+
+SHORT = 4096**2  # scores of a head, below which a GPU computes the lse faster than a host reads it
 
 
-class Observer:
-    """The observer of one `ts.watch` block. It records calls of the thread that created it, and of
+class Observer(Handler):
+    """The handler of one `ts.watch` block. It records calls of the thread that created it, and of
     no other.
     """
+
+    order = WATCH
 
     def __init__(
         self,
         recording: Recording,
+        names: Collection[str],
         heads: tuple[int, ...] | None,
-        carriers: Mapping[str, Carrier] | None = None,
+        carriers: Mapping[str, Carrier],
         *,
         keeps_gradients: bool = False,
     ) -> None:
         self.recording = recording
+        self.names = frozenset(names)
+        """The attentions that are recorded; of others only the tokens are noted."""
         self.heads = heads
         self.thread = get_ident()
-        self.carriers = carriers or {}
+        self.carriers = carriers
         self.keeps_gradients = keeps_gradients
-        self.tokens = TokenInputs()
-        self.text = RunningText()
+        self.text = Text()
+        self.residuals = ResidualStreams()
         self.bypasses: dict[str, Bypass] = {}
         """The attentions that ran without a call that could be recorded, by name."""
-        self._last_padding: PaddingOfDefinition | None = None
 
-    def is_recording(self) -> bool:
+    def is_active(self) -> bool:
         """Return whether a call that runs now is to be recorded; raise a RuntimeError inside
         compiled code.
 
@@ -63,78 +69,104 @@ class Observer:
             return False
         return True
 
-    def note_bypass(self, bypass: Bypass) -> None:
-        """Note an attention that ran without a call that could be recorded."""
-        self.bypasses.setdefault(bypass.name, bypass)
-        self.recording.leave_out(bypass.name, bypass.reason)
+    def report_bypass(self, bypass: Bypass) -> None:
+        if bypass.name in self.names:
+            self.bypasses.setdefault(bypass.name, bypass)
+            self.recording.leave_out(bypass.name, bypass.reason)
 
-    def record(
-        self, name: str, call: AttentionCall, context: Tensor, head_axis: int = 1
-    ) -> tuple[AttentionCall, RecordedCall]:
-        """Record the selected heads of a call, with its token ids, without unwritten keys and
-        padding queries.
+    def before(self, call: HandledCall) -> None:
+        """Find out whether the call continues the text, and read its lse if that is of use."""
+        call.made.is_recorded |= call.attention in self.names
+        if call.attention not in self.names or call.value_set:
+            return
+        queries, keys, _ = call.made.tensors
+        stored = call.made.where_keys_lie(call)
+        call.follows = self.text.keys_follow(call.name, stored.memory, queries.shape[-2])
+        call.keys_stay = stored.stay
+        is_short = queries.is_cuda and queries.shape[-2] * keys.shape[-2] <= SHORT
+        if self.recording.keep != SummariesCall.keep or not (call.follows or is_short):
+            call.made.read_lse()
 
-        `context` is the tensor that the attention returned, unedited, with its heads along
-        `head_axis`. Return the part of the call that was recorded, and the recorded call that it
-        began or continues.
-        """
-        heads = self._selected_heads(name, call.queries.shape[1])
-        with torch_modes.recording_mode(call.queries.device):
-            call = self._with_token_ids(name, call).without_unwritten_keys()
-            call = self._without_padding_queries(call)
-            call = self._with_carrier(name, call)
-            if self.keeps_gradients and heads is not None:
-                check_dropout(name, heads, call)
-            part = call if heads is None else call.select_heads(heads)
-            recorded = self.recording.record(name, part)
-        if self.keeps_gradients:
-            recorded.keep_gradient(call, context, head_axis)
-        return part, recorded
+    @torch.no_grad()
+    def after(self, call: HandledCall, output: Tensor) -> Tensor:
+        """Record the call; what it returned stays as it is."""
+        if call.attention not in self.names:
+            self._note(call)
+        elif call.value_set:
+            self._record_values(call, output)
+        else:
+            self._record(call, output)
+        return output
 
-    def note(self, call: AttentionCall) -> None:
+    def _note(self, call: HandledCall) -> None:
         """Note the tokens of a self-attention that is not recorded: a cross-attention after it has
         the same queries.
         """
-        if not call.is_cross_attention:
-            self.text.real_tokens(call.without_unwritten_keys())
+        if not call.across:
+            described = call.describe()
+            if not described.is_cross_attention:
+                self.text.real_tokens(described.without_unwritten_keys())
 
-    def record_values(
-        self, name: str, call: AttentionCall, number: int, context: Tensor, head_axis: int
-    ) -> None:
-        """Record one more set of values of the call that was recorded last, whose queries and keys
-        are the same.
+    def _record(self, call: HandledCall, output: Tensor) -> None:
+        """Record the selected heads of a call, with its token ids, without unwritten keys and
+        padding queries.
         """
-        heads = self._selected_heads(name, call.queries.shape[1])
-        recorded = self.recording.last_call(name)
-        assert recorded is not None
-        with torch_modes.recording_mode(call.queries.device):
-            call = self._with_carrier(name, call.without_unwritten_keys())
-            recorded.add_values(call if heads is None else call.select_heads(heads), number)
+        if call.made.edits:
+            self.recording.add_edits(call.made.edits)
+        whole = self._describe(call)
+        call.made.check_output(call, whole, output)
+        with torch_modes.recording_mode(whole.queries.device):
+            part = whole
+            if self.heads is not None:
+                heads = head_numbers(call.name, self.heads, whole.queries.shape[1])
+                if self.keeps_gradients:
+                    check_dropout(call.name, heads, whole)
+                part = whole.select_heads(heads)
+            recorded = self.recording.record(call.name, part)
         if self.keeps_gradients:
-            recorded.keep_gradient(call, context, head_axis)
+            recorded.keep_gradient(whole, output, call.made.head_axis)
+        self.residuals.note(recorded)
 
-    def _with_carrier(self, name: str, call: AttentionCall) -> AttentionCall:
-        """Return the call with its output projection, if norms are kept."""
-        if not self.carriers:
-            return call
-        # A further pass through a shared layer has the name of the first and a number.
-        return call._replace(
-            carrier=self.carriers.get(name, self.carriers.get(name.rpartition(".")[0]))
-        )
+    def _describe(self, call: HandledCall) -> AttentionCall:
+        """Return what the call computes, with everything that the recording needs.
 
-    def _selected_heads(self, name: str, count: int) -> tuple[int, ...] | None:
-        """Return the numbers of the selected heads of an attention with `count` heads; None is
-        all.
+        Layers that are called alike in one pass are described once: in a model that writes, this
+        takes longer than everything else.
         """
-        return None if self.heads is None else head_numbers(name, self.heads, count)
+        queries, keys, values = call.made.tensors
+        lse = call.made.lse
+        shared = None if call.across or self.carriers else call.made.shared_key()
+        if shared is not None:
+            known = call.forward_pass.known((shared.key, lse is None))
+            if known is not None:
+                return known._replace(  # type: ignore[no-any-return]
+                    queries=queries,
+                    keys=keys,
+                    values=values,
+                    lse=lse,
+                    follows=call.follows,
+                    keys_stay=call.keys_stay,
+                )
+        described = call.describe()._replace(follows=call.follows, keys_stay=call.keys_stay)
+        with torch_modes.recording_mode(queries.device):
+            completed = self._complete(call.name, described)
+        is_whole = completed.queries is queries and completed.keys is keys and completed.lse is lse
+        if shared is not None and is_whole:
+            # A description keeps no tensor of the model alive.
+            none: Any = {"queries": None, "keys": None, "values": None, "lse": None}
+            found = completed._replace(**none)
+            call.forward_pass.note((shared.key, lse is None), found, *shared.alive)
+        return completed
 
-    def _with_token_ids(self, name: str, call: AttentionCall) -> AttentionCall:
-        """Return the call with the token ids of its queries and, in cross-attention, of its
-        keys.
+    def _complete(self, name: str, call: AttentionCall) -> AttentionCall:
+        """Return a call with the token ids of its queries and, in cross-attention, of its keys,
+        without unwritten keys, in which padding queries see nothing.
         """
         across = call.is_cross_attention
-        query_ids, key_ids = self.tokens.of_call(name, len(call.queries), call.size, across)
-        return call._replace(query_ids=query_ids, key_ids=key_ids if across else call.key_ids)
+        query_ids, key_ids = self.text.inputs.of_call(name, len(call.queries), call.size, across)
+        call = call._replace(query_ids=query_ids, key_ids=key_ids if across else call.key_ids)
+        call = self._without_padding_queries(call.without_unwritten_keys())
+        return self._with_carrier(name, call)
 
     def _without_padding_queries(self, call: AttentionCall) -> AttentionCall:
         """Return the call with a definition in which padding queries see nothing.
@@ -143,22 +175,40 @@ class Observer:
         """
         found = self.text.real_tokens(call)
         call = call._replace(ends=self.text.ends(call))
-        if found.mask is None:
+        mask = found.mask
+        if mask is None:
             return call
-        key = (call.attention.identity, call.size, id(found.mask))
-        if self._last_padding is None or self._last_padding.key != key:
-            real = RealQueries(found.mask, found.tokens - call.size[1])
-            hidden = call.without_padding_queries(real).attention
-            self._last_padding = PaddingOfDefinition(key, call.attention, real, hidden)
-        _, _, real, attention = self._last_padding
+        ahead = found.tokens - call.size[1]
+
+        def hide_padding() -> tuple[RealQueries, Attention]:
+            real = RealQueries(mask, ahead)
+            return real, call.without_padding_queries(real).attention
+
+        key = ("padding", call.attention.identity, call.size, id(mask))
+        real, attention = call.once(key, hide_padding, call.attention, mask)
         return call.without_padding_queries(real)._replace(attention=attention)
 
+    def _record_values(self, call: HandledCall, output: Tensor) -> None:
+        """Record one more set of values of the call that was recorded last, whose queries and keys
+        are the same.
+        """
+        recorded = self.recording.last_call(call.name)
+        assert recorded is not None
+        whole = call.describe().without_unwritten_keys()
+        with torch_modes.recording_mode(whole.queries.device):
+            part = whole = self._with_carrier(call.name, whole)
+            if self.heads is not None:
+                part = whole.select_heads(
+                    head_numbers(call.name, self.heads, whole.queries.shape[1])
+                )
+            recorded.add_values(part, call.value_set)
+        if self.keeps_gradients:
+            recorded.keep_gradient(whole, output, call.made.head_axis)
 
-class PaddingOfDefinition(NamedTuple):
-    """The padding of the definition that was recorded last."""
-
-    key: Any
-    original: Attention
-    """Kept alive, so that no other definition gets its identity; the mask of `real` is, too."""
-    real: RealQueries
-    without_padding_queries: Attention
+    def _with_carrier(self, name: str, call: AttentionCall) -> AttentionCall:
+        """Return the call with its output projection, if norms are kept."""
+        if not self.carriers:
+            return call
+        # A further pass through a shared layer has the name of the first and a number.
+        first = name.rpartition(".")[0]
+        return call._replace(carrier=self.carriers.get(name, self.carriers.get(first)))

@@ -1,11 +1,14 @@
-"""Watch Telescope's own models through PyTorch's module hooks."""
+"""Intercept the attention calls of Telescope's own models, through PyTorch's module hooks.
 
-from collections.abc import Iterable, Iterator, Mapping
+A hook before each `Attend` replaces its definition, queries and keys where an edit says so, and a
+hook after it passes on what the call returned.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from threading import Lock
+from threading import get_ident
 from typing import Any, NamedTuple
-from weakref import ref
 
 from torch import Tensor, nn
 
@@ -15,19 +18,34 @@ from ..layers import AddNorm, Attend
 from ..recording.attention_call import AttentionCall
 from ..recording.names import Modules, attention_name
 from ..recording.queries_keys_call import StepsCall
-from .module_hook import BEFORE, Place, listen, uncompiled
-from .observer import Observer
-from .run_tracker import Route, RunTracker
+from ..recording.recorded_call import RecordedCall
+from .interceptor import (
+    HandledCall,
+    Handler,
+    Interceptor,
+    ModelCall,
+    Route,
+    StoredKeys,
+    begin_call,
+    end_call,
+    lock,
+    registered,
+)
+from .module_hook import AFTER, BEFORE, Place, listen
 from .sdpa_lse import SdpaWithLse
+from .text import KeyMemory
 
 ATTEND = Route(
     missing="made no call of its Attend module",
     remedy="let the forward call self.attend(queries, keys, values, attention), or restore the "
     "layer's own forward",
 )
-# First of all hooks: an edit that was registered before this watch returns another context.
+AFTER_ALWAYS = Place(after=True, always=True)
+# Before the hooks that the model had: they see what an edited call returns.
 AFTER_ATTENTION = Place(after=True, first=True, always=True)
-AFTER_ADD_NORM = Place(after=True, always=True)
+
+
+# ------------------------------------------------------------------------------- finding attentions
 
 
 def attentions(modules: Modules) -> dict[str, Attend]:
@@ -40,13 +58,18 @@ def attentions(modules: Modules) -> dict[str, Attend]:
     return attends
 
 
+def may_be_cross_attention(module: nn.Module) -> bool:
+    """Return whether some call of an attention may read its keys from another sequence: of any."""
+    return True
+
+
 def embeddings(modules: Modules) -> Iterable[nn.Module]:
     """Return the modules that are passed the token ids."""
     named = ("embedding", "target_embedding")
     return [module for path, module in modules.items() if path.rpartition(".")[2] in named]
 
 
-def layers_around(modules: Modules, attends: Mapping[str, Attend]) -> dict[str, nn.Module]:
+def layers_around(modules: Modules, attends: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return the layer that calls each attention, by the attention's name: the nearest module
     around it with a forward.
 
@@ -64,203 +87,213 @@ def layers_around(modules: Modules, attends: Mapping[str, Attend]) -> dict[str, 
     return layers
 
 
+# -------------------------------------------------------------------------------------------- calls
+
+
+class AttendCall(ModelCall):
+    """A call of an `Attend`."""
+
+    head_axis = 1
+
+    def __init__(
+        self,
+        module: Attend,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attention: Attention,
+        *,
+        across: bool | None = None,
+    ) -> None:
+        self.module = module
+        self.attend = module
+        self.tensors = queries, keys, values
+        self.attention = attention
+        self.across = across
+        self._fused: SdpaWithLse | None = None
+        self._reading = ExitStack()
+
+    def read(self, interceptor: Interceptor) -> AttentionCall:
+        queries, keys, values = torch_modes.cast_for_autocast(*self.tensors)
+        heads = tuple(range(queries.shape[1]))
+        dropout = self.attend.dropout if self.attend.training else 0.0
+        return AttentionCall(queries, keys, values, self.attention, heads, dropout)
+
+    def change(self, handled: HandledCall, changed: AttentionCall, *, own_keys: bool) -> None:
+        self.described = changed
+        self.tensors = changed.queries, changed.keys, changed.values
+        self.attention = changed.attention
+
+    def read_lse(self) -> None:
+        # No other engine returns an lse, and a compiled one runs untouched.
+        if self._fused is None and sdpa.cannot(*self.tensors, self.attention) is None:
+            self._fused = SdpaWithLse()
+            self._reading.enter_context(self._fused)
+
+    def stop_reading_lse(self, context: Tensor | None) -> None:
+        """Leave the mode that reads the lse; keep the lse of this context, unless the call
+        raised.
+        """
+        self._reading.close()
+        if self._fused is not None and context is not None:
+            self.lse = self._fused.lse_of(context)
+
+    def check_output(self, handled: HandledCall, call: AttentionCall, output: Tensor) -> None:
+        """Do nothing: the definition is the model's own."""
+
+    def where_keys_lie(self, handled: HandledCall) -> StoredKeys:
+        _, keys, values = torch_modes.cast_for_autocast(*self.tensors)
+        return StoredKeys((KeyMemory.of(keys), KeyMemory.of(values)))
+
+
+class RunningCall(NamedTuple):
+    """A call between its two hooks."""
+
+    made: AttendCall
+    handled: list[HandledCall]
+
+
+_running: dict[tuple[int, int], RunningCall] = {}  # by the thread, and the id of the attention
+
+
+def _before_attention(key: int, module: Attend, args: Any, kwargs: Any) -> Any:
+    """Hand a call to the handlers; return the arguments of the edited call, None if no edit changed
+    it.
+
+    `key` is the id of the model's own module: decoding runs a copy of the model, which shares the
+    hooks.
+    """
+    made = AttendCall(module, *args, **kwargs)
+    handled = begin_call(key, made)
+    if handled:
+        _running[get_ident(), key] = RunningCall(made, handled)
+    if made.described is None:
+        return None
+    return (*made.tensors, made.attention), {"across": made.across}
+
+
+def _after_attention(key: int, module: Attend, args: Any, kwargs: Any, context: Any) -> Any:
+    """Hand what a call returned to the handlers; after an exception `context` is None."""
+    running = _running.pop((get_ident(), key), None)
+    if running is None:
+        return None
+    running.made.stop_reading_lse(context)
+    return None if context is None else end_call(running.handled, context)
+
+
+def _drop_running(keys: Iterable[int]) -> None:
+    """Forget calls that were interrupted: an interrupt calls no hook."""
+    for key in keys:
+        running = _running.pop((get_ident(), key), None)
+        if running is not None:
+            running.made.stop_reading_lse(None)
+
+
+# ------------------------------------------------------------------------------------------- blocks
+
+_hooked: dict[int, tuple[int, ExitStack]] = {}
+"""By the id of each hooked attention: how many blocks need its hooks, and what removes them."""
+
+
 @contextmanager
-def observing(
-    modules: Modules,
-    attends: Mapping[str, Attend],
-    others: Mapping[str, Attend],
-    observer: Observer,
+def _hooks(attend: nn.Module) -> Iterator[None]:
+    """Keep the hooks of an attention registered while the block runs: one pair for all blocks, so
+    that their order does not depend on which block was entered first.
+    """
+    key = id(attend)
+    with lock:
+        count, undo = _hooked.get(key, (0, ExitStack()))
+        if not count:
+            undo.callback(listen(attend, partial(_before_attention, key), BEFORE))
+            undo.callback(listen(attend, partial(_after_attention, key), AFTER_ATTENTION))
+        _hooked[key] = count + 1, undo
+    try:
+        yield
+    finally:
+        with lock:
+            count, undo = _hooked.pop(key)
+            if count > 1:
+                _hooked[key] = count - 1, undo
+            else:
+                undo.close()
+
+
+@contextmanager
+def intercepting(
+    modules: Modules, attends: Mapping[str, nn.Module], handler: Handler
 ) -> Iterator[None]:
-    """Register hooks that record each call of `attends` while the block runs, and note the tokens
-    of the `others`.
+    """Hand the calls of these attentions to a handler while the block runs.
 
     Several threads may watch one model, each its own calls. Raise a ValueError if this thread
     watches it already.
     """
-    runs = RunTracker(layers_around(modules, attends), ATTEND)
-    hooks = ModelHooks(observer, runs)
+    layers = layers_around(modules, attends)
+    interceptor = Interceptor(handler, attends, layers, ATTEND)
+
+    def begin_pass(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if handler.is_active():
+            handler.text.begin_pass()
+
+    def before_layer(key: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        interceptor.begin_run(key)
+
+    def after_layer(key: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        interceptor.end_run(key, module)
+
     with ExitStack() as undo:
-        undo.callback(hooks.stop_reading_lse)
-        marks = {(id(attend), observer.thread) for attend in attends.values()}
-        with _lock:
-            if any((id(module), observer.thread) in _watched for module in modules.values()):
-                raise ValueError(
-                    f"{type(modules['']).__name__} is being watched already; leave that block first"
-                )
-            _watched.update(dict.fromkeys(marks, observer))
-        undo.callback(_unmark, marks)
-        undo.enter_context(runs.tracking(observer.is_recording, observer.note_bypass))
-        for name, attend in attends.items():
-            undo.callback(listen(attend, hooks.before_attention, BEFORE))
-            undo.callback(
-                listen(attend, partial(hooks.after_attention, name=name), AFTER_ATTENTION)
-            )
-        for attend in others.values():
-            undo.callback(listen(attend, hooks.note, BEFORE))
-        for module in modules.values() if observer.recording.keep == StepsCall.keep else ():
-            if isinstance(module, AddNorm):
-                undo.callback(listen(module, hooks.before_add_norm, BEFORE))
-                undo.callback(listen(module, hooks.after_add_norm, AFTER_ADD_NORM))
+        # Encoding and decoding do not call the model itself, and embed their tokens first.
+        for module in {id(one): one for one in (modules[""], *embeddings(modules))}.values():
+            undo.callback(listen(module, begin_pass, BEFORE))
+        undo.enter_context(handler.text.listening(embeddings(modules), handler.is_active))
+        undo.callback(_drop_running, interceptor.names)
+        undo.enter_context(registered(modules, interceptor))
+        # The key is that of the module here: decoding runs a copy, which shares the hooks.
+        for module in {id(module): module for module in layers.values()}.values():
+            undo.callback(listen(module, partial(before_layer, id(module)), BEFORE))
+            undo.callback(listen(module, partial(after_layer, id(module)), AFTER))
+        for attend in attends.values():
+            undo.enter_context(_hooks(attend))
         yield
 
 
-_watched: dict[
-    tuple[int, int], Observer
-] = {}  # by the id of an attention, and the thread that watches it
-_lock = Lock()  # held while `_watched` changes
+class ResidualStreams:
+    """Record the residual stream around attentions, for keep="steps".
 
-
-def _unmark(marks: set[tuple[int, int]]) -> None:
-    with _lock:
-        for mark in marks:
-            _watched.pop(mark, None)
-
-
-def observer_of(attend: Attend, thread: int) -> Observer | None:
-    """Return who watches an attention in this thread; None if nobody does."""
-    return _watched.get((id(attend), thread))
-
-
-class ModelHooks:
-    """The hooks of one watch. They run in the order of a forward pass.
-
-    before_add_norm, before_attention, after_attention, after_add_norm: an attention runs within the
-    forward of its AddNorm, whose input and output are the residual stream around it.
+    An attention runs within the forward of its AddNorm, whose input and output are the residual
+    stream around it.
     """
 
-    def __init__(self, observer: Observer, runs: RunTracker) -> None:
-        self.observer = observer
-        self.runs = runs
-        self.record = uncompiled(observer.record)
-        self.running: list[RunningAddNorm] = []  # the innermost last
-        self.fused: SdpaWithLse | None = None  # while an attention runs
-        self.memory: dict[
-            str, tuple[TokenMemory, TokenMemory]
-        ] = {}  # of the latest keys and values, by attention
-        self.within = ExitStack()
+    def __init__(self) -> None:
+        self._running: list[RunningAddNorm] = []  # the innermost last
 
-    def before_add_norm(self, module: AddNorm, args: Any, kwargs: Any) -> None:
-        """Remember the residual stream before an AddNorm."""
-        if self.observer.is_recording():
-            self.running.append(RunningAddNorm(module, args[0] if args else kwargs["x"], []))
+    def note(self, call: RecordedCall) -> None:
+        """Note a call that was recorded within the AddNorm that runs."""
+        if self._running and isinstance(call, StepsCall) and call not in self._running[-1].calls:
+            self._running[-1].calls.append(call)
 
-    def before_attention(self, module: Attend, args: Any, kwargs: Any) -> None:
-        """Begin to read the lse of the fused engine; no other engine returns one, and a compiled
-        one runs untouched.
-        """
-        if self.observer.is_recording() and sdpa.cannot(*_arguments(*args, **kwargs)[:4]) is None:
-            self.fused = SdpaWithLse()
-            self.within.enter_context(self.fused)
+    @contextmanager
+    def recording(self, modules: Modules, is_active: Callable[[], bool]) -> Iterator[None]:
+        """Record what goes into each AddNorm, and what comes out, while the block runs."""
 
-    def note(self, module: Attend, args: Any, kwargs: Any) -> None:
-        """Note the tokens of an attention that is not recorded."""
-        if self.observer.is_recording():
-            queries, keys, values, attention, across = _arguments(*args, **kwargs)
-            heads = tuple(range(queries.shape[1]))
-            self.observer.note(
-                AttentionCall(queries, keys, values, attention, heads, 0.0, across=across)
-            )
+        def before(module: AddNorm, args: Any, kwargs: Any) -> None:
+            if is_active():
+                self._running.append(RunningAddNorm(module, args[0] if args else kwargs["x"], []))
 
-    def after_attention(
-        self, module: Attend, args: Any, kwargs: Any, context: Tensor | None, *, name: str
-    ) -> None:
-        """Record the call that ended; after an exception `context` is None, and nothing is
-        recorded.
-        """
-        if not self.observer.is_recording():
-            return
-        fused = self.stop_reading_lse()
-        if context is None:
-            return
-        self.runs.note_call(name)
-        queries, keys, values, attention, across = _arguments(*args, **kwargs)
-        queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
-        heads = tuple(range(queries.shape[1]))
-        dropout = module.dropout if module.training else 0.0
-        lse = None if fused is None else fused.lse_of(context)
-        now = (TokenMemory.of(keys), TokenMemory.of(values))
-        last = self.memory.get(name)
-        follows = last is not None and all(
-            map(TokenMemory.follows, now, last, [queries.shape[-2]] * 2)
-        )
-        self.memory[name] = now
-        _, call = self.record(
-            name,
-            AttentionCall(
-                queries,
-                keys,
-                values,
-                attention,
-                heads,
-                dropout,
-                lse,
-                across=across,
-                follows=follows,
-            ),
-            context,
-        )
-        if self.running and isinstance(call, StepsCall) and call not in self.running[-1].calls:
-            self.running[-1].calls.append(call)
+        def after(module: AddNorm, args: Any, kwargs: Any, output: Tensor | None) -> None:
+            if not is_active() or not self._running or self._running[-1].module is not module:
+                return
+            _, residual, calls = self._running.pop()
+            if output is not None:  # None after an exception
+                with torch_modes.recording_mode(output.device):
+                    for call in calls:
+                        call.add_residual_stream(residual, output)
 
-    def stop_reading_lse(self) -> SdpaWithLse | None:
-        """Leave the mode that reads the lse; called at the end of the block too, since an interrupt
-        calls no hook.
-        """
-        fused = self.fused
-        self.fused = None
-        self.within.close()
-        return fused
-
-    def after_add_norm(self, module: AddNorm, args: Any, kwargs: Any, after: Tensor | None) -> None:
-        """Record the residual stream around the attentions within; after an exception `after` is
-        None.
-        """
-        if (
-            not self.observer.is_recording()
-            or not self.running
-            or self.running[-1].module is not module
-        ):
-            return
-        _, before, calls = self.running.pop()
-        if after is not None:
-            with torch_modes.recording_mode(after.device):
-                for call in calls:
-                    call.add_residual_stream(before, after)
-
-
-class TokenMemory(NamedTuple):
-    """The tensor that the keys or values of a call lie in: a `LayerCache`'s, or they themselves."""
-
-    tensor: "ref[Tensor]"
-    version: int | None
-    """How often the tensor was written to; None for a tensor of inference mode, which does not
-    count.
-    """
-    tokens: int
-
-    @classmethod
-    def of(cls, tokens: Tensor) -> "TokenMemory":
-        tensor = tokens if tokens._base is None else tokens._base
-        return cls(
-            ref(tensor), None if tensor.is_inference() else tensor._version, tokens.shape[-2]
-        )
-
-    def follows(self, last: "TokenMemory", queries: int) -> bool:
-        """Return whether these are known to begin with those of the call before.
-
-        A step of decoding writes its own keys to the cache, and nothing else; cross-attention
-        writes none.
-        """
-        if (
-            self.tensor() is None
-            or self.tensor() is not last.tensor()
-            or self.version is None
-            or last.version is None
-        ):
-            return False
-        written = self.version - last.version
-        more = self.tokens - last.tokens
-        return (written, more) in ((0, 0), (1, queries))
+        with ExitStack() as hooks:
+            for module in modules.values():
+                if isinstance(module, AddNorm):
+                    hooks.callback(listen(module, before, BEFORE))
+                    hooks.callback(listen(module, after, AFTER_ALWAYS))
+            yield
 
 
 class RunningAddNorm(NamedTuple):
@@ -269,17 +302,3 @@ class RunningAddNorm(NamedTuple):
     module: nn.Module
     before: Tensor
     calls: list[StepsCall]
-
-
-def _arguments(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    attention: Attention,
-    *,
-    across: bool | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Attention, bool | None]:
-    """Return the arguments of Attend.forward, whether they were passed by position or by
-    keyword.
-    """
-    return queries, keys, values, attention, across

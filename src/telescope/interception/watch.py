@@ -2,9 +2,9 @@
 
 One call of an attention takes this way, which a debugger can step through:
 
-    huggingface/watched_model.py WatchedModel.run            run the model's own attention function
+    huggingface/interception.py _attention_function          run the model's own attention function
+    observer.py                 Observer.after               complete the call, and record it
     huggingface/definition.py   DefinitionReader.read_call   describe the call as an AttentionCall
-    observer.py                 Observer.record              select heads, attach token ids
     recording/recording.py      Recording.record             append to the call before, or begin a
                                 new one
     recording/summaries_call.py SummariesCall                store the call; its survey is queued
@@ -16,8 +16,7 @@ A step of a model that writes is another way from Recording.record on: its query
 recording/waiting_rows.py, and SummariesCall surveys the queries that wait, many at once, when
 somebody reads them or when there are 128.
 
-A model of Telescope begins in telescope_models.py, ModelHooks.after_attention, and goes on with
-Observer.record.
+A model of Telescope begins in telescope_models.py, _before_attention and _after_attention.
 """
 
 import warnings
@@ -36,14 +35,15 @@ from ..recording.names import (
     numbers_of_heads,
     select_layers,
 )
+from ..recording.queries_keys_call import StepsCall
 from ..recording.recording import KEEP, Recording
 from ..recording.storage import store_named
 from ..recording.summaries_call import SummariesCall
 from ..words import hint
 from .find_attentions import find_attentions
+from .interceptor import describe_bypasses
 from .observer import Observer
 from .output_projection import carriers
-from .run_tracker import describe_bypasses
 from .tensor_parallel import join_recording, tensor_parallel_size
 
 
@@ -165,9 +165,16 @@ def record_calls(
     selected = {name: attentions[name] for name in names}
     others = {name: attention for name, attention in attentions.items() if name not in selected}
     known = carriers(modules, selected) if "norms" in options.also else {}
-    observer = Observer(recording, numbers, known, keeps_gradients="gradients" in options.also)
-    listening = observer.tokens.listening(backend.embeddings(modules), observer.is_recording)
-    with listening, backend.observing(modules, selected, others, observer):
+    observer = Observer(
+        recording, names, numbers, known, keeps_gradients="gradients" in options.also
+    )
+    if any(map(backend.may_be_cross_attention, selected.values())):
+        # The queries of a cross-attention are the tokens of a self-attention before it.
+        selected |= others
+    residuals = observer.residuals.recording(
+        modules if keep == StepsCall.keep else {}, observer.is_active
+    )
+    with residuals, backend.intercepting(modules, selected, observer):
         try:
             yield recording
         finally:

@@ -21,6 +21,7 @@ from ..attention.restrict import (
     restrict_to_queries,
 )
 from ..surveys.extend import Size
+from .forward_pass import ForwardPass, Found
 from .head_shares import BatchTokens, Places
 
 
@@ -100,6 +101,8 @@ class AttentionCall(NamedTuple):
     """The token ids that end the text which the model writes by these queries; None if the prompt
     has the queries.
     """
+    forward_pass: ForwardPass | None = None
+    """The forward pass in which the model made the call, if it is known."""
 
     @property
     def size(self) -> Size:
@@ -170,6 +173,10 @@ class AttentionCall(NamedTuple):
     def attention_over_present_keys(self) -> Attention:
         """The definition over `keys` alone, without the evicted keys."""
         return drop_first_keys(self.attention, self.evicted)
+
+    def once(self, key: Any, find: Callable[[], Found], *alive: object) -> Found:
+        """Return find(), called once in a forward pass for each key; see `ForwardPass.once`."""
+        return find() if self.forward_pass is None else self.forward_pass.once(key, find, *alive)
 
     def with_evicted_keys(self) -> "AttentionCall":
         """Return the same call with zeros in the place of every evicted key and value."""

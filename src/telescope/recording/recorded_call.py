@@ -22,7 +22,7 @@ from ..attention.padding_queries import (
     real_tokens,
 )
 from ..attention.restrict import key_heads_of, restrict_to_queries
-from ..attention.values import tensors
+from ..attention.values import identity_key, tensors
 from ..engines import torch_modes
 from ..surveys import Survey
 from ..surveys.extend import Size
@@ -30,7 +30,7 @@ from ..traces.trace import Tokens, Trace
 from ..words import whole_number
 from .attention_call import AttentionCall, all_queries, seems_cross_attention
 from .call_facts import CallFacts, KeepOptions, MapSize, TextColumns, range_of
-from .continuation import fingerprints, same_bits
+from .continuation import continues, fingerprints, same_bits
 from .head_gradients import shares_with_unrecorded, weight_times_gradient
 from .head_shares import BatchTokens, Places, Written
 from .storage import GrowingTensor, StoredParts, StoredTensor, on_device
@@ -84,7 +84,7 @@ class RecordedCall(ABC):
             name=name,
             heads=call.heads,
             dropout=call.dropout,
-            attention=queue.clone(call.attention),
+            attention=_own_definition(call),
             size=call.size,
             rows=None if options.queries is all_queries else [],
             shape=(batch, key_heads, d_q, d_k),
@@ -132,22 +132,28 @@ class RecordedCall(ABC):
         that the keys are unchanged (`call.follows`), no key is read, so that the host does not wait
         for a GPU.
         """
-        if call.follows and call.kind == self.kind and (same_run or call.size[1] > self.size[1]):
-            return self._queue.continues(self.attention, self.size, call)
+        if call.kind != self.kind:
+            return False
+        has_new_keys = call.size[1] > self.size[1]
+        if call.follows and (same_run or has_new_keys):
+            return self._continues(call)
         self._wait()
-        if (
-            call.kind != self.kind
-            or not (
-                call.size[1] > self.size[1] or (same_run and self._began_with_another_query(call))
-            )
-            or not self._queue.continues(self.attention, self.size, call)
-        ):
+        is_next = has_new_keys or (same_run and self._began_with_another_query(call))
+        if not is_next or not self._continues(call):
             return False
         old = slice(0, self.size[1] - call.evicted)
         return all(
             same_bits(known.tensor[:, :, call.evicted :], fingerprints(now[:, :, old]))
             for known, now in zip(self._fingerprints, call.identifying_tensors, strict=True)
         )
+
+    def _continues(self, call: AttentionCall) -> bool:
+        """Return `continuation.continues`, found once for all layers that are alike."""
+        before = self.attention
+        size = self.size
+        shapes = (call.queries.shape, call.keys.shape, call.queries.device)
+        key = ("continues", id(before), call.attention.identity, size, call.evicted, shapes)
+        return call.once(key, lambda: continues(before, size, call), before, call.attention)
 
     def _began_with_another_query(self, call: AttentionCall) -> bool:
         return self._first_query is not None and not same_bits(
@@ -168,7 +174,7 @@ class RecordedCall(ABC):
         """Count the queries and keys of a call that was appended, and take over its definition."""
         self.facts.size = (self.size[0] + call.size[0], call.size[1])
         if call.attention is not self.attention and call.attention != self.attention:
-            self.facts.attention = self._queue.clone(call.attention)
+            self.facts.attention = _own_definition(call)
 
     def _note_written(self, call: AttentionCall) -> None:
         """Note, before a call is appended, whether its queries were given to the model or written
@@ -613,6 +619,16 @@ class RecordedCall(ABC):
         return ValueError(
             f'"{self.name}" has no {what}: keep="{self.keep}" did not keep it, keep="{keep}" does'
         )
+
+
+def _own_definition(call: AttentionCall) -> Attention:
+    """Return a copy of a call's definition that owns its tensors, one object for all layers that
+    pass the same one.
+    """
+    attention = call.attention
+    if attention.has_no_tensors:
+        return attention
+    return call.once(("own", identity_key(attention)), attention.clone, attention)
 
 
 def nbytes_of(calls: Sequence[RecordedCall]) -> int:

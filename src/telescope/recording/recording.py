@@ -8,9 +8,7 @@ from jaxtyping import Bool
 from rich.table import Table
 from torch import Tensor
 
-from ..attention import Attention
 from ..files.frames import frame
-from ..surveys.extend import Size
 from ..traces.render import render_text
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall
@@ -160,51 +158,6 @@ class Recording(Mapping[str, Watched]):
         """Return the latest call of an attention, if there is one."""
         calls = self._watched[name].calls if name in self._watched else []
         return calls[-1] if calls else None
-
-    def append_like(
-        self,
-        name: str,
-        call: AttentionCall,
-        kind: tuple[object, ...],
-        attention: Attention,
-        size: Size,
-    ) -> bool:
-        """Append `call` if the last call of this attention is of this kind, definition and size;
-        return whether it is.
-
-        The caller knows that `call` continues such a call, since another attention was recorded
-        just so.
-        """
-        last = self.last_call(name)
-        if (
-            last is None
-            or last.attention is not attention
-            or last.size != size
-            or last.kind != kind
-        ):
-            return False
-        last.append(call)
-        self._count_call(name)
-        return True
-
-    def begin_like(self, name: str, call: AttentionCall, other: SummariesCall) -> bool:
-        """Record the first call of an attention; return False, and record nothing, if its name is
-        not known yet.
-
-        The caller knows that `other` began with a call of the same run of the model that differs
-        from this one in queries, keys, values and lse alone.
-        """
-        if name not in self._watched:
-            return False
-        self._watched[name].calls.append(other.begin_like(name, call))
-        self._count_call(name)
-        return True
-
-    def _count_call(self, name: str) -> None:
-        self._last = name
-        self._last_run[name] = self._run
-        if self.on_call is not None:
-            self.on_call(name)
 
     def add_edits(self, edits: Sequence[Any]) -> None:
         """Note the edits that changed a call which is being recorded."""

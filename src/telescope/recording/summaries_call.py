@@ -2,8 +2,6 @@
 
 import warnings
 from collections.abc import Iterator
-from copy import copy
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -40,7 +38,8 @@ class SummariesCall(RecordedCall, GrowingCall):
 
     def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
         if call.query_ids is not None:
-            self._text = queue.tokens(call.query_ids)
+            ids = call.query_ids
+            self._text = call.once(("tokens", id(ids)), lambda: BatchTokens(ids), ids)
         self._pending = PendingSummary(
             queue, SummaryDestination(self.facts, self._parts, self._fingerprints)
         )
@@ -77,36 +76,6 @@ class SummariesCall(RecordedCall, GrowingCall):
             self._waiting.keep(self._selected_rows(call, before))
         self._store_norms(call, known - call.evicted)
         self._grow(call)
-
-    def can_be_template(self, call: AttentionCall, *, begins: bool) -> bool:
-        """Return whether other layers' calls can be recorded like `call`, with which this one began
-        or went on.
-        """
-        if (
-            self.facts.rows is not None
-            or not call.keys_depend_on_text
-            or self.options.also - {"streaming"}
-        ):
-            return False
-        if not begins:
-            return self._waiting is not None
-        return self._first_query is None and not call.evicted and call.key_ids is None
-
-    def begin_like(self, name: str, call: AttentionCall) -> "SummariesCall":
-        """Return the record of another layer's first call, of the same kind and definition as this
-        one's.
-        """
-        new = copy(self)
-        new.facts = replace(self.facts, name=name)
-        new._parts = StoredParts(self.options.store)
-        new._fingerprints = []
-        new._waiting = None
-        new._pending = PendingSummary(
-            self._queue, SummaryDestination(new.facts, new._parts, new._fingerprints)
-        )
-        self._queue.add_like(call._replace(text=self._text), new._pending.destination)
-        new._store_ids(call.query_ids, 0)
-        return new
 
     def finish(self) -> None:
         if self._text is not None:

@@ -20,10 +20,9 @@ from ..attention.values import identity_key, leaves
 from ..engines import torch_modes
 from ..surveys import Summary, survey_unchecked
 from ..surveys.device import StreamEvent, record_event, record_use, side_stream
-from ..surveys.extend import Size
 from .attention_call import AttentionCall
-from .continuation import continues, fingerprints
-from .head_shares import BatchTokens, Places, shares, streaming_share
+from .continuation import fingerprints
+from .head_shares import Places, shares, streaming_share
 from .row_sample import RowSample, sample_rows
 
 MAX_CALLS = {"cpu": 8, "cuda": 32}  # surveyed in one launch
@@ -114,7 +113,6 @@ class SurveyQueue:
             None  # kept alive, so that no other definition gets its identity
         )
         self.places: Places | None = None
-        self.text: BatchTokens | None = None
         self.capacity = 0
         self.concurrent = False
         self.stacked: dict[
@@ -122,12 +120,6 @@ class SurveyQueue:
         ] = {}  # the definition of so many calls stacked along the batch axis
         self.buffers = StagingBuffer(), StagingBuffer()  # the first is being filled
         self.waiting: list[GrowingCall] = []  # the calls that have rows that wait
-        self._clones: dict[
-            Any, tuple[Attention, Attention]
-        ] = {}  # the latest definitions, and their copies
-        self._verdicts: dict[
-            Any, tuple[Attention, Attention, bool]
-        ] = {}  # the latest results of `continues`
         self.finished: dict[
             torch.device, StreamEvent
         ] = {}  # the end of the last survey on each device
@@ -161,15 +153,6 @@ class SurveyQueue:
             self.places = call.places
         self._enqueue(call, inputs, destination)
 
-    def add_like(self, call: AttentionCall, destination: SurveyDestination) -> None:
-        """Queue the survey of a call that the caller knows to be of the same kind as the call added
-        last.
-        """
-        if self.kind is None:
-            self.add(call, destination)
-        else:
-            self._enqueue(call, SurveyInputs(call.queries, call.keys), destination)
-
     def _enqueue(
         self, call: AttentionCall, inputs: "SurveyInputs", destination: SurveyDestination
     ) -> None:
@@ -186,36 +169,6 @@ class SurveyQueue:
         self.queued.append(QueuedSurvey(call.lse, destination))
         if len(self.queued) == self.capacity:
             self._launch()
-
-    def tokens(self, ids: Int[Tensor, "batch token"]) -> BatchTokens:
-        """Return the tokens of a text, one object for all layers that pass the same tensor."""
-        if self.text is None or self.text.ids is not ids:
-            self.text = BatchTokens(ids)
-        return self.text
-
-    def clone(self, attention: Attention) -> Attention:
-        """Return a copy of a definition that owns its tensors, one object for all layers that pass
-        the same one.
-        """
-        if attention.has_no_tensors:
-            return attention
-        key = identity_key(attention)
-        if key not in self._clones:
-            self._clones = {
-                **dict(list(self._clones.items())[-1:]),
-                key: (attention, attention.clone()),
-            }
-        return self._clones[key][1]
-
-    def continues(self, before: Attention, old: Size, call: AttentionCall) -> bool:
-        """Return `continuation.continues(before, old, call)`, computed once for all layers of a
-        forward pass.
-        """
-        key = (id(before), call.attention.identity, old, call.size, call.kind)
-        if key not in self._verdicts:
-            verdict = (before, call.attention, continues(before, old, call))
-            self._verdicts = {**dict(list(self._verdicts.items())[-1:]), key: verdict}
-        return self._verdicts[key][-1]
 
     def survey_waiting(self) -> None:
         """Survey all rows that wait, those of several layers at once where these are alike.
@@ -285,10 +238,7 @@ class SurveyQueue:
         self.kind = None
         self.original = None
         self.places = None
-        self.text = None
         self.stacked = {}
-        self._clones = {}
-        self._verdicts = {}
 
     def wait(self, *tensors: Tensor) -> None:
         """Order the current stream after every survey launched so far.

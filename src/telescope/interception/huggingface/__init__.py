@@ -1,18 +1,20 @@
-"""Watch models of Hugging Face's transformers through its attention interface.
+"""Intercept models of Hugging Face's transformers through its attention interface.
 
-Imports the observer and the recording room; transformers is imported only if the model to watch
-needs it. Read attention_modules.py and interception.py first, then watched_model.py and
-definition.py; transformers_internals.py holds everything that depends on transformers' code.
+transformers is imported only if the model needs it. Read attention_modules.py and interception.py
+first, then definition.py; transformers_internals.py holds everything that depends on transformers'
+code.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 from torch import nn
 
 from ...recording.names import Modules
-from ..observer import Observer
+from ..interceptor import Handler
+
+OLDEST = 5  # version of transformers that edits are tested with
 
 
 def owns(modules: Modules) -> bool:
@@ -34,24 +36,28 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     return attentions(modules)
 
 
-def embeddings(modules: Modules) -> Iterable[nn.Module]:
-    """Return the modules that are passed the token ids."""
-    from .attention_modules import embeddings
+def may_be_cross_attention(module: nn.Module) -> bool:
+    """Return whether some call of an attention may read its keys from another sequence."""
+    from .attention_modules import may_be_cross_attention
 
-    return embeddings(modules)
+    return may_be_cross_attention(module)
 
 
-@contextmanager
-def observing(
-    modules: Modules,
-    attentions: Mapping[str, nn.Module],
-    others: Mapping[str, nn.Module],
-    observer: Observer,
-) -> Iterator[None]:
-    """Record each call of `attentions` while the block runs, and note the tokens of the `others`
-    where it matters.
-    """
-    from .watched_model import observing
+def check_version() -> None:
+    """Raise a ValueError if transformers is older than the versions that edits are tested with."""
+    import transformers
 
-    with observing(modules, attentions, others, observer):
-        yield
+    if int(transformers.__version__.partition(".")[0]) < OLDEST:
+        raise ValueError(
+            f"ts.edit needs transformers {OLDEST} or newer, and {transformers.__version__} is "
+            "installed: pip install --upgrade transformers"
+        )
+
+
+def intercepting(
+    modules: Modules, attentions: Mapping[str, nn.Module], handler: Handler
+) -> AbstractContextManager[None]:
+    """Return the context in which the calls of these attentions are handed to a handler."""
+    from .interception import intercepting
+
+    return intercepting(modules, attentions, handler)

@@ -2,21 +2,16 @@
 to edit them.
 
 While a model is intercepted, its configs name an attention implementation of ours. Under that name
-the attention interface holds `_attention_function`, which passes each call through the interceptors
-of its module, and the mask interface holds `_mask_function`, which returns masks that are not
+the attention interface holds `_attention_function`, which passes each call to the handlers of its
+module, and the mask interface holds `_mask_function`, which returns masks that are not
 written out. Both are needed: transformers drops the causal mask of an implementation that has no
 mask function.
-
-A call passes the interceptors in the order of their class: edits change it first, then a watch
-records it as edited.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from threading import Lock, get_ident
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -24,29 +19,50 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from ...engines import attend, torch_modes
 from ...recording.attention_call import AttentionCall
 from ...recording.names import Modules, attentions_inside
 from ...surveys.exact_rows import masked_rows
 from ...words import format_bytes
+from ..interceptor import (
+    HandledCall,
+    Handler,
+    Interceptor,
+    ModelCall,
+    Route,
+    SharedKey,
+    StoredKeys,
+    begin_call,
+    end_call,
+    interceptors,
+    lock,
+    registered,
+)
 from ..module_hook import AFTER, BEFORE, listen, runs_for, uncompiled
-from ..run_tracker import Bypass, Route, RunTracker
-from ..running_text import RunningText
+from ..sdpa_lse import SdpaWithLse
+from ..text import KeyMemory
 from .attention_modules import (
     check_implementations,
     cross_attention_by_arguments,
+    embeddings,
     is_cross_attention,
 )
 from .definition import DefinitionReader
 from .lazy import LazyMask
 from .masks import MaskOffsets
+from .proof import OutputChecks
 from .transformers_internals import (
+    CacheLayer,
     ImplementationName,
     Prompt,
     announcing_prompts,
+    cache_of,
     own_attention,
     set_implementation,
+    weights_are_requested,
 )
 
+LONG = 4096**2  # scores of a head beyond which an eager attention is not run again, to be compared
 MAX_WEIGHT_BYTES = 2**30  # of the weights of one attention, for output_attentions=True
 INTERFACE = Route(
     missing="made no call through transformers' attention interface",
@@ -62,40 +78,175 @@ None.
 # -------------------------------------------------------------------------------- intercepted calls
 
 
-class ModelCall(NamedTuple):
-    """A call of an attention function by a model, as the model made it or as edited."""
+class InterfaceCall(ModelCall):
+    """A call of an attention function by a model of transformers."""
 
-    implementation: str
-    module: nn.Module
-    tensors: tuple[Tensor, Tensor, Tensor]
-    """Queries, keys and values."""
-    mask: Any
-    options: dict[str, Any]
-    edits: tuple[Any, ...] = ()
-    """The edits that were made of the call, also those that change its output alone."""
-    described: AttentionCall | None = None
-    """What the call computes, if an edit changed that."""
-    own_keys: bool = True
-    """Whether the call attends to the model's own keys."""
-    run_edited: Callable[[], Result] | None = None
-    """Computes `described`; None if the model's own function does, with `tensors`."""
-    passed: tuple[Tensor, ...] = ()
-    """Queries and keys as the model passed them, before any edit."""
+    head_axis = 2
 
-    def run(self) -> Result:
-        """Run the call: by the model's own attention function, or as an edit says."""
-        if self.run_edited is not None:
-            return self.run_edited()
+    def __init__(
+        self,
+        implementation: str,
+        module: nn.Module,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        mask: Any,
+        options: dict[str, Any],
+    ) -> None:
+        self.implementation = implementation
+        self.module = module
+        self.tensors = tensors
+        self.mask = mask
+        self.options = options
+        self.passed = tensors[:2]
+        """Queries and keys as the model passed them, before any edit."""
+        self.own_keys = True
+        self.runs_definition = False
+        """Whether `described` is computed by `attend`, and not by the model's own function."""
+        self._reads_lse = False
+
+    def run(self, *, with_options: bool = True) -> Result:
+        """Run the model's own attention function."""
+        options = self.options
+        if not with_options:
+            options = {key: value for key, value in options.items() if key != "output_attentions"}
         own = own_attention(self.implementation, self.module)
-        return own(self.module, *self.tensors, self.mask, **self.options)
+        return own(self.module, *self.tensors, self.mask, **options)
 
-    def describe(self, reader: DefinitionReader, lse: Tensor | None) -> AttentionCall:
-        """Return what the call computes."""
-        if self.described is not None:
-            return self.described._replace(lse=lse)
+    def run_handled(self, name: str, reader: DefinitionReader) -> Result:
+        """Run the call as its handlers left it; return its context, and its weights if the caller
+        of the model wants them.
+
+        A watched implementation does not get `output_attentions`, about which some would warn.
+        """
+        wants_weights = weights_are_requested(self.options)
+        weights: Tensor | None
+        if self.runs_definition:
+            assert self.described is not None
+            context = run_definition(self.described)
+            weights = None
+        elif self._reads_lse:
+            with SdpaWithLse() as fused:
+                context, weights = self.run(with_options=False)
+            self.lse = fused.lse
+        else:
+            context, weights = self.run(with_options=not self.is_recorded)
+        if wants_weights and weights is None and (self.is_recorded or self.runs_definition):
+            weights = weights_of(name, self.described or self._read(reader))
+        return context, weights
+
+    def read(self, interceptor: Interceptor) -> AttentionCall:
+        assert isinstance(interceptor, InterfaceInterceptor)
+        return self._read(interceptor.reader)
+
+    def _read(self, reader: DefinitionReader) -> AttentionCall:
         return reader.read_call(
-            self.implementation, self.module, self.tensors, self.mask, self.options, lse
+            self.implementation, self.module, self.tensors, self.mask, self.options, None
         )
+
+    def change(self, handled: HandledCall, changed: AttentionCall, *, own_keys: bool) -> None:
+        """Let the call compute `changed`: by the model's own function if the definition is the
+        same, else by `attend`.
+        """
+        before = handled.before_change
+        assert before is not None
+        self._compare(handled, before)
+        self.described = changed
+        self.own_keys = self.own_keys and own_keys
+        is_same = changed.attention is before.attention and changed.keys.shape == before.keys.shape
+        if not is_same or self.runs_definition:
+            self.runs_definition = True
+            return
+        _, keys, values = self.tensors
+        written = changed.keys.shape[-2]
+        if written < keys.shape[-2]:  # a cache of fixed size, whose end is not written yet
+            keys = keys.clone()
+            keys[:, :, :written] = changed.keys
+        else:
+            keys = changed.keys
+        self.tensors = changed.queries, keys, values
+
+    @torch.no_grad()
+    def _compare(self, handled: HandledCall, described: AttentionCall) -> None:
+        """Compare the definition that was read with the model's own function, once for each kind of
+        call.
+        """
+        checks = _checks_of(handled)
+        if self.described is not None or checks.is_known(
+            self.module, described, self.implementation
+        ):
+            return
+        queries, keys = described.size
+        if self.implementation == "eager" and queries * keys > LONG:
+            return
+        output, _ = self.run(with_options=False)
+        checks.add(handled.name, self.module, described, output, self.implementation)
+
+    def check_output(self, handled: HandledCall, call: AttentionCall, output: Tensor) -> None:
+        kind = "edited" if self.described is not None else self.implementation
+        _checks_of(handled).add(handled.name, self.module, call, output, kind)
+
+    def read_lse(self) -> None:
+        self._reads_lse = True
+
+    def where_keys_lie(self, handled: HandledCall) -> StoredKeys:
+        keys = self.tensors[1]
+        layer = CacheLayer.of(handled.interceptor.text.cache(), self.module, bool(handled.across))
+        stored = None if layer is None else layer.keys
+        if layer is None or stored is None or not self.own_keys:
+            return StoredKeys()
+        if not (stored is keys or _share_memory(stored, keys)):
+            return StoredKeys()
+        return StoredKeys(
+            (KeyMemory.held_by(layer.layer, stored),), layer.keys_stay and stored is keys
+        )
+
+    def shared_key(self) -> SharedKey | None:
+        """Return what is equal for calls that are described alike.
+
+        A mask or bias in a tensor may be written to between layers, so that such a call is like no
+        other.
+        """
+        mask = self.mask
+        options = self.options
+        never_changes = mask is None or (isinstance(mask, LazyMask) and not mask.overwritten)
+        if not never_changes or self.described is not None or weights_are_requested(options):
+            return None
+        if options.get("position_bias") is not None or options.get("s_aux") is not None:
+            return None
+        queries, keys, values = self.tensors
+        config = getattr(self.module, "config", None)
+        given = tuple((name, _as_key(value)) for name, value in options.items())
+        key = (
+            type(self.module),
+            id(config),
+            getattr(self.module, "is_causal", True),
+            self.implementation,
+            torch_modes.autocast_enabled(queries.device),
+            (queries.shape, keys.shape, values.shape, queries.dtype, queries.device),
+            id(mask),
+            given,
+        )
+        return SharedKey(key, (config, mask, options))
+
+
+def _as_key(value: Any) -> Any:
+    """Return a number as it is, and any other option as its identity."""
+    return value if isinstance(value, int | float) else id(value)
+
+
+def _checks_of(handled: HandledCall) -> OutputChecks:
+    assert isinstance(handled.interceptor, InterfaceInterceptor)
+    return handled.interceptor.checks
+
+
+def _share_memory(stored: Tensor, keys: Tensor) -> bool:
+    return stored.untyped_storage().data_ptr() == keys.untyped_storage().data_ptr()
+
+
+def run_definition(call: AttentionCall) -> Tensor:
+    """Run an edited call, and return its context (batch, query, heads, d_v)."""
+    definition = call.attention_over_present_keys
+    context = attend(call.queries, call.keys, call.values, definition, dropout=call.dropout)
+    return context.transpose(1, 2).contiguous()
 
 
 class SoftmaxInputs(NamedTuple):
@@ -113,7 +264,7 @@ class SoftmaxInputs(NamedTuple):
     options: dict[str, Any]
 
     @classmethod
-    def of(cls, call: ModelCall) -> "SoftmaxInputs":
+    def of(cls, call: InterfaceCall) -> "SoftmaxInputs":
         options = {name: _weak(value) for name, value in call.options.items()}
         return cls(
             call.module,
@@ -123,7 +274,7 @@ class SoftmaxInputs(NamedTuple):
             options,
         )
 
-    def are_those_of(self, call: ModelCall) -> bool:
+    def are_those_of(self, call: InterfaceCall) -> bool:
         """Return whether another call has the same weights: the same tensors, mask and options,
         whatever its values.
         """
@@ -154,71 +305,71 @@ def _is_same(known: Any, value: Any) -> bool:
     )
 
 
-class Interceptor(ABC):
-    """What passes the calls of one model's attentions: a watch, or the edits of a block."""
+class InterfaceInterceptor(Interceptor):
+    """The attentions of a model of transformers, for one block."""
 
-    order: ClassVar[int]
-    """Calls pass interceptors of a lower order first."""
-
-    def __init__(self, attentions: Mapping[str, nn.Module], text: RunningText) -> None:
-        self.attentions = attentions
-        self.thread = get_ident()
-        self.text = text
+    def __init__(self, handler: Handler, attentions: Mapping[str, nn.Module]) -> None:
+        super().__init__(handler, attentions, attentions, INTERFACE)
         self.configs: Sequence[Any] = ()
-        self.names = {id(module): name for name, module in attentions.items()}
         self.reader = DefinitionReader()
-        self.runs = RunTracker(attentions, INTERFACE)
-        self.passes: dict[
-            int, int
-        ] = {}  # through each attention, by id, since the model around it was called
-        self.softmax: SoftmaxInputs | None = None  # of the latest call
-        self.value_sets = 0
-        self.cross = {  # whether the running call of an attention, by id, is cross-attention
+        self.checks = OutputChecks()
+        self._passes: dict[int, int] = {}
+        """How often each attention, by id, has run since the model around it was called."""
+        self._softmax: SoftmaxInputs | None = None  # of the latest call
+        self._value_sets = 0
+        self._cross = {  # whether the running call of an attention, by id, is cross-attention
             id(module): is_cross_attention(module, {}) for module in attentions.values()
         }
 
-    @abstractmethod
-    def is_active(self) -> bool:
-        """Return whether a call that runs now, in this thread, is to be intercepted."""
+    def handle(self, key: int, made: ModelCall) -> HandledCall:
+        assert isinstance(made, InterfaceCall)
+        attention = self.names[key]
+        self.note_call(attention)
+        # Layers that share one module, as ALBERT's do, are passes through that module.
+        count = self._passes.get(key, 1)
+        name = attention if count == 1 else f"{attention}.{count}"
+        values = self._count_values(made)
+        return HandledCall(made, self, attention, name, self._cross[key], values)
 
-    @abstractmethod
-    def run(self, call: ModelCall, following: Callable[[ModelCall], Result]) -> Result:
-        """Return the result of a call; `following` runs a call through the interceptors that
-        follow.
+    def _count_values(self, call: InterfaceCall) -> int:
+        """Return how many calls just before this one had the same weights, and other values; to be
+        asked once a call.
+
+        DiffLlama multiplies each softmax by two halves of its values, in two calls.
         """
-
-    @abstractmethod
-    def report_bypass(self, bypass: Bypass) -> None:
-        """Report an attention that has just run without a call through the interface."""
+        if self._softmax is not None and self._softmax.are_those_of(call):
+            self._value_sets += 1
+        else:
+            self._softmax = SoftmaxInputs.of(call)
+            self._value_sets = 0
+        return self._value_sets
 
     def before_model(
         self, inside: Iterable[int], model: PreTrainedModel, args: Any, kwargs: Any
     ) -> None:
-        """Before a model or a part of it runs: adopt a changed implementation, and count passes
-        anew.
+        """Before a model or a part of it runs: adopt a changed implementation, count passes anew,
+        and begin a forward pass.
         """
         # In another thread, the block of this interceptor may have just been left: its configs are
         # not to be changed.
         if self.is_active():
             _adopt_implementation(model, self.configs, self.attentions)
             for attention in inside:
-                self.passes.pop(attention, None)
+                self._passes.pop(attention, None)
+            self.text.begin_pass(cache_of(kwargs))
 
     def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before an attention runs: count the pass, and note whether it is cross-attention."""
         if self.is_active():
-            self.runs.begin(id(module))
-            self.passes[id(module)] = self.passes.get(id(module), 0) + 1
+            self.begin_run(id(module))
+            self._passes[id(module)] = self._passes.get(id(module), 0) + 1
             across = cross_attention_by_arguments(module, args, kwargs)
             if across is not None:
-                self.cross[id(module)] = across
+                self._cross[id(module)] = across
 
     def after_attention(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """After an attention ran: report it if it made no call through the interface."""
-        if self.runs.has_called(id(module)) or not self.is_active():
-            return
-        for bypass in self.runs.bypasses(id(module), module):
-            self.report_bypass(bypass)
+        self.end_run(id(module), module)
 
     @contextmanager
     def reading_prompt(self, prompt: Prompt) -> Iterator[None]:
@@ -230,28 +381,6 @@ class Interceptor(ABC):
             return
         with self.text.reading_prompt(prompt.ids, prompt.ends):
             yield
-
-    def count_values(self, call: ModelCall) -> int:
-        """Return how many calls just before this one had the same weights, and other values; to be
-        asked once a call.
-
-        DiffLlama multiplies each softmax by two halves of its values, in two calls.
-        """
-        if self.softmax is not None and self.softmax.are_those_of(call):
-            self.value_sets += 1
-        else:
-            self.softmax = SoftmaxInputs.of(call)
-            self.value_sets = 0
-        return self.value_sets
-
-    def name(self, module: nn.Module) -> str:
-        """Return the name of the running pass through an attention.
-
-        Layers that share one module, as ALBERT's do, are passes through that module.
-        """
-        name = self.names[id(module)]
-        count = self.passes.get(id(module), 1)
-        return name if count == 1 else f"{name}.{count}"
 
 
 def _attention_function(
@@ -270,21 +399,14 @@ def _attention_function(
     The parameters have the names of transformers' own attention functions, since models pass some
     by keyword.
     """
-    call = ModelCall(
-        implementation, module, (query, key, value), attention_mask, options, passed=(query, key)
-    )
-    active = [one for one in _interceptors.get(id(module), ()) if one.is_active()]
-    for one in active:
-        one.runs.note_call(one.names[id(module)])
-    return _pass_on(active, call)
-
-
-def _pass_on(interceptors: Sequence[Interceptor], call: ModelCall) -> Result:
-    """Run a call through these interceptors."""
-    if not interceptors:
-        return call.run()
-    following = ModelCall.run if len(interceptors) == 1 else partial(_pass_on, interceptors[1:])
-    return interceptors[0].run(call, following)
+    made = InterfaceCall(implementation, module, (query, key, value), attention_mask, options)
+    handled = begin_call(id(module), made)
+    if not handled:
+        return made.run()
+    last = handled[-1]
+    assert isinstance(last.interceptor, InterfaceInterceptor)
+    output, weights = made.run_handled(last.name, last.interceptor.reader)
+    return end_call(handled, output), weights
 
 
 def _mask_function(implementation: str, **arguments: Any) -> Any:
@@ -296,10 +418,10 @@ def _mask_function(implementation: str, **arguments: Any) -> Any:
     """
     own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
     offsets = MaskOffsets.of(arguments)
-    with _lock:
-        interceptors = {one for interceptors in _interceptors.values() for one in interceptors}
-    for one in interceptors:
-        if runs_for(one.thread):
+    with lock:
+        running = {one for known in interceptors.values() for one in known}
+    for one in running:
+        if isinstance(one, InterfaceInterceptor) and runs_for(one.handler.thread):
             one.reader.remember_offsets(
                 arguments.get("config"), offsets, arguments.get("attention_mask")
             )
@@ -345,9 +467,6 @@ def weights_of(name: str, call: AttentionCall) -> Tensor:
 
 # ----------------------------------------------------------------------------- entering and leaving
 
-_interceptors: dict[
-    int, tuple[Interceptor, ...]
-] = {}  # by the id of each attention, in the order of a call
 _switched: dict[
     int, tuple[Any, int]
 ] = {}  # configs that hold an ImplementationName, and how many blocks need them
@@ -355,27 +474,30 @@ _uncompiled: dict[int, tuple[Any, Any, int]] = {}
 """Configs of `generate` that keep it from compiling, what they said before, and how many blocks
 need that.
 """
-_lock = Lock()  # held while these, `_PREFILL` of a model and transformers' registries change
 
 
 @contextmanager
-def intercepting(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
-    """Pass each call of the interceptor's attentions through the interceptor while the block
-    runs.
+def intercepting(
+    modules: Modules, attentions: Mapping[str, nn.Module], handler: Handler
+) -> Iterator[None]:
+    """Hand the calls of these attentions to a handler while the block runs, then check the
+    definitions that were read.
+
+    Raise a ValueError if this thread watches the model already, or if a definition does not fit
+    what the model's own function computed.
     """
-    attributes = [
-        own for own in map(vars, modules.values()) if "config" in own
-    ]  # getattr would search weights too
+    interceptor = InterfaceInterceptor(handler, attentions)
+    # getattr would search weights too
+    attributes = [own for own in map(vars, modules.values()) if "config" in own]
     configs = {id(own["config"]): own["config"] for own in attributes if own["config"] is not None}
     interceptor.configs = [
         config for config in configs.values() if hasattr(config, "_attn_implementation")
     ]
     with ExitStack() as undo:
-        with _lock:
-            undo.callback(_remove, interceptor)
-            for module in interceptor.names:
-                known = (*_interceptors.get(module, ()), interceptor)
-                _interceptors[module] = tuple(sorted(known, key=lambda one: one.order))
+        listening = handler.text.listening(embeddings(modules), handler.is_active)
+        undo.enter_context(listening)
+        undo.enter_context(registered(modules, interceptor))
+        with lock:
             for config in interceptor.configs:
                 _switch(config)
                 undo.callback(_switch_back, config)
@@ -388,10 +510,11 @@ def intercepting(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
                     undo.enter_context(_announcing(part, interceptor))
         undo.enter_context(_hooks(modules, interceptor))
         yield
+        interceptor.checks.verify()
 
 
 @contextmanager
-def _announcing(model: PreTrainedModel, interceptor: Interceptor) -> Iterator[None]:
+def _announcing(model: PreTrainedModel, interceptor: InterfaceInterceptor) -> Iterator[None]:
     """Announce the prompts that a model's `generate` reads to an interceptor; enter it with the
     lock held.
     """
@@ -400,22 +523,12 @@ def _announcing(model: PreTrainedModel, interceptor: Interceptor) -> Iterator[No
     try:
         yield
     finally:
-        with _lock:
+        with lock:
             announcing.__exit__(None, None, None)
 
 
-def _remove(interceptor: Interceptor) -> None:
-    with _lock:
-        for module in interceptor.names:
-            left = tuple(one for one in _interceptors.get(module, ()) if one is not interceptor)
-            if left:
-                _interceptors[module] = left
-            else:
-                _interceptors.pop(module, None)
-
-
 @contextmanager
-def _hooks(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
+def _hooks(modules: Modules, interceptor: InterfaceInterceptor) -> Iterator[None]:
     """Register the hooks that run before each model, and before and after each attention."""
     with ExitStack() as hooks:
         for path, module in modules.items():
@@ -462,7 +575,7 @@ def _switch_back(config: Any) -> None:
     Our functions stay registered: another thread may have read their name, and be about to look
     them up.
     """
-    with _lock:
+    with lock:
         _, count = _switched.pop(id(config))
         if count > 1:
             _switched[id(config)] = (config, count - 1)
@@ -480,7 +593,7 @@ def _adopt_implementation(
     if all(name is None or isinstance(name, ImplementationName) for name in names):
         return
     check_implementations(type(model).__name__, attentions)
-    with _lock:
+    with lock:
         for config in configs:
             _rename_implementation(config)
 
@@ -496,7 +609,7 @@ def _forbid_compilation(config: Any) -> None:
 
 def _allow_compilation(config: Any) -> None:
     """Undo `_forbid_compilation`, once it was called as often as this."""
-    with _lock:
+    with lock:
         _, before, count = _uncompiled.pop(id(config))
         if count > 1:
             _uncompiled[id(config)] = (config, before, count - 1)
