@@ -90,9 +90,9 @@ def test_the_fuzz_of_models_finds_nothing_wrong(models):
 
 def count_padding(monkeypatch):
     """Inject a fault: queries that are padding count."""
-    from telescope.interception import running_text
+    from telescope.interception import text
 
-    monkeypatch.setattr(running_text, "find_padding", lambda *args, **options: None)
+    monkeypatch.setattr(text, "find_padding", lambda *args, **options: None)
 
 
 def boost_too_little(monkeypatch):

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention import Attention
 from ..attention.padding_queries import first_real_key
 from ..attention.restrict import WrittenMask
 from ..interception.text import RealTokens, Text
@@ -143,7 +142,6 @@ class PromptTracker:
         self.tokens = text.inputs
         self.text = text
         self._prompts: dict[str, Prompt] = {}
-        self._first: tuple[Any, Attention, First] | None = None
         self._self_call: tuple[int | Tensor, int] | None = (
             None  # first position and queries of a self-attention
         )
@@ -280,14 +278,9 @@ class PromptTracker:
         """Return the first key of each sequence that is no padding; computed once for all
         layers.
         """
-        key = (call.attention.identity, call.size, across)
-        if self._first is None or self._first[0] != key:
-            self._first = (
-                key,
-                call.attention,
-                _find_first(call.without_unwritten_keys(), real, across),
-            )
-        return self._first[2]
+        key = ("first real", call.attention.identity, call.size, across)
+        written = call.without_unwritten_keys()
+        return call.once(key, lambda: _find_first(written, real, across), call.attention)
 
 
 def _find_first(call: AttentionCall, real: RealTokens, across: bool) -> First:

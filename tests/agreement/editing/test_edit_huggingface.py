@@ -343,6 +343,7 @@ def test_the_model_is_as_it_was():
     from threading import Thread
 
     from support.watching import hooks_of
+    from telescope.interception import interceptor
     from telescope.interception.huggingface import interception
 
     model, results = FAMILIES["gpt2"].model(), {}
@@ -361,7 +362,7 @@ def test_the_model_is_as_it_was():
     with pytest.raises(KeyError, match="on purpose"), ts.edit(model, ts.hide(1)), ts.edit(model, ts.mute(0)):
         raise KeyError("on purpose")
     assert hooks_of(model) == hooks
-    assert not interception._interceptors
+    assert not interceptor.interceptors
     assert not interception._switched
     assert str(model.config._attn_implementation) == "sdpa"
     assert torch.equal(model(IDS).logits, expected)

@@ -12,7 +12,7 @@ from support.editing import Boosted, ByHand, Hidden, Muted, eager_by_hand
 from support.huggingface import LLAMA, numbered, transformers
 from support.watched import IDS
 from telescope.interception.huggingface.attention_modules import attentions
-from telescope.interception.huggingface.interception import ModelCall, SoftmaxInputs
+from telescope.interception.huggingface.interception import InterfaceCall, SoftmaxInputs
 from telescope.recording.names import modules_by_path
 
 KEEPS = ("summaries", "queries-keys", "steps")
@@ -203,7 +203,7 @@ def test_calls_with_other_weights_are_other_calls():
 
     def call(queries=queries, keys=keys, values=values, mask=mask, module=module, scaling=0.5):
         options = {"scaling": scaling, "position_ids": None}
-        return ModelCall("sdpa", module, (queries, keys, values), mask, options, passed=(queries, keys))
+        return InterfaceCall("sdpa", module, (queries, keys, values), mask, options)
 
     known = SoftmaxInputs.of(call())
     assert known.are_those_of(call(values=others))

@@ -9,6 +9,8 @@ from support.huggingface import GPT2, numbered, transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT, PADDED_RIGHT, TRANSLATORS, WRITERS, weights_by_name
 from support.watching import KEEPS
 from telescope.interception.huggingface import lazy
+from telescope.interception.huggingface.definition import DefinitionReader
+from telescope.interception.huggingface.interception import InterfaceCall
 from telescope.recording.attention_call import AttentionCall
 from telescope.recording.recording import Recording
 
@@ -50,16 +52,19 @@ def numbers(recording):
 
 
 @pytest.mark.parametrize(("family", "implementation"), PAIRS)
-def test_layers_recorded_by_the_template_of_the_first(family, implementation, monkeypatch):
-    """From the second watch on no definition needs a check, and layers that are called alike are described once."""
-    model, inputs, recordings, like = FAMILIES[family].model(implementation), FAMILIES[family].inputs, [], []
-    begin = Recording.begin_like
-    monkeypatch.setattr(Recording, "begin_like", lambda *given: like.append(begin(*given)) or like[-1])
-    for _ in range(2):
+def test_layers_that_are_called_alike_are_described_once(family, implementation, monkeypatch):
+    """The second recording, in which each layer is described by itself, has the same numbers."""
+    model, inputs, recordings, described = FAMILIES[family].model(implementation), FAMILIES[family].inputs, [], []
+    read = DefinitionReader.read_call
+    monkeypatch.setattr(DefinitionReader, "read_call", lambda *given: described.append(given) or read(*given))
+    for shared in (True, False):
+        if not shared:
+            monkeypatch.setattr(InterfaceCall, "shared_key", lambda call: None)
         with ts.watch(model) as recording:
             model(**inputs)
         recordings.append(numbers(recording))
-        taken, like = any(like), []
+        if shared:
+            taken = len(described) < len(recording)
     assert len(recordings[0]) == len(recordings[1])
     for one, other in zip(*recordings, strict=True):
         assert one[:-1] == other[:-1]

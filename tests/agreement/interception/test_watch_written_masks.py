@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import telescope as ts
 from support.huggingface import LLAMA
 from support.watched import FAMILIES, Family
-from telescope.interception.huggingface import interception
+from telescope.interception import interceptor
 
 N = 10
 IDS = torch.randint(1, 60, (1, N), generator=torch.Generator().manual_seed(0))
@@ -117,5 +117,5 @@ def test_translations_of_masks_are_freed_with_their_masks():
     with torch.no_grad(), ts.watch(model, layers=0):
         for _ in range(5):
             model(IDS, attention_mask=causal("sdpa"))
-        (looking,) = {one for interceptors in interception._interceptors.values() for one in interceptors}
+        (looking,) = {one for interceptors in interceptor.interceptors.values() for one in interceptors}
         assert len(looking.reader._translations) <= 1

@@ -11,7 +11,7 @@ import telescope as ts
 from support.huggingface import transformers
 from support.watched import FAMILIES, IDS
 from support.watching import KEEPS
-from telescope.interception.huggingface import interception
+from telescope.interception import interceptor
 from telescope.interception.huggingface.definition import OFFSETS, DefinitionReader
 from telescope.interception.huggingface.masks import MaskOffsets
 
@@ -60,8 +60,8 @@ def test_a_generation_of_400_tokens(family):
     def measure(ids, scores, **options):
         written = ids.shape[1] - (0 if family == "t5" else IDS.shape[1])
         if written in (100, 200, 400):
-            (looking,) = {one for interceptors in interception._interceptors.values() for one in interceptors}
-            nbytes = looking.observer.recording.nbytes  # reading surveys the rows that wait
+            (looking,) = {one for interceptors in interceptor.interceptors.values() for one in interceptors}
+            nbytes = looking.handler.recording.nbytes  # reading surveys the rows that wait
             sizes[written] = held_by(looking), nbytes
         scores[:, model.config.eos_token_id] = -torch.inf
         return scores

@@ -240,7 +240,7 @@ def test_saved_edits_of_another_kind(tmp_path, model):
 
 def test_an_old_transformers_is_refused(monkeypatch):
     from support.watched import FAMILIES
-    from telescope.editing import huggingface
+    from telescope.interception import huggingface
 
     monkeypatch.setattr(huggingface, "OLDEST", 99)
     with (

@@ -10,8 +10,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from support.watched import FAMILIES, IDS
-from telescope.interception import module_hook
-from telescope.interception.huggingface import interception
+from telescope.interception import interceptor, module_hook
 from telescope.models import GPT, GPTConfig
 
 
@@ -176,7 +175,7 @@ def test_a_watch_does_not_remember_the_padding_of_another_thread():
     """Flash attention is passed no padding: the definition is read with that of the latest mask of its size."""
     model = FAMILIES["llama"].model("sdpa")
     with ts.watch(model):
-        (watched,) = {one for known in interception._interceptors.values() for one in known}
+        (watched,) = {one for known in interceptor.interceptors.values() for one in known}
         model(IDS)
         before = dict(watched.reader._offsets)
         in_thread(lambda: model(IDS, attention_mask=torch.tensor([[1] * 8, [0] * 3 + [1] * 5])))

@@ -15,8 +15,8 @@ import telescope as ts
 from support.huggingface import BERT, numbered, transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT
 from support.watching import hooks_of
-from telescope.interception import module_hook
-from telescope.interception.huggingface import interception, watched_model
+from telescope.interception import interceptor, module_hook
+from telescope.interception.huggingface import interception
 
 
 def state(model):
@@ -38,7 +38,7 @@ def test_the_model_is_restored(family, fails):
         if fails:
             _ = 1 / 0
     assert state(model) == before
-    kept = (watched_model._watched, interception._interceptors, interception._switched, interception._uncompiled)
+    kept = (interceptor.interceptors, interception._switched, interception._uncompiled)
     assert not any(map(len, (*kept, module_hook._hooks)))
 
     # Our functions stay registered, one for each implementation: another thread may be about to look them up.
