@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -387,6 +387,40 @@ def _part(output: Any, start: int, size: int, whole: int) -> Any:
 # ----------------------------------------------------------------------------------------- measures
 
 
+class LikelyToken(NamedTuple):
+    """A token that may come next, and its probability."""
+
+    token: int
+    probability: float
+
+
+def divergence(
+    before: Float[Tensor, "*place vocabulary"], after: Float[Tensor, "*place vocabulary"]
+) -> Float[Tensor, "*place"]:
+    """Return KL(before ‖ after) of the next token's distributions at each place, in nats.
+
+    Both are log-probabilities. Rounding may leave a number below 0 where the two are equal.
+    """
+    return (before.exp() * (before - after)).sum(-1)
+
+
+def likeliest(logs: Float[Tensor, " vocabulary"], count: int) -> list[LikelyToken]:
+    """Return the likeliest tokens of one distribution of log-probabilities, the likeliest first."""
+    found = logs.topk(count)
+    pairs = zip(found.indices.tolist(), found.values.exp().tolist(), strict=True)
+    return [LikelyToken(token, probability) for token, probability in pairs]
+
+
+def log_probability(logs: Float[Tensor, "token vocabulary"], tokens: Sequence[int]) -> float:
+    """Return the log-probability of tokens that follow each other, such as those of a word.
+
+    Row k of `logs` has the log-probabilities of the whole vocabulary at the place of the k-th
+    token.
+    """
+    chosen = torch.tensor(list(tokens), device=logs.device)
+    return float(logs.gather(-1, chosen[:, None]).sum())
+
+
 def _measure(
     measure: str | Measure, call: ModelInputs, tokens: Sequence[int], labels: Tensor | None
 ) -> Callable[..., dict[str, float]]:
@@ -443,15 +477,14 @@ def _compare_logits(
     logits: Tensor, reference: Tensor, tokens: Sequence[int], real: Bool[Tensor, "batch n"] | None
 ) -> dict[str, float]:
     now = log_softmax(logits, -1)
-    before = log_softmax(reference, -1)
-    divergence = (before.exp() * (before - now)).sum(-1)
+    divergences = divergence(log_softmax(reference, -1), now)
     last = now[:, -1] if now.ndim == 3 else now
     if real is not None:
-        real = real.to(divergence.device)
-        divergence = divergence[real]
+        real = real.to(divergences.device)
+        divergences = divergences[real]
         ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)
         last = now[torch.arange(len(now), device=now.device), ends]
-    columns: dict[str, float] = {"kl": float(divergence.mean().clamp(min=0.0))}
+    columns: dict[str, float] = {"kl": float(divergences.mean().clamp(min=0.0))}
     for token in tokens:
         own = last[:, token]
         columns[f"p({token})"] = float(own.exp().mean())
