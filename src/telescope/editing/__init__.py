@@ -6,9 +6,11 @@ first: the values and the order in which they apply; then edit.py: the way of on
 """
 
 from .edit import edit, running_edits
-from .edits import Edit, boost, frozen, hide, mute, redefine
+from .edits import Edit, mute
 from .effect import Effects, LikelyToken, divergence, effect, likeliest, log_probability
 from .hidden_sources import falls_when_hidden, hiding_edits
+from .key_edits import boost, hide
+from .pattern_edits import frozen, redefine
 from .spans import tokens
 
 __all__ = [

@@ -4,15 +4,14 @@ model as it was.
 One call of an attention takes this way:
 
     telescope_models.py or huggingface.py   intercept the call, and describe it as an AttentionCall
-    session.py      EditSession.change      which edits concern the call, at which queries and keys
-    apply.py        CallEditor.change       change the definition, or the queries and keys
+    session.py      EditSession.change      let the edits change the definition, queries and keys
     engines         attend                  run the definition as any other
-    session.py      EditSession.finish      multiply the context of muted heads
+    session.py      EditSession.finish      let the edits change the context
 """
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -24,8 +23,7 @@ from ..recording.edits import SavedEdit
 from ..recording.names import describe_unwatched
 from ..words import hint
 from . import telescope_models
-from .edits import Edit, Frozen, Redefine, from_json
-from .regions import LayerEdit
+from .edits import KINDS, Edit, LayerEdit, Needs, from_json
 from .session import EditSession
 
 
@@ -88,31 +86,32 @@ def editing(
         raise TypeError(f"edit takes a model, a torch.nn.Module, not {type(model).__name__}")
     given = [_checked_edit(one) for one in edits]
     found = find_attentions(model, "edit")
-    if found.unwatched and any(one.layers is None and not isinstance(one, Frozen) for one in given):
+    if found.unwatched and any(one.edits_every_layer for one in given):
         warnings.warn(
             f"{type(model).__name__}: {describe_unwatched(found.unwatched, 'edit')}", stacklevel=5
         )
     session = EditSession(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
-    session.needs_positions |= notes_tokens
+    session.follows_all |= notes_tokens
     edited = session.edited_attentions()
     attentions = {
         name: module
         for name, module in found.attentions.items()
-        if session.needs_positions or name in edited
+        if session.follows_all or name in edited
     }
-    listening = session.tokens.listening(found.backend.embeddings(found.modules), session.is_active)
-    with listening, _intercepting(found, attentions, session):
+    with ExitStack() as undo:
+        # Token ids are looked at only for edits that have to find their place in a text.
+        if session.follows_all or Needs.PLACE in session.needs:
+            embeddings = found.backend.embeddings(found.modules)
+            undo.enter_context(session.tokens.listening(embeddings, session.is_active))
+        undo.enter_context(_intercepting(found, attentions, session))
         _running.append(session)
-        try:
-            yield session
-        finally:
-            _running.remove(session)
+        undo.callback(_running.remove, session)
+        yield session
     session.check_found()
 
 
-_running: list[
-    EditSession
-] = []  # of all blocks that are running, in every thread; an outer block before an inner one
+# The sessions of all blocks that are running, in every thread; an outer block before an inner one.
+_running: list[EditSession] = []
 
 
 def running_edits(model: nn.Module) -> list[tuple[str, LayerEdit]]:
@@ -139,7 +138,7 @@ def _intercepting(
     interface.
     """
     if found.backend is huggingface:
-        from .huggingface import intercepting
+        from .huggingface import intercepting  # imports transformers
 
         return intercepting(found.modules, attentions, session)
     return telescope_models.intercepting(found.modules, attentions, session)
@@ -151,16 +150,12 @@ def _checked_edit(given: Any) -> Edit:
     """
     one = from_json(given.contents) if isinstance(given, SavedEdit) else given
     if not isinstance(one, Edit):
-        names = ("mute", "hide", "boost", "frozen", "redefine")
-        nearest = (
-            hint(given, names) if isinstance(given, str) else f"there are ts.{', ts.'.join(names)}"
-        )
+        known = f"there are ts.{', ts.'.join(KINDS)}"
+        nearest = hint(given, [*KINDS]) if isinstance(given, str) else known
         raise TypeError(f"{given!r} is no edit; {nearest}")
-    if (isinstance(one, Redefine) and isinstance(one.function, str)) or (
-        isinstance(one, Frozen) and isinstance(one.recording, str)
-    ):
-        what = "function" if isinstance(one, Redefine) else "recording"
+    if one.kept_by_name and isinstance(getattr(one, one.kept_by_name), str):
         raise ValueError(
-            f'"{one}" was read from a file, which holds only the name of its {what}; make it again'
+            f'"{one}" was read from a file, which holds only the name of its {one.kept_by_name}; '
+            "make it again"
         )
     return one

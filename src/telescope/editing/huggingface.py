@@ -20,7 +20,7 @@ from ..interception.huggingface.transformers_internals import weights_are_reques
 from ..interception.run_tracker import Bypass
 from ..recording.attention_call import AttentionCall
 from ..recording.names import Modules
-from .edits import Frozen, Mute
+from .edits import Part
 from .session import EditSession
 
 OLDEST = 5  # version of transformers
@@ -49,14 +49,12 @@ class EditedModel(Interceptor):
         """Run the edited call, and multiply the context of muted heads."""
         name = self.name(call.module)
         edits = self.session.begin(name)
-        if not edits and not self.session.needs_positions:
+        if not edits.every and not self.session.follows_all:
             return following(call)
         value_set = self.count_values(call)
-        call = call._replace(edits=(*call.edits, *(one.edit for one in edits)))
+        call = call._replace(edits=(*call.edits, *(one.edit for one in edits.every)))
         described: AttentionCall | None = None
-        if not edits or not all(
-            isinstance(one.edit, Mute) and one.edit.by == "zero" for one in edits
-        ):
+        if not edits.every or not edits.needs_context_only:
             described = call.describe(self.reader, None)._replace(
                 across=self.cross[id(call.module)]
             )
@@ -74,7 +72,7 @@ class EditedModel(Interceptor):
         """Return the call that computes `changed`: by the model's own function if the definition is
         the same.
         """
-        frozen = any(isinstance(edit, Frozen) for edit in call.edits)
+        own_keys = all(edit.changes is not Part.TENSORS for edit in call.edits)
         same = (
             changed.attention is described.attention and changed.keys.shape == described.keys.shape
         )
@@ -87,7 +85,7 @@ class EditedModel(Interceptor):
                 keys = call.tensors[1].clone()
                 keys[:, :, :written] = changed.keys
             tensors = changed.queries, keys, call.tensors[2]
-            return call._replace(tensors=tensors, described=changed, own_keys=not frozen)
+            return call._replace(tensors=tensors, described=changed, own_keys=own_keys)
         wants_weights = weights_are_requested(call.options)
 
         def run() -> Result:
@@ -98,7 +96,7 @@ class EditedModel(Interceptor):
             weights = weights_of(name, changed) if wants_weights else None
             return context.transpose(1, 2).contiguous(), weights
 
-        return call._replace(described=changed, own_keys=not frozen, run_edited=run)
+        return call._replace(described=changed, own_keys=own_keys, run_edited=run)
 
     @torch.no_grad()
     def _compare(self, name: str, call: ModelCall, described: AttentionCall) -> None:

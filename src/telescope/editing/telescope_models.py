@@ -19,7 +19,6 @@ from ..interception.telescope_models import ATTEND, layers_around, observer_of
 from ..layers import Attend
 from ..recording.attention_call import AttentionCall
 from ..recording.names import Modules
-from .edits import Mute
 from .session import EditSession
 
 
@@ -35,7 +34,7 @@ def intercepting(
             undo.callback(
                 listen(attend, partial(_before_attention, session, runs, name, attend), BEFORE)
             )
-            if any(isinstance(one.edit, Mute) for one in session.of(name)):
+            if session.edits_for(name).context:
                 undo.callback(listen(attend, partial(_after_attention, session, name), AFTER))
         yield
 
@@ -59,8 +58,8 @@ def _before_attention(
     runs.note_call(name)
     session.called.add(name)
     observer = observer_of(attend, session.thread)
-    if observer is not None and session.of(name):
-        observer.recording.add_edits(tuple(one.edit for one in session.of(name)))
+    if observer is not None:
+        observer.recording.add_edits(tuple(one.edit for one in session.edits_for(name).every))
     call, across = _call(module, *args, **kwargs)
     changed = session.change(name, call)
     if changed is call:
