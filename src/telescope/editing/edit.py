@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from ..anatomy import token_embeddings
 from ..interception import huggingface
 from ..interception.find_attentions import FoundAttentions, find_attentions
 from ..recording.edits import SavedEdit
@@ -101,7 +102,7 @@ def editing(
     with ExitStack() as undo:
         # Token ids are looked at only for edits that have to find their place in a text.
         if session.follows_all or Needs.PLACE in session.needs:
-            embeddings = found.backend.embeddings(found.modules)
+            embeddings = token_embeddings(found.modules)
             undo.enter_context(session.tokens.listening(embeddings, session.is_active))
         undo.enter_context(_intercepting(found, attentions, session))
         _running.append(session)

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..anatomy import count_heads
 from ..attention import Attention
 from ..attention.check_numbers import require_real
 from ..interception.find_attentions import find_attentions
@@ -36,7 +37,6 @@ from ..recording.recording import Recording
 from ..words import hint, whole_number
 from .prompts import Place
 from .spans import Span
-from .targets import heads_of
 
 Heads = SupportsIndex | Sequence[SupportsIndex] | None
 """Numbers of heads, -1 for the last; None is all."""
@@ -451,7 +451,7 @@ class MuteEdits:
         found = find_attentions(model, "edit")
         edits = []
         for name in select_layers(list(found.attentions), layers, found.unwatched):
-            count = heads_of(found, name)
+            count = count_heads(found.modules, found.attentions[name])
             if count is None:
                 raise ValueError(
                     f'how many heads "{name}" has is not known before it runs; list them: '

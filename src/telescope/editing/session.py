@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..anatomy import count_heads
 from ..attention import Attention
 from ..interception import huggingface
 from ..interception.find_attentions import FoundAttentions
@@ -22,7 +23,6 @@ from ..recording.names import head_numbers
 from .edits import Block, Edit, EditedCall, LayerEdit, Needs, Part, split_pass
 from .pattern_edits import without_room
 from .prompts import Place, PromptTracker
-from .targets import heads_of
 
 MAX_CACHED = 64  # edited definitions, which layers and steps share
 
@@ -93,7 +93,10 @@ class EditSession(Block):
         # How its heads are divided among processes.
         self.parts = tensor_parallel_size(self.model)
         self.part = tensor_parallel_rank(self.model)
-        self.heads = {name: heads_of(found, name) for name in self.edited_attentions()}
+        self.heads = {
+            name: count_heads(found.modules, found.attentions[name])
+            for name in self.edited_attentions()
+        }
 
         # What happens while the model runs.
         self.called: set[str] = set()

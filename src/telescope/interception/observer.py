@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..anatomy import OutputProjection
 from ..attention import Attention
 from ..attention.padding_queries import RealQueries
 from ..engines import torch_modes
-from ..recording.attention_call import AttentionCall, Carrier
+from ..recording.attention_call import AttentionCall
 from ..recording.head_gradients import check_dropout
 from ..recording.names import head_numbers
 from ..recording.recorded_call import RecordedCall
@@ -32,7 +33,7 @@ class Observer:
         self,
         recording: Recording,
         heads: tuple[int, ...] | None,
-        carriers: Mapping[str, Carrier] | None = None,
+        carriers: Mapping[str, OutputProjection] | None = None,
         *,
         keeps_gradients: bool = False,
     ) -> None:

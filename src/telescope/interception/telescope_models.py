@@ -1,6 +1,6 @@
 """Watch Telescope's own models through PyTorch's module hooks."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Lock
@@ -38,12 +38,6 @@ def attentions(modules: Modules) -> dict[str, Attend]:
             name = attention_name(path)
             attends[name if name not in attends else path] = module
     return attends
-
-
-def embeddings(modules: Modules) -> Iterable[nn.Module]:
-    """Return the modules that are passed the token ids."""
-    named = ("embedding", "target_embedding")
-    return [module for path, module in modules.items() if path.rpartition(".")[2] in named]
 
 
 def layers_around(modules: Modules, attends: Mapping[str, Attend]) -> dict[str, nn.Module]:

@@ -27,6 +27,7 @@ from typing import Any
 
 from torch import nn
 
+from ..anatomy import find_output_projections, token_embeddings
 from ..recording.attention_call import QuerySelection, query_selection
 from ..recording.call_facts import ALSO, TOP, KeepOptions, MapSize
 from ..recording.names import (
@@ -42,7 +43,6 @@ from ..recording.summaries_call import SummariesCall
 from ..words import hint
 from .find_attentions import find_attentions
 from .observer import Observer
-from .output_projection import carriers
 from .run_tracker import describe_bypasses
 from .tensor_parallel import join_recording, tensor_parallel_size
 
@@ -164,9 +164,9 @@ def record_calls(
     recording = Recording(type(model).__name__, names, keep, options, decode, unwatched, token_name)
     selected = {name: attentions[name] for name in names}
     others = {name: attention for name, attention in attentions.items() if name not in selected}
-    known = carriers(modules, selected) if "norms" in options.also else {}
+    known = find_output_projections(modules, selected) if "norms" in options.also else {}
     observer = Observer(recording, numbers, known, keeps_gradients="gradients" in options.also)
-    listening = observer.tokens.listening(backend.embeddings(modules), observer.is_recording)
+    listening = observer.tokens.listening(token_embeddings(modules), observer.is_recording)
     with listening, backend.observing(modules, selected, others, observer):
         try:
             yield recording

@@ -6,7 +6,7 @@ definition.py; transformers_internals.py holds everything that depends on transf
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import nn
@@ -32,13 +32,6 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     from .attention_modules import attentions
 
     return attentions(modules)
-
-
-def embeddings(modules: Modules) -> Iterable[nn.Module]:
-    """Return the modules that are passed the token ids."""
-    from .attention_modules import embeddings
-
-    return embeddings(modules)
 
 
 @contextmanager
