@@ -43,19 +43,19 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     name; by name.2 in the second pass alone, by name.1 in the first.
 
     Args:
-        model: a model of Telescope, or a Hugging Face model that can be watched. edits: of
-        `ts.mute`, `ts.hide`, `ts.boost`, `ts.frozen` and `ts.redefine`, or of `recording.edits`.
+        model: a model of Telescope, or a Hugging Face model that can be watched.
+        edits: of `ts.mute`, `ts.hide`, `ts.boost`, `ts.frozen` and `ts.redefine`, or of
+            `recording.edits`.
         tokenizer: an object with `decode`, by which texts are found; Telescope's models have their
-        own.
+            own.
 
     Raises:
-        TypeError: `model` is no torch.nn.Module, or an edit is of another type. ValueError: The
-        model cannot be edited (compiled, without a known attention); a layer, head, text or
-        position
-            does not exist, for texts, positions and passes when the block is left; two edits
-            contradict each other; or an attention that is edited has run past the edit, by a
-            forward that computes its weights elsewhere.
-        RuntimeError: Gradient checkpointing runs passes again that are edited differently.
+        TypeError: `model` is no torch.nn.Module, or an edit is of another type.
+        ValueError: the model cannot be edited (compiled, without a known attention); a layer, head,
+            text or position does not exist, for texts, positions and passes when the block is left;
+            two edits contradict each other; or an attention that is edited has run past the edit,
+            by a forward that computes its weights elsewhere.
+        RuntimeError: gradient checkpointing runs passes again that are edited differently.
 
     Example:
         >>> import torch, telescope as ts

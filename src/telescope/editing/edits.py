@@ -10,9 +10,8 @@ Whatever the order in which edits are listed, one attention is edited in this or
     frozen     queries and keys are those of a recording, values those of this run
     mute       after the attention, the context of some heads is multiplied, before W_O
 
-Each class says what it needs to know of a call, which part of the call it changes, and has the
-method that does it. This file has the base and mute; key_edits.py has boost and hide,
-pattern_edits.py redefine and frozen.
+Each class says what it needs to know of a call and which part of it it changes, and does so.
+Boost and hide are in key_edits.py, redefine and frozen in pattern_edits.py.
 """
 
 import math
@@ -47,11 +46,11 @@ Shared = TypeVar("Shared")
 
 
 class Part(Enum):
-    """The part of a call that an edit changes."""
+    """The part of a call that an edit changes, by its method of this name."""
 
     DEFINITION = "redefinition"
-    TENSORS = "queries and keys"
-    CONTEXT = "context"
+    TENSORS = "change_tensors"
+    CONTEXT = "change_context"
 
 
 class Needs(Flag):
@@ -69,7 +68,7 @@ class Needs(Flag):
 
 
 class Pass(NamedTuple):
-    """A pass through an attention, of those that one forward pass makes; the first has number 1."""
+    """One of the passes through an attention in a forward pass; the first has number 1."""
 
     attention: str
     number: int
@@ -128,9 +127,7 @@ class Redefinition(NamedTuple):
 
 @dataclass(frozen=True)
 class Edit:
-    """The base of all edits: a change of the attentions that `layers` names, in their heads
-    `heads`.
-    """
+    """The base of all edits: a change of some heads of some attentions."""
 
     kind: ClassVar[str]
     """The name of the function that makes the edit, and of the edit in JSON."""
@@ -141,9 +138,7 @@ class Edit:
     """The field of which JSON has only the name; an edit that was read cannot be applied then."""
 
     layers: tuple[str | int, ...] | None
-    """Names, patterns such as "decoder.*.cross" and numbers of layers, as in `ts.watch`, and of
-    passes; None is all.
-    """
+    """Names, patterns and numbers of layers, as in `ts.watch`, and of passes; None is all."""
     heads: tuple[int, ...] | None
     """The numbers of the heads; None is all."""
 
@@ -215,9 +210,7 @@ class LayerEdit:
     sequences: range | None = None
     """The sequences of a batch that the edit concerns; None is all."""
     first_head: int = 0
-    """The number, in the whole model, of this process's first head. The heads of `edit` count from
-    there.
-    """
+    """This process's first head among those of the whole model; `edit` counts heads from there."""
 
 
 def describe_heads(heads: tuple[int, ...] | None) -> str:
@@ -268,42 +261,38 @@ def _to_json(value: Any) -> Any:
             return list(value)
         case Recording():
             return value.model
-        case _ if callable(value):
-            return getattr(value, "__name__", repr(value))
-    return value
+    return getattr(value, "__name__", repr(value)) if callable(value) else value
 
 
 def from_json(parsed: Any) -> Edit:
     """Return the edit that `Edit.to_json` wrote; raise a ValueError for anything else.
 
-    A frozen or redefining edit that was read can be printed and compared, and not applied.
+    An edit that is `kept_by_name` can be printed and compared, and not applied.
     """
-    if not isinstance(parsed, dict) or parsed.get("is") not in KINDS:
-        raise ValueError(f"{str(parsed)[:80]} is no edit")
-    kind = KINDS[parsed["is"]]
+    shown = str(parsed)[:80]
+    kind = KINDS.get(str(parsed.get("is"))) if isinstance(parsed, dict) else None
+    if kind is None:
+        raise ValueError(f"{shown} is no edit")
     types = {part.name: part.type for part in fields(kind)}
     if set(parsed) != {"is", *types}:
-        raise ValueError(f"{str(parsed)[:80]} is no {kind.kind} edit; it has {', '.join(types)}")
+        raise ValueError(f"{shown} is no {kind.kind} edit; it has {', '.join(types)}")
     try:
         return kind(**{name: _from_json(parsed[name], types[name]) for name in types})
     except TypeError:
-        raise ValueError(
-            f"{str(parsed)[:80]} is no {kind.kind} edit: a field is of another type"
-        ) from None
+        raise ValueError(f"{shown} is no {kind.kind} edit: a field is of another type") from None
 
 
 def _from_json(value: Any, annotation: Any) -> Any:
     """Return the value of a field from JSON; raise a TypeError unless it fits the annotation."""
-    options = get_args(annotation) if get_origin(annotation) is not tuple else ()
-    options = options or (annotation,)
+    options = get_args(annotation) or (annotation,)
     if value is None and NoneType in options:
         return None
     if Span in options:
         return Span.from_json(value)
-    listed = next((one for one in options if get_origin(one) is tuple), None)
-    if listed is not None and isinstance(value, list):
-        allowed = get_args(listed)[0]
-        # type() tells True from 1, which isinstance does not.
+    # A list for `tuple[int, ...]`. type() tells True from 1, which isinstance does not.
+    first = options[0]
+    if get_origin(first) is tuple and isinstance(value, list):
+        allowed = get_args(first)[0]
         if all(type(one) in (get_args(allowed) or (allowed,)) for one in value):
             return tuple(value)
     plain = tuple(one for one in options if isinstance(one, type))
@@ -399,9 +388,9 @@ class Mute(Edit):
         if real is None:
             mean = part.mean(2, keepdim=True)
         else:
-            weights = real[rows].to(part.dtype)
-            count = weights.sum(2, keepdim=True).clamp(min=1.0)
-            mean = (part * weights).sum(2, keepdim=True) / count
+            counts = real[rows].to(part.dtype)
+            total = counts.sum(2, keepdim=True).clamp(min=1.0)
+            mean = (part * counts).sum(2, keepdim=True) / total
         means[key] = mean.detach()
         return mean
 
@@ -419,34 +408,32 @@ class MuteEdits:
                 layer that a model runs several times in one forward pass, these edit every pass;
                 "name.2" edits the second pass alone, as it is named in a recording, and "name.1"
                 the first.
-            heads: the numbers of the heads, -1 for the last; None is all. times: the factor; 0
-            switches the heads off. by: what remains at times=0: "zero", or "mean", the mean of the
-            head's context over the queries of the
-                prompt, of each sequence by itself and without padding. Generated tokens get the
-                mean of their prompt. With another factor, the distance from the mean is multiplied.
-                A prompt that is read in several forward passes is refused.
+            heads: the numbers of the heads, -1 for the last; None is all.
+            times: the factor; 0 switches the heads off.
+            by: what remains at times=0: "zero", or "mean", the mean of the head's context over the
+                queries of the prompt, of each sequence by itself and without padding. Generated
+                tokens get the mean of their prompt. With another factor, the distance from the mean
+                is multiplied. A prompt that is read in several forward passes is refused.
 
         Example:
             >>> import telescope as ts
             >>> print(ts.mute("decoder.1.cross", heads=[2, 4]))
             mute heads 2 and 4 of decoder.1.cross
         """
-        factor = require_real("times", times)
-        if not math.isfinite(factor):
+        if not math.isfinite(require_real("times", times)):
             raise ValueError(
                 f"times={times} is not a finite number; 0 switches a head off, 1 leaves it as it is"
             )
         if by not in MEANS:
             raise ValueError(f'there is no by="{by}"; {hint(str(by), MEANS)}')
-        return Mute(read_layers(layers), read_heads(heads), float(factor), by)
+        return Mute(read_layers(layers), read_heads(heads), float(times), by)
 
     def each(
         self, model: nn.Module, layers: Layers = None, *, times: float = 0.0, by: str = "zero"
     ) -> list[Mute]:
-        """Return one edit for each head of the attentions of a model, for `ts.effect`.
+        """Return one edit for each head of a model, of all passes through it, for `ts.effect`.
 
-        A head of a layer that runs several times has one edit, of all passes. Raise a ValueError if
-        the number of heads of an attention cannot be told before the model runs.
+        Raise a ValueError if a number of heads cannot be told before the model runs.
         """
         found = find_attentions(model, "edit")
         edits = []

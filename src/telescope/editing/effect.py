@@ -117,20 +117,19 @@ def effect(
     """Run a model with each edit, and return a table of what changed.
 
     Args:
-        model: a model that `ts.edit` takes. inputs: what the model is called with: a tensor of
-        token ids (batch, n), a tuple of arguments, a mapping of
-            keyword arguments, or a text, for a model with a tokenizer.
+        model: a model that `ts.edit` takes.
+        inputs: what the model is called with: a tensor of token ids (batch, n), a tuple of
+            arguments, a mapping of keyword arguments, or a text, for a model with a tokenizer.
         edits: one for each row; a list of several counts as one, and they are applied together.
         measure: "logits": column "kl", the divergence of the next token's distribution from that of
-        the model as it
-            is, in nats, KL(as it is ‖ edited), the mean over the positions that are no padding;
-            with `tokens`, for each of them its probability and rank (0 is the likeliest) after the
-            last position, the mean over the batch. "loss": column "loss", the mean cross-entropy of
-            the next token, or of `labels`, in nats. A function of the model's output: a number, in
-            the column "value", or several by name.
-        tokens: the ids of the tokens whose probability and rank are tabulated. labels: (batch, n)
-        what each position should predict, -100 for positions that do not count; None for the
-            input ids themselves, one position on.
+            the model as it is, in nats, KL(as it is ‖ edited), the mean over the positions that are
+            no padding; with `tokens`, for each of them its probability and rank (0 is the
+            likeliest) after the last position, the mean over the batch. "loss": column "loss", the
+            mean cross-entropy of the next token, or of `labels`, in nats. A function of the model's
+            output: a number, in the column "value", or several by name.
+        tokens: the ids of the tokens whose probability and rank are tabulated.
+        labels: (batch, n) what each position should predict, -100 for positions that do not count;
+            None for the input ids themselves, one position on.
         tokenizer: for edits that name text, and for inputs that are text.
         progress: whether to show a progress bar; None shows one in a terminal.
 
@@ -227,13 +226,10 @@ class ModelInputs:
                 "text"
             )
         ids = _find_ids(dict(zip(signature(model.forward).parameters, args, strict=False)))
-        if ids is None:  # a forward that names its arguments otherwise
-            tensors = [
-                one
-                for one in args
-                if isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point()
-            ]
-            ids = tensors[-1] if tensors else None
+        # A forward that names its arguments otherwise: the last that looks like token ids.
+        for one in args if ids is None else ():
+            if isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point():
+                ids = one
         return cls(args, {}, ids)
 
     @property
@@ -388,19 +384,17 @@ def _measure(
     """Return the function (output, output of the model as it is, positions that count) ->
     columns.
     """
-    if not isinstance(measure, str):
 
-        def own(output: Any, reference: Any, real: Any) -> dict[str, float]:
-            value = measure(output)
-            columns = value if isinstance(value, Mapping) else {"value": value}
-            return {str(name): float(number) for name, number in columns.items()}
+    def columns(output: Any, reference: Any, real: Tensor | None) -> dict[str, float]:
+        if measure == "loss":
+            return {"loss": _loss(_logits(output), call, labels, real)}
+        if isinstance(measure, str):
+            return _compare_logits(_logits(output), _logits(reference), tokens, real)
+        value = measure(output)
+        named = value if isinstance(value, Mapping) else {"value": value}
+        return {str(name): float(number) for name, number in named.items()}
 
-        return own
-    if measure == "loss":
-        return lambda output, reference, real: {"loss": _loss(_logits(output), call, labels, real)}
-    return lambda output, reference, real: _compare_logits(
-        _logits(output), _logits(reference), tokens, real
-    )
+    return columns
 
 
 def _find_logits(output: Any) -> Tensor | None:

@@ -88,38 +88,24 @@ def hiding_edits(question: Question, segment: list[int], count: int) -> list[Edi
     They are made in the layers and heads that were asked for, or else in every layer that reads the
     context.
     """
-    own = {*segment}
+    hidden = {*segment}
     if not question.across:
-        outside = [token for token in range(count) if token not in own]
+        outside = [token for token in range(count) if token not in hidden]
         return _hide(question, segment, outside, question.select(question.readers))
+
     # The source is read by the cross-attentions and, before them, by the layers of the encoder.
     decoding = {stack_of(name) for name in question.readers}
-    encoding = [
-        name
-        for name, call in question.calls.items()
-        if not call.across and stack_of(name) not in decoding
-    ]
-    both = {
+    encoding = {
         name: call
         for name, call in question.calls.items()
-        if name in encoding or name in question.readers
+        if not call.across and stack_of(name) not in decoding
     }
-    selected = question.select(both)
-    edits = _hide(
-        question,
-        segment,
-        None,
-        {name: call for name, call in selected.items() if name not in encoding},
-    )
-    outside = [token for token in range(question.context) if token not in own]
-    if outside:
-        edits += _hide(
-            question,
-            segment,
-            outside,
-            {name: call for name, call in selected.items() if name in encoding},
-        )
-    return edits
+    selected = question.select({**encoding, **question.readers})
+    readers = {name: call for name, call in selected.items() if name not in encoding}
+    encoders = {name: call for name, call in selected.items() if name in encoding}
+    edits = _hide(question, segment, None, readers)
+    outside = [token for token in range(question.context) if token not in hidden]
+    return edits + _hide(question, segment, outside, encoders) if outside else edits
 
 
 def _hide(

@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, SupportsIndex
 
 import torch
@@ -36,7 +36,7 @@ from .edits import (
 from .spans import Given, Range, Span, TextFinder, find_tokens, span
 
 Ranges = tuple[Range, ...]
-MAX_CACHED = 64  # rectangles; the layers of a model share them, and a step of decoding has new ones
+RECTANGLES = 64  # that are remembered: layers share them, and a step of decoding may have new ones
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ class HideEdits:
                 `ts.tokens(...)`. Positions count the tokens of each sequence from 0, without
                 padding. Text is found in the prompt through the tokenizer, wherever it occurs as
                 whole words. In cross-attention, keys are tokens of the source.
-            queries: the same; None is every query. layers, heads: the attentions and heads, as in
-            `ts.mute`; None is all. new: whether queries and keys may be tokens that the model
-            generates. A span without an end, and
-                queries=None, then include them.
+            queries: the same; None is every query.
+            layers, heads: the attentions and heads, as in `ts.mute`; None is all.
+            new: whether queries and keys may be tokens that the model generates. A span without an
+                end, and queries=None, then include them.
 
         Example:
             >>> import telescope as ts
@@ -167,8 +167,10 @@ class HideEdits:
 
         Args:
             segments: spans; or one whole number for each token, which tells its segment, as in
-            `survey(...).map`. queries: from which queries each segment is hidden; "later" are all
-            tokens after it, None is every query. layers, heads: as in `ts.hide`.
+                `survey(...).map`.
+            queries: from which queries each segment is hidden; "later" are all tokens after it,
+                None is every query.
+            layers, heads: as in `ts.hide`.
         """
         edits = []
         for keys in _segments(list(segments)):
@@ -242,7 +244,6 @@ class Search:
     """What was found of one span so far."""
 
     span: Span
-    what: str
     found: bool = False
     without_ids: bool = False
     """Whether the tokens of some prompt are not known."""
@@ -266,7 +267,7 @@ class Regions:
             getattr(tokenizer, "decode", None),
             next(filter(None, (getattr(tokenizer, name, None) for name in names)), None),
         )
-        self._rectangles: dict[object, Rectangle | None] = {}
+        self._make = lru_cache(RECTANGLES)(_make_rectangle)
         self._searches: dict[tuple[Edit, str], Search] = {}
         block.checks.append(self.problems)
 
@@ -302,24 +303,13 @@ class Regions:
         numbers = None if edit.heads is None else head_numbers(at.name, edit.heads, heads)
         positions = tuple(at.place.positions or ()) if across and queries is not None else None
         own_queries = None if queries is None else tuple(queries)
-        key = (tuple(keys), own_queries, numbers, heads, positions, len(at.call.keys))
-        if key not in self._rectangles:
-            while len(self._rectangles) >= MAX_CACHED:
-                del self._rectangles[next(iter(self._rectangles))]
-            # An inference tensor has no version, by which engines cache masks.
-            with torch.inference_mode(False):
-                self._rectangles[key] = _make(keys, queries, numbers, heads, positions)
-        return self._rectangles[key]
+        return self._make(tuple(keys), own_queries, numbers, heads, positions)
 
     def problems(self) -> list[str]:
         """Return a sentence for each span that was in nothing that the model read."""
         found = []
-        for (edit, _), search in self._searches.items():
-            missing = [
-                text
-                for text in search.span.texts
-                if text not in search.texts and text in search.hints
-            ]
+        for (edit, what), search in self._searches.items():
+            missing = [text for text in search.hints if text not in search.texts]
             if missing:
                 found.append(
                     f'{edit}: no text that was read holds "{missing[0]}"; '
@@ -331,10 +321,9 @@ class Regions:
                     "model reads them"
                 )
             elif not search.found:
-                end = max(search.longest - 1, 0)
                 found.append(
-                    f"{edit}: there were no {search.what} {search.span}; the longest text had "
-                    f"positions 0 to {end}"
+                    f"{edit}: there were no {what} {search.span}; the longest text had positions 0 "
+                    f"to {max(search.longest - 1, 0)}"
                 )
         return found
 
@@ -352,7 +341,7 @@ class Regions:
         ids = prompt.query_ids if of_queries else prompt.key_ids
         begins = prompt.first_query if of_queries else prompt.first
         end = prompt.queries if of_queries else prompt.keys
-        search = self._searches.setdefault((edit, what), Search(span, what))
+        search = self._searches.setdefault((edit, what), Search(span))
         search.without_ids |= span.needs_ids and ids is None
         ranges = []
         for row in range(prompt.batch):
@@ -395,9 +384,10 @@ def _clip(ranges: Iterable[Range], end: int) -> Ranges:
     )
 
 
-def _make(
-    keys: Sequence[Ranges],
-    queries: Sequence[Ranges] | None,
+@torch.inference_mode(False)  # inference tensors have no version, by which engines cache masks
+def _make_rectangle(
+    keys: tuple[Ranges, ...],
+    queries: tuple[Ranges, ...] | None,
     numbers: tuple[int, ...] | None,
     heads: int,
     positions: tuple[int, ...] | None,

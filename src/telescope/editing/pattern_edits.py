@@ -75,9 +75,9 @@ def redefine(layers: Layers, function: Callable[[Attention], Attention]) -> Rede
     """Return the edit that replaces the definition of some attentions by function(definition).
 
     Args:
-        layers: names, patterns or numbers of attentions, as in `ts.mute`; None is all. function:
-        from Attention to Attention, such as `lambda attention: replace(attention, scale=1.0)`, with
-            `replace` of the module dataclasses.
+        layers: names, patterns or numbers of attentions, as in `ts.mute`; None is all.
+        function: from Attention to Attention, such as `lambda attention: replace(attention,
+            scale=1.0)`, with `replace` of the module dataclasses.
 
     Example:
         >>> import telescope as ts
@@ -295,9 +295,10 @@ def frozen(recording: Recording, layers: Layers = None, heads: Heads = None) -> 
 
     Args:
         recording: of the same model and a text of the same length, with keep="queries-keys" or
-        "steps". layers: the attentions to freeze, by their names in the recording; None is all that
-        were recorded. The name of a
-            layer that ran several times freezes every pass, each by its own pattern; see `ts.mute`.
+            "steps".
+        layers: the attentions to freeze, by their names in the recording; None is all that were
+            recorded. The name of a layer that ran several times freezes every pass, each by its own
+            pattern; see `ts.mute`.
         heads: the heads to freeze; None is all that were recorded.
 
     Raises:
