@@ -64,7 +64,7 @@ def _above(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-# ----------------------------------------------------------------------------- the output projection
+# ---------------------------------------------------------------------------- the output projection
 
 
 def find_output_projections(
@@ -81,8 +81,13 @@ def find_output_projections(
         if isinstance(attention, Attend):  # of Telescope, inside of the layer that projects
             places = [f"{_above(path)}.W_O"]
         places.append(f"{_above(path)}.output.dense")
-        candidates = (modules.get(place.removeprefix(".")) for place in places)
-        module = next(filter(_is_projection, candidates), None)
+        parts = [modules[own] for place in places if (own := place.removeprefix(".")) in modules]
+        module = next(filter(_is_projection, parts), None)
+        if module is None and parts:
+            raise ValueError(
+                f'{option} cannot read the output projection of "{name}", a '
+                f"{type(parts[0]).__name__}; leave it out"
+            )
         if module is None:
             raise ValueError(
                 f'{option} needs the output projection of "{name}", and none of '

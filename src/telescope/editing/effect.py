@@ -50,7 +50,8 @@ class Effects:
 
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)).eval()
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config).eval()
         >>> effects = ts.effect(model, torch.tensor([[1, 2, 3]]), ts.mute.each(model))
         >>> len(effects), list(effects.columns)
         (3, ['edit', 'kl'])
@@ -142,7 +143,8 @@ def effect(
 
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)).eval()
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config).eval()
         >>> table = ts.effect(model, torch.tensor([[1, 2, 3]]), [ts.mute(), ts.hide(0)], "loss")
         >>> [str(edit) for edit in table.columns["edit"]]
         ['None', 'mute every head in every layer', 'hide key 0 from every query in every layer']

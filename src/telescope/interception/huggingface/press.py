@@ -117,7 +117,8 @@ def _definition(module: nn.Module) -> Attention:
     window.
     """
     size = getattr(module, "sliding_window", None)
-    return Attention(scale=float(module.scaling), mask=causal & window(size) if size else causal)  # type: ignore[arg-type]
+    mask = causal & window(size) if size else causal
+    return Attention(scale=float(module.scaling), mask=mask)  # type: ignore[arg-type]
 
 
 def _rotated(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
