@@ -21,7 +21,6 @@ import matplotlib.pyplot as plt
 import torch
 
 import telescope as ts
-from telescope.editing.targets import count_heads
 from telescope.tasks.learning.sequence_pairs import bleu
 from telescope.tasks.writing.rewrite import do_not_split, rewrite
 from telescope.text.corpora import TEXTS, TRANSLATIONS
@@ -58,9 +57,10 @@ def cross_heads(data: Path) -> dict[str, Any]:
         "no cross head": measure(ts.mute("decoder.*.cross")),
         "heads": {},
     }
-    for name, count in count_heads(model, "decoder.*.cross").items():
-        heads = [*range(count), None]  # None is all heads of the layer
-        figures["heads"][name] = [measure(ts.mute(name, head)) for head in heads]
+    each = ts.mute.each(model, "decoder.*.cross")
+    for name in dict.fromkeys(edit.layers[0] for edit in each):
+        edits = [edit for edit in each if edit.layers == (name,)]
+        figures["heads"][name] = [measure(edit) for edit in (*edits, ts.mute(name))]
         print(name, [f"{score:.1f}" for score in figures["heads"][name]], flush=True)
     return figures
 

@@ -1,7 +1,8 @@
 """The reference of the site, from the docstrings: a line `::: telescope.layers` becomes a section
 for each public name.
 
-`::: telescope: Attention, Mask` names some of a module. Docstrings are written for a terminal; here
+`::: telescope: Attention, Mask` names some of a module, `::: telescope: telescope.editing` those
+that a room defines. Docstrings are written for a terminal; here
 their columns become tables, and their examples code blocks.
 """
 
@@ -24,12 +25,23 @@ def expand(page):
 def named(module, names):
     """Return pairs of a dotted name and what it names, in the order given, or in that of
     `__all__`.
+
+    A room among the names, such as telescope.editing, stands for all public names that it defines
+    and that are not given.
     """
     room = import_module(module)
-    chosen = [name.strip() for name in names.split(",")] if names else list(room.__all__)
+    given = [name.strip() for name in names.split(",")] if names else list(room.__all__)
+    chosen = []
+    for name in given:
+        defined = [one for one in room.__all__ if _module_of(room, one).startswith(f"{name}.")]
+        chosen += [one for one in defined if one not in given] if "." in name else [name]
     return [
         (f"{module.replace('telescope', 'ts', 1)}.{name}", getattr(room, name)) for name in chosen
     ]
+
+
+def _module_of(room, name):
+    return getattr(getattr(room, name), "__module__", "")
 
 
 def mentioned(page):

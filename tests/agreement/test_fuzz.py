@@ -97,9 +97,9 @@ def count_padding(monkeypatch):
 
 def boost_too_little(monkeypatch):
     """Inject a fault: a boosted key counts a thousandth less than it should."""
-    from telescope.editing import edits
+    from telescope import editing
 
-    own = edits.boost
+    own = editing.boost
     monkeypatch.setattr(ts, "boost", lambda keys, by, **options: own(keys, 0.999 * by, **options))
 
 

@@ -18,7 +18,7 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
     "telescope.engines.sdpa": {"ROWS": 3},
     "telescope.recording.continuation": {"KEYS": 3},
     "telescope.interception.huggingface.definition": {"ROWS": 3},
-    "telescope.interception.output_projection": {"ROWS": 3},
+    "telescope.anatomy.parts": {"ROWS": 3},
     "telescope.recording.head_shares": {"BLOCK": {"cpu": 60}, "SMALL": {"cpu": 8}},
     "telescope.surveys.blocks": {"ROWS": 3, "GROUP": 2},
     "telescope.surveys.chunked": {"SCORES": {"cpu": 60}, "GROUP": 2, "STRIP": 2},

@@ -5,21 +5,30 @@ Imports watch, which it shares the interception of models with, and the rooms be
 first: the values and the order in which they apply; then edit.py: the way of one call.
 """
 
-from . import hidden_sources as hidden_sources  # registers sources(how="hidden")
-from .edit import edit
-from .edits import Edit, boost, frozen, hide, mute, redefine
-from .effect import Effects, effect
+from .edit import edit, running_edits
+from .edits import Edit, mute
+from .effect import Effects, LikelyToken, divergence, effect, likeliest, log_probability
+from .hidden_sources import falls_when_hidden, hiding_edits
+from .key_edits import boost, hide
+from .pattern_edits import frozen, redefine
 from .spans import tokens
 
 __all__ = [
     "Edit",
     "Effects",
+    "LikelyToken",
     "boost",
+    "divergence",
     "edit",
     "effect",
+    "falls_when_hidden",
     "frozen",
     "hide",
+    "hiding_edits",
+    "likeliest",
+    "log_probability",
     "mute",
     "redefine",
+    "running_edits",
     "tokens",
 ]

@@ -3,16 +3,15 @@ model as it was.
 
 One call of an attention takes this way:
 
-    handler.py      EditHandler.before      describe the call as an AttentionCall
-    session.py      EditSession.change      which edits concern the call, at which queries and keys
-    apply.py        CallEditor.change       change the definition, or the queries and keys
+    session.py      EditSession.before      describe the call as an AttentionCall
+    session.py      EditSession.change      let the edits change the definition, queries and keys
     engines         attend                  run the definition as any other
-    session.py      EditSession.finish      multiply the context of muted heads
+    session.py      EditSession.after       let the edits change the context
 """
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -23,9 +22,7 @@ from ..interception.find_attentions import find_attentions
 from ..recording.edits import SavedEdit
 from ..recording.names import describe_unwatched
 from ..words import hint
-from .edits import Edit, Frozen, Redefine, from_json
-from .handler import EditHandler
-from .regions import LayerEdit
+from .edits import KINDS, Edit, LayerEdit, from_json
 from .session import EditSession
 
 
@@ -44,19 +41,19 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     name; by name.2 in the second pass alone, by name.1 in the first.
 
     Args:
-        model: a model of Telescope, or a Hugging Face model that can be watched. edits: of
-        `ts.mute`, `ts.hide`, `ts.boost`, `ts.frozen` and `ts.redefine`, or of `recording.edits`.
+        model: a model of Telescope, or a Hugging Face model that can be watched.
+        edits: of `ts.mute`, `ts.hide`, `ts.boost`, `ts.frozen` and `ts.redefine`, or of
+            `recording.edits`.
         tokenizer: an object with `decode`, by which texts are found; Telescope's models have their
-        own.
+            own.
 
     Raises:
-        TypeError: `model` is no torch.nn.Module, or an edit is of another type. ValueError: The
-        model cannot be edited (compiled, without a known attention); a layer, head, text or
-        position
-            does not exist, for texts, positions and passes when the block is left; two edits
-            contradict each other; or an attention that is edited has run past the edit, by a
-            forward that computes its weights elsewhere.
-        RuntimeError: Gradient checkpointing runs passes again that are edited differently.
+        TypeError: `model` is no torch.nn.Module, or an edit is of another type.
+        ValueError: the model cannot be edited (compiled, without a known attention); a layer, head,
+            text or position does not exist, for texts, positions and passes when the block is left;
+            two edits contradict each other; or an attention that is edited has run past the edit,
+            by a forward that computes its weights elsewhere.
+        RuntimeError: gradient checkpointing runs passes again that are edited differently.
 
     Example:
         >>> import torch, telescope as ts
@@ -88,32 +85,31 @@ def editing(
         raise TypeError(f"edit takes a model, a torch.nn.Module, not {type(model).__name__}")
     given = [_checked_edit(one) for one in edits]
     found = find_attentions(model, "edit")
-    if found.unwatched and any(one.layers is None and not isinstance(one, Frozen) for one in given):
+    if found.unwatched and any(one.edits_every_layer for one in given):
         warnings.warn(
             f"{type(model).__name__}: {describe_unwatched(found.unwatched, 'edit')}", stacklevel=5
         )
     session = EditSession(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
-    session.needs_positions |= notes_tokens
+    session.follows_all |= notes_tokens
+    session.follows_text |= notes_tokens
     edited = session.edited_attentions()
     attentions = {
         name: module
         for name, module in found.attentions.items()
-        if session.needs_positions or name in edited
+        if session.follows_all or name in edited
     }
     if found.backend is huggingface:
         huggingface.check_version()
-    with found.backend.intercepting(found.modules, attentions, EditHandler(session)):
+    with ExitStack() as undo:
+        undo.enter_context(found.backend.intercepting(found.modules, attentions, session))
         _running.append(session)
-        try:
-            yield session
-        finally:
-            _running.remove(session)
+        undo.callback(_running.remove, session)
+        yield session
     session.check_found()
 
 
-_running: list[
-    EditSession
-] = []  # of all blocks that are running, in every thread; an outer block before an inner one
+# The sessions of all blocks that are running, in every thread; an outer block before an inner one.
+_running: list[EditSession] = []
 
 
 def running_edits(model: nn.Module) -> list[tuple[str, LayerEdit]]:
@@ -139,16 +135,12 @@ def _checked_edit(given: Any) -> Edit:
     """
     one = from_json(given.contents) if isinstance(given, SavedEdit) else given
     if not isinstance(one, Edit):
-        names = ("mute", "hide", "boost", "frozen", "redefine")
-        nearest = (
-            hint(given, names) if isinstance(given, str) else f"there are ts.{', ts.'.join(names)}"
-        )
+        known = f"there are ts.{', ts.'.join(KINDS)}"
+        nearest = hint(given, [*KINDS]) if isinstance(given, str) else known
         raise TypeError(f"{given!r} is no edit; {nearest}")
-    if (isinstance(one, Redefine) and isinstance(one.function, str)) or (
-        isinstance(one, Frozen) and isinstance(one.recording, str)
-    ):
-        what = "function" if isinstance(one, Redefine) else "recording"
+    if one.kept_by_name and isinstance(getattr(one, one.kept_by_name), str):
         raise ValueError(
-            f'"{one}" was read from a file, which holds only the name of its {what}; make it again'
+            f'"{one}" was read from a file, which holds only the name of its {one.kept_by_name}; '
+            "make it again"
         )
     return one

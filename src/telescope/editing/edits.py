@@ -1,52 +1,195 @@
 """The edits: frozen values that say what to change in which attentions. `ts.edit` applies them
 while a model runs.
 
-Whatever the order in which edits are listed, one attention is edited in this order:
+Whatever the order in which edits are listed, one attention is edited in this order, that of their
+`rank`:
 
     redefine   the definition is replaced, in the order of the list
     boost      some keys count more: ln(by) is added to their scores
     hide       some keys are hidden from some queries; the weights of the others sum to one again
     frozen     queries and keys are those of a recording, values those of this run
     mute       after the attention, the context of some heads is multiplied, before W_O
+
+Each class says what it needs to know of a call and which part of it it changes, and does so.
+Boost and hide are in key_edits.py, redefine and frozen in pattern_edits.py.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, SupportsIndex
+from enum import Enum, Flag, auto
+from types import NoneType
+from typing import Any, ClassVar, NamedTuple, SupportsIndex, TypeVar, get_args, get_origin
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from ..anatomy import count_heads
 from ..attention import Attention
 from ..attention.check_numbers import require_real
-from ..recording.names import Layers, numbers_of_heads
+from ..interception.find_attentions import find_attentions
+from ..recording.attention_call import AttentionCall
+from ..recording.names import Layers, head_numbers, numbers_of_heads, select_layers
 from ..recording.recording import Recording
 from ..words import hint, whole_number
-from .spans import Given, Span, span
+from .prompts import Place
+from .spans import Span
 
 Heads = SupportsIndex | Sequence[SupportsIndex] | None
 """Numbers of heads, -1 for the last; None is all."""
 MEANS = ("zero", "mean")
+Shared = TypeVar("Shared")
+
+# --------------------------------------------------------------------------------------- every edit
+
+
+class Part(Enum):
+    """The part of a call that an edit changes, by its method of this name."""
+
+    DEFINITION = "redefinition"
+    TENSORS = "change_tensors"
+    CONTEXT = "change_context"
+
+
+class Needs(Flag):
+    """What an edit has to know besides the tensors and the definition of a call."""
+
+    NOTHING = 0
+    PLACE = auto()
+    """Where the call stands in its text: the prompt, its token ids and its padding."""
+    POSITIONS = auto()
+    """Where the queries of a cross-attention stand: then every attention is followed."""
+    PASS = auto()
+    """Which pass through its layer the call is, where a model runs a layer several times."""
+    WHOLE_BATCH = auto()
+    """All sequences of the batch: the edit cannot concern some of them alone."""
+
+
+class Pass(NamedTuple):
+    """One of the passes through an attention in a forward pass; the first has number 1."""
+
+    attention: str
+    number: int
+
+
+def split_pass(name: str, attentions: Collection[str]) -> Pass:
+    """Return which pass a name means: ("layer", 2) for "layer.2".
+
+    The first pass is recorded by the attention's own name; "layer.1" names it too.
+    """
+    base, _, number = name.rpartition(".")
+    is_number = number.isdecimal() and not number.startswith("0")
+    is_pass = is_number and name not in attentions and base in attentions
+    return Pass(base, int(number)) if is_pass else Pass(name, 1)
+
+
+class Block:
+    """What the edits of one `ts.edit` block share until it ends."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.checks: list[Callable[[], list[str]]] = []
+        """Called when the block ends; return sentences on what went wrong."""
+        self._shared: dict[Any, Any] = {}
+
+    def share(self, kind: Callable[["Block"], Shared]) -> Shared:
+        """Return the block's one object of a class, which is made when an edit first asks."""
+        if kind not in self._shared:
+            self._shared[kind] = kind(self)
+        made: Shared = self._shared[kind]
+        return made
+
+
+class EditedCall(NamedTuple):
+    """A call of an attention, as one of its edits finds it."""
+
+    name: str
+    """Of the attention."""
+    own: "LayerEdit"
+    block: Block
+    call: AttentionCall | None
+    """The call as the model made it; None if no edit needs more than the context."""
+    place: Place | None
+    """Known if an edit of the attention needs it."""
+    value_set: int = 0
+    """Tells calls apart that multiply the same weights by several sets of values."""
+
+
+class Redefinition(NamedTuple):
+    """The change of a definition in one call."""
+
+    apply: Callable[[Attention], Attention]
+    key: Hashable | None
+    """Equal for equal changes, whose results are shared; None if results may differ."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """The base of all edits: a change of the attentions that `layers` names, in their heads
-    `heads`.
-    """
+    """The base of all edits: a change of some heads of some attentions."""
 
     kind: ClassVar[str]
+    """The name of the function that makes the edit, and of the edit in JSON."""
+    changes: ClassVar[Part]
+    rank: ClassVar[int]
+    """Edits of one attention apply in the order of their ranks; equal ranks as they are listed."""
+    kept_by_name: ClassVar[str] = ""
+    """The field of which JSON has only the name; an edit that was read cannot be applied then."""
+
     layers: tuple[str | int, ...] | None
-    """Names, patterns such as "decoder.*.cross" and numbers of layers, as in `ts.watch`, and of
-    passes; None is all.
-    """
+    """Names, patterns and numbers of layers, as in `ts.watch`, and of passes; None is all."""
     heads: tuple[int, ...] | None
     """The numbers of the heads; None is all."""
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            KINDS[cls.kind] = cls
 
     @abstractmethod
     def __str__(self) -> str:
         """Return the edit as a sentence."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the edit has to know of its calls."""
+        return Needs.NOTHING
+
+    def redefinition(self, at: EditedCall) -> Redefinition | None:
+        """Return the change of a call's definition; None if nothing changes in this call."""
+        raise NotImplementedError
+
+    def change_tensors(self, at: EditedCall, call: AttentionCall) -> AttentionCall:
+        """Return `call`, which edits of a lower rank have changed, with other queries and keys."""
+        raise NotImplementedError
+
+    def change_context(
+        self, at: EditedCall, context: Float[Tensor, "batch heads query d_v"]
+    ) -> Float[Tensor, "batch heads query d_v"]:
+        """Return the context after the edit; it may be changed in place unless gradients flow."""
+        raise NotImplementedError
+
+    @property
+    def edits_every_layer(self) -> bool:
+        """Whether the edit means every attention that the model has."""
+        return self.layers is None
+
+    def select(
+        self, names: Sequence[str], passes: Sequence[str], unwatched: Sequence[str]
+    ) -> list[str]:
+        """Return what `layers` selects of a model's attentions and of the passes that it names."""
+        return select_layers([*names, *passes], self.layers, unwatched)
+
+    def select_heads(self, name: str, count: int) -> Sequence[int] | None:
+        """Return the numbers of the edited heads of an attention with `count` heads; None is all.
+
+        Raise a ValueError if a head does not exist.
+        """
+        return None if self.heads is None else head_numbers(name, self.heads, count)
+
+    def contradicts(self, other: "Edit") -> str:
+        """Return why this edit and another cannot both change the same head; "" if they can."""
+        return ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the edit as JSON. Of a recording and a function only the name is kept."""
@@ -55,93 +198,23 @@ class Edit:
         }
 
 
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Span):
-        return value.to_json()
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, Recording):
-        return value.model
-    if callable(value):
-        return getattr(value, "__name__", repr(value))
-    return value
+KINDS: dict[str, type[Edit]] = {}
+"""Every class of edits by its `kind`."""
 
 
-@dataclass(frozen=True)
-class Mute(Edit):
-    """Multiply the context of some heads, or its distance from the mean, by `times`."""
+@dataclass(frozen=True, eq=False)
+class LayerEdit:
+    """An edit of one attention."""
 
-    kind = "mute"
-    times: float = 0.0
-    by: str = "zero"
-
-    def __str__(self) -> str:
-        what = f"{_of_heads(self.heads)}{_of_layers(self.layers)}"
-        factor = f" times {self.times:g}" if self.times else ""
-        return f"mute {what}{factor}" + (" by the mean" if self.by == "mean" else "")
+    edit: Edit
+    sequences: range | None = None
+    """The sequences of a batch that the edit concerns; None is all."""
+    first_head: int = 0
+    """This process's first head among those of the whole model; `edit` counts heads from there."""
 
 
-@dataclass(frozen=True)
-class Hide(Edit):
-    """Hide some keys from some queries."""
-
-    kind = "hide"
-    keys: Span = Span()
-    queries: Span | None = None
-    new: bool = True
-
-    def __str__(self) -> str:
-        return f"hide {_of_pairs(self)}"
-
-
-@dataclass(frozen=True)
-class Boost(Edit):
-    """Let some keys count `by` times as much for some queries."""
-
-    kind = "boost"
-    keys: Span = Span()
-    by: float = 1.0
-    queries: Span | None = None
-    new: bool = True
-
-    def __str__(self) -> str:
-        return f"boost {_of_pairs(self, 'for')} by {self.by:g}"
-
-
-@dataclass(frozen=True)
-class Frozen(Edit):
-    """Attend as a recording did, with the values of this run."""
-
-    kind = "frozen"
-    recording: Recording | str = ""
-    """The recording; the name of its model where the edit was read from a file."""
-
-    def __str__(self) -> str:
-        model = self.recording.model if isinstance(self.recording, Recording) else self.recording
-        return f"freeze {_of_heads(self.heads)}{_of_layers(self.layers)} as recorded of {model}"
-
-
-@dataclass(frozen=True)
-class Redefine(Edit):
-    """Replace the definition of some attentions by a function of it."""
-
-    kind = "redefine"
-    function: Callable[[Attention], Attention] | str = ""
-    """From Attention to Attention; its name where the edit was read from a file."""
-
-    def __str__(self) -> str:
-        name = (
-            self.function
-            if isinstance(self.function, str)
-            else getattr(self.function, "__name__", "a function")
-        )
-        return (
-            f"redefine {_of_layers(self.layers).removeprefix(' of ').removeprefix(' in ')} by "
-            f"{name}"
-        )
-
-
-def _of_heads(heads: tuple[int, ...] | None) -> str:
+def describe_heads(heads: tuple[int, ...] | None) -> str:
+    """Return heads in words: "every head", "heads 2 and 4"."""
     if heads is None:
         return "every head"
     if len(heads) == 1:
@@ -149,47 +222,177 @@ def _of_heads(heads: tuple[int, ...] | None) -> str:
     return f"heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
 
 
-def _of_layers(layers: tuple[str | int, ...] | None) -> str:
+def describe_layers(layers: tuple[str | int, ...] | None) -> str:
+    """Return layers in words, with the preposition before them: " in every layer"."""
     if layers is None or layers == ("*",):
         return " in every layer"
-    return (
-        f" of {', '.join(str(one) if isinstance(one, str) else f'layer {one}' for one in layers)}"
-    )
+    return f" of {', '.join(one if isinstance(one, str) else f'layer {one}' for one in layers)}"
 
 
-def _of_pairs(edit: Hide | Boost, to: str = "from") -> str:
-    queries = "every query" if edit.queries is None else edit.queries.named("query", "queries")
-    old = "" if edit.new else " of the prompt"
-    heads = "" if edit.heads is None else f" in {_of_heads(edit.heads)}"
-    return f"{edit.keys.named('key', 'keys')} {to} {queries}{old}{heads}{_of_layers(edit.layers)}"
-
-
-# -------------------------------------------------------------------------------- what a user calls
-
-
-def _layers(given: Layers) -> tuple[str | int, ...] | None:
+def read_layers(given: Layers) -> tuple[str | int, ...] | None:
     """Return `layers=` as a tuple; names are compared with a model's when `ts.edit` gets one."""
     if given is None:
         return None
     listed = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if not listed:
         raise ValueError("layers=[] edits nothing; leave it out for every attention")
-    return tuple(one if isinstance(one, str) else _layer_number(one) for one in listed)
+    for one in listed:
+        if not isinstance(one, str | SupportsIndex):
+            raise TypeError(
+                'layers takes names, patterns such as "encoder.*" and numbers, not '
+                f"{type(one).__name__}"
+            )
+    return tuple(one if isinstance(one, str) else whole_number("layers", one) for one in listed)
 
 
-def _layer_number(given: Any) -> int:
-    try:
-        return whole_number("layers", given)
-    except TypeError:
-        kind = type(given).__name__
-        raise TypeError(
-            f'layers takes names, patterns such as "encoder.*" and numbers, not {kind}'
-        ) from None
-
-
-def _heads(given: Heads) -> tuple[int, ...] | None:
+def read_heads(given: Heads) -> tuple[int, ...] | None:
     """Return `heads=` as a tuple of numbers, each once."""
     return None if given is None else numbers_of_heads(given)
+
+
+# --------------------------------------------------------------------------------------------- JSON
+
+
+def _to_json(value: Any) -> Any:
+    match value:
+        case Span():
+            return value.to_json()
+        case tuple():
+            return list(value)
+        case Recording():
+            return value.model
+    return getattr(value, "__name__", repr(value)) if callable(value) else value
+
+
+def from_json(parsed: Any) -> Edit:
+    """Return the edit that `Edit.to_json` wrote; raise a ValueError for anything else.
+
+    An edit that is `kept_by_name` can be printed and compared, and not applied.
+    """
+    shown = str(parsed)[:80]
+    kind = KINDS.get(str(parsed.get("is"))) if isinstance(parsed, dict) else None
+    if kind is None:
+        raise ValueError(f"{shown} is no edit")
+    types = {part.name: part.type for part in fields(kind)}
+    if set(parsed) != {"is", *types}:
+        raise ValueError(f"{shown} is no {kind.kind} edit; it has {', '.join(types)}")
+    try:
+        return kind(**{name: _from_json(parsed[name], types[name]) for name in types})
+    except TypeError:
+        raise ValueError(f"{shown} is no {kind.kind} edit: a field is of another type") from None
+
+
+def _from_json(value: Any, annotation: Any) -> Any:
+    """Return the value of a field from JSON; raise a TypeError unless it fits the annotation."""
+    options = get_args(annotation) or (annotation,)
+    if value is None and NoneType in options:
+        return None
+    if Span in options:
+        return Span.from_json(value)
+    # A list for `tuple[int, ...]`. type() tells True from 1, which isinstance does not.
+    first = options[0]
+    if get_origin(first) is tuple and isinstance(value, list):
+        allowed = get_args(first)[0]
+        if all(type(one) in (get_args(allowed) or (allowed,)) for one in value):
+            return tuple(value)
+    plain = tuple(one for one in options if isinstance(one, type))
+    if isinstance(value, plain) or (float in plain and isinstance(value, int)):
+        return value
+    raise TypeError(f"{value!r} is no {annotation}")
+
+
+# --------------------------------------------------------------------------------------------- mute
+
+
+@dataclass(frozen=True)
+class Mute(Edit):
+    """Multiply the context of some heads, or its distance from the mean, by `times`."""
+
+    kind = "mute"
+    changes = Part.CONTEXT
+    rank = 4
+    times: float = 0.0
+    by: str = "zero"
+
+    def __str__(self) -> str:
+        what = f"{describe_heads(self.heads)}{describe_layers(self.layers)}"
+        factor = f" times {self.times:g}" if self.times else ""
+        return f"mute {what}{factor}" + (" by the mean" if self.by == "mean" else "")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.PLACE | Needs.POSITIONS if self.by == "mean" else Needs.NOTHING
+
+    def change_context(
+        self, at: EditedCall, context: Float[Tensor, "batch heads query d_v"]
+    ) -> Float[Tensor, "batch heads query d_v"]:
+        count = context.shape[1]
+        selected = self.select_heads(at.name, count)
+        heads = list(range(count) if selected is None else selected)
+        sequences = at.own.sequences
+        rows = slice(None) if sequences is None else slice(sequences.start, sequences.stop)
+
+        # Without gradients, in place: nobody else reads the context yet.
+        if not context.requires_grad or not torch.is_grad_enabled():
+            part = context[rows]
+            if self.by == "mean":
+                part[:, heads] = self._muted(part[:, heads], at, rows)
+                return context
+            # Each head as a view: on a GPU, a list of heads would be copied there in every call.
+            for view in [part] if len(heads) == count else [part[:, head] for head in heads]:
+                if self.times:
+                    view.mul_(self.times)
+                else:
+                    view.zero_()
+            return context
+
+        # With gradients, a copy in which the muted heads are chosen by a mask.
+        chosen = torch.zeros(len(context), count, 1, 1, dtype=torch.bool, device=context.device)
+        chosen[rows, heads] = True
+        muted = torch.zeros_like(context)
+        muted[rows, heads] = self._muted(context[rows][:, heads], at, rows)
+        return torch.where(chosen, muted, context)
+
+    def _muted(
+        self, part: Float[Tensor, "some chosen query d_v"], at: EditedCall, rows: slice
+    ) -> Tensor:
+        """Return the context of the muted heads after the edit."""
+        if self.by == "mean":
+            mean = self._mean(part, at, rows)
+            return mean + self.times * (part - mean)
+        if self.times:
+            return part * self.times
+        # Not times 0: 0 · NaN would be NaN.
+        return part.masked_fill(torch.ones((), dtype=torch.bool, device=part.device), 0.0)
+
+    def _mean(self, part: Tensor, at: EditedCall, rows: slice) -> Tensor:
+        """Return the mean of each head over the queries of the prompt, (some, chosen, 1, d_v)."""
+        place = at.place
+        assert place is not None
+        assert at.call is not None
+        means = place.prompt.means
+        key = (id(at.own), at.value_set)
+
+        # A generated token has the mean of its prompt.
+        if not place.reads_prompt:
+            known = means[key]
+            sequences = place.rows(at.call)
+            return known if sequences is None else known[sequences]
+
+        if not place.reads_all:
+            raise ValueError(
+                f'"{self}" needs the mean of the whole prompt, which is read in several forward '
+                "passes here; let the model read it at once, in generate without prefill_chunk_size"
+            )
+        real = place.real_queries(at.call)
+        if real is None:
+            mean = part.mean(2, keepdim=True)
+        else:
+            counts = real[rows].to(part.dtype)
+            total = counts.sum(2, keepdim=True).clamp(min=1.0)
+            mean = (part * counts).sum(2, keepdim=True) / total
+        means[key] = mean.detach()
+        return mean
 
 
 class MuteEdits:
@@ -205,251 +408,44 @@ class MuteEdits:
                 layer that a model runs several times in one forward pass, these edit every pass;
                 "name.2" edits the second pass alone, as it is named in a recording, and "name.1"
                 the first.
-            heads: the numbers of the heads, -1 for the last; None is all. times: the factor; 0
-            switches the heads off. by: what remains at times=0: "zero", or "mean", the mean of the
-            head's context over the queries of the
-                prompt, of each sequence by itself and without padding. Generated tokens get the
-                mean of their prompt. With another factor, the distance from the mean is multiplied.
-                A prompt that is read in several forward passes is refused.
+            heads: the numbers of the heads, -1 for the last; None is all.
+            times: the factor; 0 switches the heads off.
+            by: what remains at times=0: "zero", or "mean", the mean of the head's context over the
+                queries of the prompt, of each sequence by itself and without padding. Generated
+                tokens get the mean of their prompt. With another factor, the distance from the mean
+                is multiplied. A prompt that is read in several forward passes is refused.
 
         Example:
             >>> import telescope as ts
             >>> print(ts.mute("decoder.1.cross", heads=[2, 4]))
             mute heads 2 and 4 of decoder.1.cross
         """
-        factor = require_real("times", times)
-        if not math.isfinite(factor):
+        if not math.isfinite(require_real("times", times)):
             raise ValueError(
                 f"times={times} is not a finite number; 0 switches a head off, 1 leaves it as it is"
             )
         if by not in MEANS:
             raise ValueError(f'there is no by="{by}"; {hint(str(by), MEANS)}')
-        return Mute(_layers(layers), _heads(heads), float(factor), by)
+        return Mute(read_layers(layers), read_heads(heads), float(times), by)
 
     def each(
         self, model: nn.Module, layers: Layers = None, *, times: float = 0.0, by: str = "zero"
     ) -> list[Mute]:
-        """Return one edit for each head of the attentions of a model, for `ts.effect`.
+        """Return one edit for each head of a model, of all passes through it, for `ts.effect`.
 
-        A head of a layer that runs several times has one edit, of all passes. Raise a ValueError if
-        the number of heads of an attention cannot be told before the model runs.
+        Raise a ValueError if a number of heads cannot be told before the model runs.
         """
-        from .targets import count_heads
-
-        counts = count_heads(model, layers)
-        return [
-            self(name, head, times=times, by=by)
-            for name, count in counts.items()
-            for head in range(count)
-        ]
-
-
-class HideEdits:
-    """`ts.hide`: make edits that hide keys from queries."""
-
-    def __call__(
-        self,
-        keys: Given,
-        queries: Given | None = None,
-        *,
-        layers: Layers = None,
-        heads: Heads = None,
-        new: bool = True,
-    ) -> Hide:
-        """Return the edit that hides some keys from some queries; the weights of the other keys sum
-        to one again.
-
-        A query from which every key is hidden that it may see gets zeros as context.
-
-        Args:
-            keys: positions (a number, range, slice or list), text such as "the astronomer", or
-                `ts.tokens(...)`. Positions count the tokens of each sequence from 0, without
-                padding. Text is found in the prompt through the tokenizer, wherever it occurs as
-                whole words. In cross-attention, keys are tokens of the source.
-            queries: the same; None is every query. layers, heads: the attentions and heads, as in
-            `ts.mute`; None is all. new: whether queries and keys may be tokens that the model
-            generates. A span without an end, and
-                queries=None, then include them.
-
-        Example:
-            >>> import telescope as ts
-            >>> print(ts.hide(range(10, 40), slice(200, None)))
-            hide keys 10 to 39 from queries from 200 on in every layer
-        """
-        whom = None if queries is None else span("queries", queries)
-        return Hide(_layers(layers), _heads(heads), span("keys", keys), whom, bool(new))
-
-    def each(
-        self,
-        segments: Iterable[Given],
-        queries: Given | None = "later",
-        *,
-        layers: Layers = None,
-        heads: Heads = None,
-    ) -> list[Hide]:
-        """Return one edit for each segment of a text, such as its sentences, for `ts.effect`.
-
-        Args:
-            segments: spans; or one whole number for each token, which tells its segment, as in
-            `survey(...).map`. queries: from which queries each segment is hidden; "later" are all
-            tokens after it, None is every query. layers, heads: as in `ts.hide`.
-        """
+        found = find_attentions(model, "edit")
         edits = []
-        for keys in _segments(list(segments)):
-            own = span("segments", keys)
-            whom: Given | None = queries
-            if isinstance(queries, str) and queries == "later":
-                ends = [stop for _, stop in own.ranges if stop is not None]
-                if own.needs_ids or len(ends) < len(own.ranges):
-                    raise ValueError(
-                        f"segment {own} has no known end; give positions, or queries=None for "
-                        "every query"
-                    )
-                whom = slice(max(ends), None)
-            edits.append(self(own, whom, layers=layers, heads=heads))
+        for name in select_layers(list(found.attentions), layers, found.unwatched):
+            count = count_heads(found.modules, found.attentions[name])
+            if count is None:
+                raise ValueError(
+                    f'how many heads "{name}" has is not known before it runs; list them: '
+                    "ts.mute(name, head)"
+                )
+            edits += [self(name, head, times=times, by=by) for head in range(count)]
         return edits
 
 
-def _segments(given: list[Any]) -> list[Any]:
-    """Return the spans of segments that are given as one number for each token; spans are returned
-    as they are.
-    """
-    if not given or not all(
-        isinstance(one, SupportsIndex) and not isinstance(one, bool) for one in given
-    ):
-        return given
-    numbers = [whole_number("segments", one) for one in given]
-    return [
-        [i for i, number in enumerate(numbers) if number == segment]
-        for segment in dict.fromkeys(numbers)
-    ]
-
-
 mute = MuteEdits()
-hide = HideEdits()
-
-
-def boost(
-    keys: Given,
-    by: float,
-    *,
-    queries: Given | None = None,
-    layers: Layers = None,
-    heads: Heads = None,
-    new: bool = True,
-) -> Boost:
-    """Return the edit that lets some keys count `by` times as much: ln(by) is added to their
-    scores.
-
-    Args:
-        keys, queries, layers, heads, new: as in `ts.hide`.
-        by: the factor, above 0; 1 changes nothing, below 1 the keys count less.
-
-    Example:
-        >>> import telescope as ts
-        >>> print(ts.boost("the astronomer", by=4.0))
-        boost "the astronomer" for every query in every layer by 4
-    """
-    factor = require_real("by", by)
-    if not (math.isfinite(factor) and factor > 0):
-        raise ValueError(f"by={by} is not a factor above 0; ts.hide hides keys altogether")
-    whom = None if queries is None else span("queries", queries)
-    return Boost(_layers(layers), _heads(heads), span("keys", keys), float(factor), whom, bool(new))
-
-
-def frozen(recording: Recording, layers: Layers = None, heads: Heads = None) -> Frozen:
-    """Return the edit that attends with the queries and keys of a recording, and with the values of
-    this run.
-
-    Args:
-        recording: of the same model and a text of the same length, with keep="queries-keys" or
-        "steps". layers: the attentions to freeze, by their names in the recording; None is all that
-        were recorded. The name of a
-            layer that ran several times freezes every pass, each by its own pattern; see `ts.mute`.
-        heads: the heads to freeze; None is all that were recorded.
-
-    Raises:
-        TypeError, ValueError: `recording` is no recording, or keeps no queries and keys.
-
-    Example:
-        >>> import torch, telescope as ts
-        >>> layer = ts.layers.MultiHeadAttention(8, 2)
-        >>> with ts.watch(layer, keep="queries-keys") as recording:
-        ...     _ = layer(torch.randn(1, 5, 8))
-        >>> print(ts.frozen(recording, heads=1))
-        freeze head 1 in every layer as recorded of MultiHeadAttention
-    """
-    if not isinstance(recording, Recording):
-        raise TypeError(
-            f"frozen takes a recording of ts.watch or ts.open, not {type(recording).__name__}"
-        )
-    if recording.keep == "summaries":
-        raise ValueError(
-            'frozen needs queries and keys: record with ts.watch(model, keep="queries-keys")'
-        )
-    return Frozen(_layers(layers), _heads(heads), recording)
-
-
-def redefine(layers: Layers, function: Callable[[Attention], Attention]) -> Redefine:
-    """Return the edit that replaces the definition of some attentions by function(definition).
-
-    Args:
-        layers: names, patterns or numbers of attentions, as in `ts.mute`; None is all. function:
-        from Attention to Attention, such as `lambda attention: replace(attention, scale=1.0)`, with
-            `replace` of the module dataclasses.
-
-    Example:
-        >>> import telescope as ts
-        >>> from dataclasses import replace
-        >>> print(ts.redefine("decoder.*.cross", lambda attention: replace(attention, scale=1.0)))
-        redefine decoder.*.cross by <lambda>
-    """
-    if not callable(function):
-        raise TypeError(
-            f"redefine takes a function from Attention to Attention, not {type(function).__name__}"
-        )
-    return Redefine(_layers(layers), None, function)
-
-
-# ---------------------------------------------------------------------------------------- from JSON
-
-KINDS: dict[str, type[Edit]] = {kind.kind: kind for kind in (Mute, Hide, Boost, Frozen, Redefine)}
-
-
-def from_json(parsed: Any) -> Edit:
-    """Return the edit that `Edit.to_json` wrote; raise a ValueError for anything else.
-
-    A frozen or redefining edit that was read can be printed and compared, and not applied.
-    """
-    if not isinstance(parsed, dict) or parsed.get("is") not in KINDS:
-        raise ValueError(f"{str(parsed)[:80]} is no edit")
-    kind = KINDS[parsed["is"]]
-    names = [part.name for part in fields(kind)]
-    if set(parsed) != {"is", *names}:
-        raise ValueError(f"{str(parsed)[:80]} is no {parsed['is']} edit; it has {', '.join(names)}")
-    layers = parsed["layers"]
-    heads = parsed["heads"]
-    given: dict[str, Any] = {"layers": None if layers is None else tuple(layers)}
-    given["heads"] = None if heads is None else tuple(heads)
-    for name in names[2:]:
-        value = parsed[name]
-        is_span = name == "keys" or (name == "queries" and value is not None)
-        given[name] = Span.from_json(value) if is_span else value
-    checks = {
-        "times": float | int,
-        "by": float | int | str,
-        "new": bool,
-        "recording": str,
-        "function": str,
-    }
-    if (
-        not all(isinstance(one, str | int) for one in given["layers"] or ())
-        or not all(type(one) is int for one in given["heads"] or ())
-        or not all(
-            isinstance(given[name], allowed) for name, allowed in checks.items() if name in given
-        )
-    ):
-        raise ValueError(
-            f"{str(parsed)[:80]} is no {parsed['is']} edit: a field is of another type"
-        )
-    return kind(**given)

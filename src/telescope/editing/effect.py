@@ -7,12 +7,12 @@ each edit concerns its own copy. Frozen and redefining edits run one at a time.
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -24,7 +24,7 @@ from ..recording.names import list_names
 from ..traces.render import render_text
 from ..words import hint
 from .edit import editing
-from .edits import Boost, Edit, Hide, Mute
+from .edits import Edit, Needs
 
 TOKENS = 8192  # of the inputs of one batch, at most, unless one edit takes more
 MAX_EDITS = 32  # of one batch
@@ -50,7 +50,8 @@ class Effects:
 
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)).eval()
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config).eval()
         >>> effects = ts.effect(model, torch.tensor([[1, 2, 3]]), ts.mute.each(model))
         >>> len(effects), list(effects.columns)
         (3, ['edit', 'kl'])
@@ -91,23 +92,16 @@ class Effects:
     def __rich__(self) -> Table:
         table = Table(box=None, pad_edge=False)
         for name in self.columns:
-            table.add_column(
-                name,
-                justify="left" if name == "edit" else "right",
-                no_wrap=True,
-                overflow="ellipsis",
-            )
+            side: Any = "left" if name == "edit" else "right"
+            table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")
         for row in self.rows:
             edit, *numbers = row.values()
-            table.add_row("as it is" if edit is None else str(edit), *map(_format, numbers))
+            cells = [str(one) if isinstance(one, int) else f"{one:.4g}" for one in numbers]
+            table.add_row("as it is" if edit is None else str(edit), *cells)
         return table
 
     def __repr__(self) -> str:
         return render_text(self.__rich__())
-
-
-def _format(number: Any) -> str:
-    return str(number) if isinstance(number, int) else f"{number:.4g}"
 
 
 def effect(
@@ -124,20 +118,19 @@ def effect(
     """Run a model with each edit, and return a table of what changed.
 
     Args:
-        model: a model that `ts.edit` takes. inputs: what the model is called with: a tensor of
-        token ids (batch, n), a tuple of arguments, a mapping of
-            keyword arguments, or a text, for a model with a tokenizer.
+        model: a model that `ts.edit` takes.
+        inputs: what the model is called with: a tensor of token ids (batch, n), a tuple of
+            arguments, a mapping of keyword arguments, or a text, for a model with a tokenizer.
         edits: one for each row; a list of several counts as one, and they are applied together.
         measure: "logits": column "kl", the divergence of the next token's distribution from that of
-        the model as it
-            is, in nats, KL(as it is ‖ edited), the mean over the positions that are no padding;
-            with `tokens`, for each of them its probability and rank (0 is the likeliest) after the
-            last position, the mean over the batch. "loss": column "loss", the mean cross-entropy of
-            the next token, or of `labels`, in nats. A function of the model's output: a number, in
-            the column "value", or several by name.
-        tokens: the ids of the tokens whose probability and rank are tabulated. labels: (batch, n)
-        what each position should predict, -100 for positions that do not count; None for the
-            input ids themselves, one position on.
+            the model as it is, in nats, KL(as it is ‖ edited), the mean over the positions that are
+            no padding; with `tokens`, for each of them its probability and rank (0 is the
+            likeliest) after the last position, the mean over the batch. "loss": column "loss", the
+            mean cross-entropy of the next token, or of `labels`, in nats. A function of the model's
+            output: a number, in the column "value", or several by name.
+        tokens: the ids of the tokens whose probability and rank are tabulated.
+        labels: (batch, n) what each position should predict, -100 for positions that do not count;
+            None for the input ids themselves, one position on.
         tokenizer: for edits that name text, and for inputs that are text.
         progress: whether to show a progress bar; None shows one in a terminal.
 
@@ -150,7 +143,8 @@ def effect(
 
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)).eval()
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config).eval()
         >>> table = ts.effect(model, torch.tensor([[1, 2, 3]]), [ts.mute(), ts.hide(0)], "loss")
         >>> [str(edit) for edit in table.columns["edit"]]
         ['None', 'mute every head in every layer', 'hide key 0 from every query in every layer']
@@ -175,10 +169,8 @@ def effect(
     if run.idle:
         warnings.warn(
             f"{len(run.idle)} of the edits changed nothing, since no attention that they name was "
-            "called while the "
-            f"model ran: {list_names([*map(str, run.idle)])}; pass inputs that reach these "
-            "attentions, or restore the "
-            "forward of the modules around them",
+            f"called while the model ran: {list_names([*map(str, run.idle)])}; pass inputs that "
+            "reach these attentions, or restore the forward of the modules around them",
             stacklevel=2,
         )
     named: list[Any] = [None, *(one[0] if len(one) == 1 else one for one in listed)]
@@ -187,26 +179,20 @@ def effect(
 
 def _batches(edits: list[tuple[Edit, ...]], call: "ModelInputs") -> list[list[tuple[Edit, ...]]]:
     """Return the edits in groups that run together."""
-    together = max(1, min(MAX_EDITS, TOKENS // max(call.tokens, 1)))
+    together = max(1, min(MAX_EDITS, TOKENS // max(call.batch * call.longest, 1)))
     if not call.can_repeat or call.longest > LONG:
         together = 1
     batches: list[list[tuple[Edit, ...]]] = []
+    room = 0  # for more edits in the last batch
     for several in edits:
-        alone = not all(isinstance(one, Mute | Hide | Boost) for one in several)
-        if (
-            batches
-            and not alone
-            and len(batches[-1]) < together
-            and all(map(_is_batched, batches[-1]))
-        ):
+        alone = any(Needs.WHOLE_BATCH in one.needs for one in several)
+        if room and not alone:
             batches[-1].append(several)
+            room -= 1
         else:
             batches.append([several])
+            room = 0 if alone else together - 1
     return batches
-
-
-def _is_batched(several: tuple[Edit, ...]) -> bool:
-    return all(isinstance(one, Mute | Hide | Boost) for one in several)
 
 
 @dataclass(frozen=True)
@@ -236,21 +222,16 @@ class ModelInputs:
             has_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
             return cls((), dict(inputs), _find_ids(inputs), has_decoder)
         args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-        if not all(
-            isinstance(one, Tensor) or one is None or not isinstance(one, int | str) for one in args
-        ):
+        if any(isinstance(one, int | str) for one in args):
             raise TypeError(
                 "inputs is a tensor of token ids, a tuple of arguments, a mapping of them, or a "
                 "text"
             )
         ids = _find_ids(dict(zip(signature(model.forward).parameters, args, strict=False)))
-        if ids is None:  # a forward that names its arguments otherwise
-            tensors = [
-                one
-                for one in args
-                if isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point()
-            ]
-            ids = tensors[-1] if tensors else None
+        # A forward that names its arguments otherwise: the last that looks like token ids.
+        for one in args if ids is None else ():
+            if isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point():
+                ids = one
         return cls(args, {}, ids)
 
     @property
@@ -266,7 +247,7 @@ class ModelInputs:
     def can_repeat(self) -> bool:
         """Whether the inputs are tensors, all of one batch size, or plain settings."""
         return all(
-            isinstance(one, bool | int | float | str)
+            isinstance(one, int | float | str)
             or (isinstance(one, Tensor) and len(one) == self.batch)
             for one in self._tensors
         )
@@ -279,24 +260,16 @@ class ModelInputs:
             default=1,
         )
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of the batch."""
-        return self.batch * self.longest
-
     def repeated(self, times: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments, each tensor as often as `times` says, one batch after the other."""
 
         def repeat(one: Any) -> Any:
-            return (
-                one.repeat(times, *[1] * (one.ndim - 1))
-                if isinstance(one, Tensor) and times > 1
-                else one
-            )
+            if not isinstance(one, Tensor) or times == 1:
+                return one
+            return one.repeat(times, *[1] * (one.ndim - 1))
 
-        return tuple(map(repeat, self.args)), {
-            name: repeat(one) for name, one in self.kwargs.items()
-        }
+        kwargs = {name: repeat(one) for name, one in self.kwargs.items()}
+        return tuple(map(repeat, self.args)), kwargs
 
     @property
     def labels(self) -> Tensor | None:
@@ -304,14 +277,8 @@ class ModelInputs:
         of that itself.
         """
         given = self.kwargs.get("labels")
-        return given if isinstance(given, Tensor) and self.is_source_alone else None
-
-    @property
-    def is_source_alone(self) -> bool:
-        """Whether `ids` are those of an encoder alone: the decoder's are made of `labels`."""
-        return (
-            "labels" in self.kwargs and "decoder_input_ids" not in self.kwargs and self.has_decoder
-        )
+        is_source_alone = self.has_decoder and "decoder_input_ids" not in self.kwargs
+        return given if isinstance(given, Tensor) and is_source_alone else None
 
 
 def _find_ids(named: Mapping[str, Any]) -> Tensor | None:
@@ -321,25 +288,19 @@ def _find_ids(named: Mapping[str, Any]) -> Tensor | None:
     return next((named[name] for name in IDS if isinstance(named.get(name), Tensor)), None)
 
 
+@dataclass(eq=False)
 class Runs:
     """Run a model as it is and edited, and measure what it returns."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        call: ModelInputs,
-        tokenizer: Any,
-        measure: Callable[..., dict[str, float]],
-    ):
-        self.model = model
-        self.call = call
-        self.tokenizer = tokenizer
-        self.measure = measure
-        self.reference: Any = None
-        self.real: Tensor | None = None
-        """At which positions a prediction counts; None if at all."""
-        self.idle: list[Edit] = []
-        """The edits whose attentions were not called."""
+    model: nn.Module
+    call: ModelInputs
+    tokenizer: Any
+    measure: Callable[..., dict[str, float]]
+    reference: Any = None
+    real: Tensor | None = None
+    """At which positions a prediction counts; None if at all."""
+    idle: list[Edit] = field(default_factory=list)
+    """The edits whose attentions were not called."""
 
     @torch.no_grad()
     def plain(self) -> dict[str, float]:
@@ -363,16 +324,14 @@ class Runs:
         with editing(self.model, edits, self.tokenizer, own if count > 1 else None) as session:
             output = self.model(*args, **kwargs)
         self.idle += session.idle_edits()
-        parts = (
-            [output]
-            if count == 1
-            else [_part(output, i * size, size, count * size) for i in range(count)]
-        )
+        parts = [_part(output, i * size, size, count * size) for i in range(count)]
         return [self.measure(part, self.reference, self.real) for part in parts]
 
 
 def _part(output: Any, start: int, size: int, whole: int) -> Any:
     """Return the part of a model's output that belongs to some sequences of the batch."""
+    if size == whole:
+        return output
     if isinstance(output, Tensor):
         return output[start : start + size] if output.ndim and len(output) == whole else output
     if isinstance(output, Mapping):
@@ -387,25 +346,57 @@ def _part(output: Any, start: int, size: int, whole: int) -> Any:
 # ----------------------------------------------------------------------------------------- measures
 
 
+class LikelyToken(NamedTuple):
+    """A token that may come next, and its probability."""
+
+    token: int
+    probability: float
+
+
+def divergence(
+    before: Float[Tensor, "*place vocabulary"], after: Float[Tensor, "*place vocabulary"]
+) -> Float[Tensor, "*place"]:
+    """Return KL(before ‖ after) of the next token's distributions at each place, in nats.
+
+    Both are log-probabilities. Rounding may leave a number below 0 where the two are equal.
+    """
+    return (before.exp() * (before - after)).sum(-1)
+
+
+def likeliest(logs: Float[Tensor, " vocabulary"], count: int) -> list[LikelyToken]:
+    """Return the likeliest tokens of one distribution of log-probabilities, the likeliest first."""
+    found = logs.topk(count)
+    pairs = zip(found.indices.tolist(), found.values.exp().tolist(), strict=True)
+    return [LikelyToken(token, probability) for token, probability in pairs]
+
+
+def log_probability(logs: Float[Tensor, "token vocabulary"], tokens: Sequence[int]) -> float:
+    """Return the log-probability of tokens that follow each other, such as those of a word.
+
+    Row k of `logs` has the log-probabilities of the whole vocabulary at the place of the k-th
+    token.
+    """
+    chosen = torch.tensor(list(tokens), device=logs.device)
+    return float(logs.gather(-1, chosen[:, None]).sum())
+
+
 def _measure(
     measure: str | Measure, call: ModelInputs, tokens: Sequence[int], labels: Tensor | None
 ) -> Callable[..., dict[str, float]]:
     """Return the function (output, output of the model as it is, positions that count) ->
     columns.
     """
-    if not isinstance(measure, str):
-        return lambda output, reference, real: _named(measure(output))
-    if measure == "loss":
-        return lambda output, reference, real: {"loss": _loss(_logits(output), call, labels, real)}
-    return lambda output, reference, real: _compare_logits(
-        _logits(output), _logits(reference), tokens, real
-    )
 
+    def columns(output: Any, reference: Any, real: Tensor | None) -> dict[str, float]:
+        if measure == "loss":
+            return {"loss": _loss(_logits(output), call, labels, real)}
+        if isinstance(measure, str):
+            return _compare_logits(_logits(output), _logits(reference), tokens, real)
+        value = measure(output)
+        named = value if isinstance(value, Mapping) else {"value": value}
+        return {str(name): float(number) for name, number in named.items()}
 
-def _named(value: Any) -> dict[str, float]:
-    if isinstance(value, Mapping):
-        return {str(name): float(number) for name, number in value.items()}
-    return {"value": float(value)}
+    return columns
 
 
 def _find_logits(output: Any) -> Tensor | None:
@@ -443,15 +434,14 @@ def _compare_logits(
     logits: Tensor, reference: Tensor, tokens: Sequence[int], real: Bool[Tensor, "batch n"] | None
 ) -> dict[str, float]:
     now = log_softmax(logits, -1)
-    before = log_softmax(reference, -1)
-    divergence = (before.exp() * (before - now)).sum(-1)
+    divergences = divergence(log_softmax(reference, -1), now)
     last = now[:, -1] if now.ndim == 3 else now
     if real is not None:
-        real = real.to(divergence.device)
-        divergence = divergence[real]
+        real = real.to(divergences.device)
+        divergences = divergences[real]
         ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)
         last = now[torch.arange(len(now), device=now.device), ends]
-    columns: dict[str, float] = {"kl": float(divergence.mean().clamp(min=0.0))}
+    columns: dict[str, float] = {"kl": float(divergences.mean().clamp(min=0.0))}
     for token in tokens:
         own = last[:, token]
         columns[f"p({token})"] = float(own.exp().mean())

@@ -2,6 +2,7 @@
 its answer loses.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from ..interception import huggingface
 from ..recording.find_sources import head_places, source_kind, stack_of
 from ..recording.source_question import Calls, Question
-from .edits import Edit, hide
-from .effect import effect
+from .edits import Edit
+from .effect import effect, log_probability
+from .key_edits import hide
 
 
 @source_kind("hidden")
@@ -29,21 +31,34 @@ def by_hiding(question: Question, model: Any) -> list[float]:
             "model=..."
         )
     read, written = _ids(question)
-    rows = torch.tensor([token - 1 for token in question.span])
-    tokens = written[0, list(question.span)]
-
-    def log_probability(output: Any) -> float:
-        logits = output if isinstance(output, Tensor) else output.logits
-        chances = logits[0, rows.to(logits.device)].double().log_softmax(-1)
-        return float(chances.gather(-1, tokens.to(logits.device)[:, None]).sum())
-
     inputs: Any = written if read is None else (read, written)
     if huggingface.owns(dict(model.named_modules())):
-        names = ("input_ids",) if read is None else ("input_ids", "decoder_input_ids")
-        inputs = dict(zip(names, (written,) if read is None else (read, written), strict=True))
-    edits = [hiding_edits(question, own, len(written[0])) for own in question.segments.tokens()]
-    plain, *falls = effect(model, inputs, edits, log_probability, progress=False).columns["value"]
-    return [plain - one for one in falls]
+        inputs = {"input_ids": written}
+        if read is not None:
+            inputs = {"input_ids": read, "decoder_input_ids": written}
+    tokens = written[0, list(question.span)].tolist()
+    return falls_when_hidden(question, model, inputs, tokens, count=len(written[0]))
+
+
+def falls_when_hidden(
+    question: Question, model: nn.Module, inputs: Any, tokens: Sequence[int], *, count: int
+) -> list[float]:
+    """Return how much the log-probability of `tokens` falls, in nats, when each segment of a
+    question is hidden alone.
+
+    inputs  what the model is called with, as in `ts.effect`
+    tokens  the tokens at the positions of the question's span, each predicted one position before
+    count   how many tokens the text has that the model reads, or writes
+    """
+    places = [position - 1 for position in question.span]
+
+    def measure(output: Any) -> float:
+        logits = output if isinstance(output, Tensor) else output.logits
+        return log_probability(logits[0, places].double().log_softmax(-1), tokens)
+
+    edits = [hiding_edits(question, segment, count) for segment in question.segments.tokens()]
+    plain, *hidden = effect(model, inputs, edits, measure, progress=False).columns["value"]
+    return [plain - one for one in hidden]
 
 
 def _ids(question: Question) -> tuple[Tensor | None, Tensor]:
@@ -73,38 +88,24 @@ def hiding_edits(question: Question, segment: list[int], count: int) -> list[Edi
     They are made in the layers and heads that were asked for, or else in every layer that reads the
     context.
     """
-    own = {*segment}
+    hidden = {*segment}
     if not question.across:
-        outside = [token for token in range(count) if token not in own]
+        outside = [token for token in range(count) if token not in hidden]
         return _hide(question, segment, outside, question.select(question.readers))
+
     # The source is read by the cross-attentions and, before them, by the layers of the encoder.
     decoding = {stack_of(name) for name in question.readers}
-    encoding = [
-        name
-        for name, call in question.calls.items()
-        if not call.across and stack_of(name) not in decoding
-    ]
-    both = {
+    encoding = {
         name: call
         for name, call in question.calls.items()
-        if name in encoding or name in question.readers
+        if not call.across and stack_of(name) not in decoding
     }
-    selected = question.select(both)
-    edits = _hide(
-        question,
-        segment,
-        None,
-        {name: call for name, call in selected.items() if name not in encoding},
-    )
-    outside = [token for token in range(question.context) if token not in own]
-    if outside:
-        edits += _hide(
-            question,
-            segment,
-            outside,
-            {name: call for name, call in selected.items() if name in encoding},
-        )
-    return edits
+    selected = question.select({**encoding, **question.readers})
+    readers = {name: call for name, call in selected.items() if name not in encoding}
+    encoders = {name: call for name, call in selected.items() if name in encoding}
+    edits = _hide(question, segment, None, readers)
+    outside = [token for token in range(question.context) if token not in hidden]
+    return edits + _hide(question, segment, outside, encoders) if outside else edits
 
 
 def _hide(

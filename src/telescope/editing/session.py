@@ -1,38 +1,70 @@
-"""`EditSession`: the edits of one block, and which of them concern a call of an attention."""
+"""`EditSession`: the edits of one block, and what they do to each call of an attention."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..anatomy import count_heads
+from ..attention import Attention
 from ..interception import huggingface
 from ..interception.find_attentions import FoundAttentions
-from ..interception.interceptor import Bypass
+from ..interception.interceptor import EDIT, Bypass, HandledCall, Handler
 from ..interception.module_hook import COMPILED, runs_for
 from ..interception.tensor_parallel import tensor_parallel_rank, tensor_parallel_size
 from ..interception.text import Text
 from ..recording.attention_call import AttentionCall
-from ..recording.names import head_numbers, select_layers
-from ..recording.recording import Recording
-from ..words import hint
-from .apply import CallEditor, finish_context
-from .edits import Boost, Edit, Frozen, Hide, Mute, Redefine
+from ..recording.names import head_numbers
+from .edits import Block, Edit, EditedCall, LayerEdit, Needs, Part, split_pass
+from .pattern_edits import without_room
 from .prompts import Place, PromptTracker
-from .regions import LayerEdit, Regions
-from .spans import TextFinder
-from .targets import heads_of
+
+MAX_CACHED = 64  # edited definitions, which layers and steps share
 
 
-class EditSession:
+class CallEdits(NamedTuple):
+    """The edits of the calls of one attention."""
+
+    every: Sequence[LayerEdit]
+    """As they were listed."""
+    needs: Needs
+    definition: list[LayerEdit]
+    """Those that change the definition, in the order they apply; so for the other parts."""
+    tensors: list[LayerEdit]
+    context: list[LayerEdit]
+
+    @classmethod
+    def of(cls, edits: Sequence[LayerEdit]) -> "CallEdits":
+        """Sort the edits of an attention."""
+        ordered = sorted(edits, key=lambda one: one.edit.rank)
+        parts = [[one for one in ordered if one.edit.changes is part] for part in Part]
+        return cls(edits, _needs_of(edits), *parts)
+
+    @property
+    def needs_context_only(self) -> bool:
+        """Whether the call may run as the model made it, without being described."""
+        return not self.definition and not self.tensors and Needs.PLACE not in self.needs
+
+
+def _needs_of(edits: Sequence[LayerEdit]) -> Needs:
+    needs = Needs.NOTHING
+    for one in edits:
+        needs |= one.edit.needs
+    return needs
+
+
+class EditSession(Block, Handler):
     """The edits of one block on one model. Calls are edited in the thread that entered the block,
     and in no other.
 
     Edits name heads of the whole model. Where these are divided among processes, each process edits
     those it has.
     """
+
+    order = EDIT
 
     def __init__(
         self,
@@ -41,45 +73,52 @@ class EditSession:
         tokenizer: Any,
         sequences: Sequence[range | None] | None = None,
     ) -> None:
+        super().__init__(tokenizer)
         self.thread = get_ident()
         self.edits = tuple(edits)
-        sequences = [None] * len(edits) if sequences is None else sequences
         self.text = Text()
         self.tracker = PromptTracker(self.text)
-        decode = getattr(tokenizer, "decode", None)
-        token_name = getattr(tokenizer, "id_to_token", None) or getattr(
-            tokenizer, "convert_ids_to_tokens", None
-        )
-        self.regions = Regions(TextFinder(decode, token_name))
-        self.editor = CallEditor(self.regions)
-        self.places: dict[str, Place] = {}  # of the running call of each attention
-        self.called: set[str] = set()
-        """The attentions that were called in the block, edited or not."""
+        self.model = found.modules[""]
         self.attentions = tuple(found.attentions)
+
+        # Which attentions each edit changes.
         self.selected = [
             (LayerEdit(edit, own), _select(edit, found))
-            for edit, own in zip(edits, sequences, strict=True)
+            for edit, own in zip(edits, sequences or [None] * len(edits), strict=True)
         ]
-        self._edits: dict[str, list[LayerEdit]] = {}  # by the name of a pass, once it was asked for
-        self._passes: dict[
-            str, int
-        ] = {}  # the most passes through each attention that ran in one forward pass
-        self.needs_positions = any(map(_needs_positions, edits))
-        self.model = found.modules[""]
+        self.needs = _needs_of([one for one, _ in self.selected])
+        self.follows_all = Needs.POSITIONS in self.needs
+        """Whether every attention is followed, edited or not."""
+        # Token ids are looked at only for edits that have to find their place in a text.
+        self.follows_text = self.follows_all or Needs.PLACE in self.needs
+        self._edits: dict[str, CallEdits] = {}  # by the name of a pass, once it was asked for
+        self._local: dict[tuple[str, int], CallEdits] = {}  # also by the number of heads here
+
+        # How its heads are divided among processes.
         self.parts = tensor_parallel_size(self.model)
         self.part = tensor_parallel_rank(self.model)
         self.heads = {
-            name: heads_of(found, name) for name in self.edited_attentions()
-        }  # of the whole model
-        self._local: dict[tuple[str, int], list[LayerEdit]] = {}
-        for name in dict.fromkeys(name for _, names in self.selected for name in names):
-            _check(name, self.of(name), self.heads[split_pass(name, self.attentions)[0]])
+            name: count_heads(found.modules, found.attentions[name])
+            for name in self.edited_attentions()
+        }
+
+        # What happens while the model runs.
+        self.called: set[str] = set()
+        """The attentions that were called in the block, edited or not."""
+        self.places: dict[str, Place] = {}  # of the running call of each attention
+        self._passes: dict[str, int] = {}  # the most through each attention in one forward pass
+        self._definitions: dict[object, tuple[Attention, Any, Attention]] = {}
+
+        for name in self._selected_names():
+            attention = split_pass(name, self.attentions).attention
+            _check(name, self.edits_for(name).every, self.heads[attention])
+
+    def _selected_names(self) -> list[str]:
+        return list(dict.fromkeys(name for _, names in self.selected for name in names))
 
     def edited_attentions(self) -> set[str]:
         """Return the names of the attentions of which some pass is edited."""
-        return {
-            split_pass(name, self.attentions)[0] for _, names in self.selected for name in names
-        }
+        return {split_pass(name, self.attentions).attention for name in self._selected_names()}
 
     def is_active(self) -> bool:
         """Return whether a call that runs now is to be edited; raise a RuntimeError inside compiled
@@ -92,17 +131,42 @@ class EditSession:
             raise RuntimeError(COMPILED.replace("watch sees", "edit changes"))
         return runs_for(self.thread)
 
-    def of(self, name: str) -> list[LayerEdit]:
-        """Return the edits of a pass through an attention: those of all of its passes, and those of
-        this one.
+    def edits_for(self, attention: str) -> CallEdits:
+        """Return the edits of an attention, or of a pass through it: those of all of its passes,
+        and those of this one.
         """
-        if name not in self._edits:
-            attention, number = split_pass(name, self.attentions)
-            own = {attention, f"{attention}.{number}"}
-            self._edits[name] = [one for one, names in self.selected if not own.isdisjoint(names)]
-        return self._edits[name]
+        if attention not in self._edits:
+            base, number = split_pass(attention, self.attentions)
+            own = {base, f"{base}.{number}"}
+            self._edits[attention] = CallEdits.of(
+                [one for one, names in self.selected if not own.isdisjoint(names)]
+            )
+        return self._edits[attention]
 
-    def begin(self, name: str) -> list[LayerEdit]:
+    def before(self, call: HandledCall) -> None:
+        """Let the edits of a call change its definition, queries or keys."""
+        edits = self.begin(call.name)
+        if not edits.every and not self.follows_all:
+            return
+        call.made.edits += tuple(one.edit for one in edits.every)
+        if edits.every and edits.needs_context_only:
+            return
+        call.before_change = call.describe()
+        changed = self.change(call.name, call.before_change, call.value_set)
+        if changed is not call.before_change:
+            own_keys = all(edit.changes is not Part.TENSORS for edit in call.made.edits)
+            call.made.change(call, changed, own_keys=own_keys)
+
+    def after(self, call: HandledCall, output: Tensor) -> Tensor:
+        """Let the edits of a call change what it returned."""
+        if not self.edits_for(call.name).context:
+            return output
+        axis = call.made.head_axis
+        context = output.transpose(1, axis)
+        found = self.finish(call.name, call.before_change, context, call.value_set)
+        return output if found is context else found.transpose(1, axis)
+
+    def begin(self, name: str) -> CallEdits:
         """Return the edits of a pass that begins, and note that it ran.
 
         Raise a RuntimeError where gradient checkpointing runs passes again that are edited
@@ -115,33 +179,38 @@ class EditSession:
         elif self._passes.get(attention, 0) > 1 and self._differs_between_passes(attention):
             raise RuntimeError(
                 f'gradient checkpointing runs the passes through "{attention}" again, and edits '
-                "that differ between "
-                "them cannot be told apart then; call model.gradient_checkpointing_disable()"
+                "that differ between them cannot be told apart then; call "
+                "model.gradient_checkpointing_disable()"
             )
-        return self.of(name)
+        return self.edits_for(name)
 
     def _differs_between_passes(self, attention: str) -> bool:
-        """Return whether some edit names one pass through an attention; a frozen edit has each
-        pass's own pattern.
-        """
-        names = {name for _, selected in self.selected for name in selected} - {attention}
-        names_a_pass = any(split_pass(name, self.attentions)[0] == attention for name in names)
-        return names_a_pass or any(isinstance(one.edit, Frozen) for one in self.of(attention))
+        """Return whether some edit names one pass through an attention, or needs to know it."""
+        passes = {*self._selected_names()} - {attention}
+        names_a_pass = any(
+            split_pass(name, self.attentions).attention == attention for name in passes
+        )
+        return names_a_pass or Needs.PASS in self.edits_for(attention).needs
 
-    def of_call(self, name: str, count: int) -> list[LayerEdit]:
+    def edits_of_call(self, name: str, count: int) -> CallEdits:
         """Return the edits of a call of `count` heads; where processes divide them, with the
         numbers they have here.
+
+        Raise a ValueError if an edit names a head that does not exist.
         """
-        edits = self.of(name)
-        if self.parts == 1 or not edits:
-            return edits
-        whole = self.heads[split_pass(name, self.attentions)[0]] or count * self.parts
-        if whole == count:  # each process has all heads of this attention
-            return edits
-        if (name, count) not in self._local:
-            parts = (_local(name, one, whole, self.part * count, count) for one in edits)
-            self._local[name, count] = [one for one in parts if one is not None]
-        return self._local[name, count]
+        known = self._local.get((name, count))
+        if known is not None:
+            return known
+        edits = self.edits_for(name)
+        whole = self.heads.get(split_pass(name, self.attentions).attention) or count * self.parts
+        if self.parts > 1 and whole != count:
+            first = self.part * count
+            here = (_local(name, one, whole, first, count) for one in edits.every)
+            edits = CallEdits.of([one for one in here if one is not None])
+        for one in edits.every:
+            _check_heads(name, one.edit, count)
+        self._local[name, count] = edits
+        return edits
 
     def change(self, name: str, call: AttentionCall, value_set: int = 0) -> AttentionCall:
         """Return the call with its definition, queries or keys changed; the same object if nothing
@@ -149,41 +218,67 @@ class EditSession:
 
         A call that has the weights of the call before, and other values, has a `value_set` above 0.
         """
-        if self.needs_positions and value_set == 0:
+        edits = self.edits_of_call(name, call.queries.shape[1])
+        if value_set == 0 and self.follows_all:
             self.tracker.note(call)
-        edits = self.of_call(name, call.queries.shape[1])
-        for one in edits:
-            _check_heads(name, one.edit, call.queries.shape[1])
-        needs_place = any(
-            isinstance(one.edit, Hide | Boost) or _needs_positions(one.edit) for one in edits
-        )
-        if needs_place and value_set == 0:
-            self.places[name] = self.tracker.place(name, call, with_positions=self.needs_positions)
-        if all(isinstance(one.edit, Mute) for one in edits):
+        if value_set == 0 and Needs.PLACE in edits.needs:
+            self.places[name] = self.tracker.place(name, call, with_positions=self.follows_all)
+        if not edits.definition and not edits.tensors:
             return call
-        return self.editor.change(name, call, self.places.get(name), edits)
+        place = self.places.get(name)
+        attention = self._redefine(name, call, place, edits.definition)
+        changed = call if attention is call.attention else call._replace(attention=attention)
+        for one in edits.tensors:
+            at = EditedCall(name, one, self, call, place, value_set)
+            changed = one.edit.change_tensors(at, changed)
+        return changed
+
+    def _redefine(
+        self, name: str, call: AttentionCall, place: Place | None, edits: Sequence[LayerEdit]
+    ) -> Attention:
+        """Return the definition of a call after its edits."""
+        found = (one.edit.redefinition(EditedCall(name, one, self, call, place)) for one in edits)
+        changes = [change for change in found if change is not None]
+        if not changes:
+            return call.attention
+
+        # Definitions that are edited alike are one object, so that layers and steps share masks.
+        key = (call.attention.identity, *(change.key for change in changes))
+        if key in self._definitions:
+            return self._definitions[key][-1]
+
+        # Edits count the keys that are written, not the free end of a cache of fixed size.
+        attention, written = without_room(call.attention)
+        for change in changes:
+            attention = change.apply(attention)
+        if written is not None:
+            attention = written.numbering.apply(attention)
+        if all(change.key is not None for change in changes):
+            while len(self._definitions) >= MAX_CACHED:
+                del self._definitions[next(iter(self._definitions))]
+            # What the key has identities of is kept alive with it.
+            self._definitions[key] = (call.attention, changes, attention)
+        return attention
 
     def finish(
         self, name: str, call: AttentionCall | None, context: Tensor, value_set: int = 0
     ) -> Tensor:
-        """Return the context (batch, heads, query, d_v) with the muted heads multiplied, in place
-        where possible.
+        """Return the context (batch, heads, query, d_v) after the edits, changed in place where
+        possible.
 
-        `call` may be left out where no head is muted by its mean.
+        `call` may be left out where `needs_context_only` holds for the edits.
         """
-        mutes = [one for one in self.of_call(name, context.shape[1]) if isinstance(one.edit, Mute)]
-        return (
-            finish_context(name, call, context, mutes, self.places.get(name), value_set)
-            if mutes
-            else context
-        )
+        for one in self.edits_of_call(name, context.shape[1]).context:
+            at = EditedCall(name, one, self, call, self.places.get(name), value_set)
+            context = one.edit.change_context(at, context)
+        return context
 
     def idle_edits(self) -> list[Edit]:
         """Return the edits that changed nothing, since none of their attentions was called."""
-        busy = {id(one.edit) for name in self.called for one in self.of(name)}
+        busy = {id(one.edit) for name in self.called for one in self.edits_for(name).every}
         return [edit for edit in self.edits if id(edit) not in busy]
 
-    def refuse_bypass(self, bypass: Bypass) -> None:
+    def report_bypass(self, bypass: Bypass) -> None:
         """Raise a ValueError if an attention that is edited has run past the edit."""
         if bypass.name in self.edited_attentions():
             raise ValueError(
@@ -195,7 +290,7 @@ class EditSession:
         """Raise a ValueError if the model ran, and an edited pass did not, or a span was in nothing
         that it read.
         """
-        for name in dict.fromkeys(name for _, names in self.selected for name in names):
+        for name in self._selected_names():
             attention, number = split_pass(name, self.attentions)
             ran = self._passes.get(attention, number)
             if number > ran:
@@ -204,15 +299,9 @@ class EditSession:
                     "nothing was edited there; "
                     f'passes count from 1, the last was {ran}, and "{attention}" edits all of them'
                 )
-        for problem in self.regions.problems():
-            raise ValueError(problem)
-
-
-def _needs_positions(edit: Edit) -> bool:
-    """Return whether an edit needs to know where the queries of a cross-attention stand."""
-    if isinstance(edit, Hide | Boost):
-        return edit.queries is not None or not edit.new
-    return isinstance(edit, Frozen) or (isinstance(edit, Mute) and edit.by == "mean")
+        for check in self.checks:
+            for problem in check():
+                raise ValueError(problem)
 
 
 def _select(edit: Edit, found: FoundAttentions) -> list[str]:
@@ -220,80 +309,24 @@ def _select(edit: Edit, found: FoundAttentions) -> list[str]:
     single passes.
     """
     names = list(found.attentions)
-    listed = [one for one in edit.layers or () if isinstance(one, str)]
-    passes = [
-        one
-        for one in dict.fromkeys(listed)
-        if one not in names and split_pass(one, names)[0] in names
-    ]
-    if (
-        found.backend is not huggingface
-    ):  # passes through a layer of Telescope's models have no names
-        passes = []
-    if not isinstance(edit, Frozen):
-        return _without_passes_of_all(
-            select_layers([*names, *passes], edit.layers, found.unwatched), names
-        )
-    assert isinstance(edit.recording, Recording)
-    recorded = [name for name in edit.recording.names if edit.recording[name].calls]
-    first_passes = [
-        one
-        for one in passes
-        if split_pass(one, names)[1] == 1 and split_pass(one, names)[0] in recorded
-    ]
-    selected = select_layers([*recorded, *first_passes], edit.layers)
-    missing = [name for name in selected if split_pass(name, names)[0] not in names]
-    if missing:
-        raise ValueError(
-            f'frozen: this model has no attention "{missing[0]}", which was recorded; '
-            f"{hint(missing[0], names)}"
-        )
-    return _without_passes_of_all(selected, names)
-
-
-def _without_passes_of_all(selected: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the selected names without the passes through an attention all of whose passes are
-    selected.
-    """
-    return [
-        name for name in selected if name in names or split_pass(name, names)[0] not in selected
-    ]
+    passes: list[str] = []
+    if found.backend is huggingface:  # passes through a layer of Telescope's models have no names
+        listed = [one for one in dict.fromkeys(edit.layers or ()) if isinstance(one, str)]
+        passes = [one for one in listed if one not in names and split_pass(one, names)[0] in names]
+    selected = edit.select(names, passes, found.unwatched)
+    # A pass through an attention all of whose passes are selected would be edited twice.
+    return [one for one in selected if one in names or split_pass(one, names)[0] not in selected]
 
 
 def _local(name: str, one: LayerEdit, whole: int, first: int, count: int) -> LayerEdit | None:
     """Return an edit for the process that has `count` of the `whole` heads, from `first` on; None
     if it edits none.
     """
-    edit = one.edit
-    if edit.heads is None and not isinstance(edit, Frozen):
+    named = one.edit.select_heads(name, whole)
+    if named is None:
         return replace(one, first_head=first)
-    named: Sequence[int] = range(whole)
-    if edit.heads is not None:
-        named = head_numbers(name, edit.heads, whole)
-    elif (
-        isinstance(edit, Frozen)
-        and isinstance(edit.recording, Recording)
-        and not edit.recording.is_part
-    ):
-        named = edit.recording[name].call.heads
     own = tuple(number - first for number in named if first <= number < first + count)
-    return replace(one, edit=replace(edit, heads=own), first_head=first) if own else None
-
-
-def split_pass(name: str, attentions: Collection[str]) -> tuple[str, int]:
-    """Return the name of an attention and the number of a pass through it: ("layer", 2) from
-    "layer.2".
-
-    The first pass is recorded by the attention's own name; "layer.1" names it too.
-    """
-    base, _, number = name.rpartition(".")
-    is_pass = (
-        name not in attentions
-        and base in attentions
-        and number.isdecimal()
-        and not number.startswith("0")
-    )
-    return (base, int(number)) if is_pass else (name, 1)
+    return replace(one, edit=replace(one.edit, heads=own), first_head=first) if own else None
 
 
 def _check_heads(name: str, edit: Edit, count: int) -> None:
@@ -308,16 +341,14 @@ def _check(name: str, edits: Sequence[LayerEdit], count: int | None) -> None:
     for one in edits if count is not None else ():
         assert count is not None
         _check_heads(name, one.edit, count)
-    frozen = [one for one in edits if isinstance(one.edit, Frozen)]
-    others = [one for one in edits if isinstance(one.edit, Hide | Boost | Redefine)]
-    pairs = [(one, other) for i, one in enumerate(frozen) for other in (*frozen[i + 1 :], *others)]
-    for one, other in pairs:
-        if _share_a_head(one.edit.heads, other.edit.heads, count):
-            raise ValueError(
-                f'"{one.edit}" and "{other.edit}" contradict each other in "{name}": a frozen '
-                "pattern is not computed "
-                "anew; leave one of them out, or give them different heads"
-            )
+    for one in edits:
+        for other in edits:
+            why = one.edit.contradicts(other.edit) if one is not other else ""
+            if why and _share_a_head(one.edit.heads, other.edit.heads, count):
+                raise ValueError(
+                    f'"{one.edit}" and "{other.edit}" contradict each other in "{name}": {why}; '
+                    "leave one of them out, or give them different heads"
+                )
 
 
 def _share_a_head(

@@ -5,9 +5,11 @@ for there, and positions count from the first token that is no padding. Tokens t
 generates later are behind the prompt: a span without an end includes them.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, Union
+from functools import lru_cache
+from typing import Any, NamedTuple, SupportsIndex, Union
 
 from torch import Tensor
 
@@ -18,9 +20,9 @@ Range = tuple[int, int | None]
 """The first position, and the one after the last; None is no end."""
 Given = Union[int, SupportsIndex, range, slice, str, "Span", Iterable[Any]]
 """What a user may give as a span."""
-WINDOW = (
-    12  # tokens that are decoded together: the text of a token may depend on the tokens before it
-)
+# Tokens that are decoded together: the text of a token may depend on the tokens before it.
+WINDOW = 12
+PROMPTS = 16  # whose text is remembered: every layer asks, and every sequence of a batch is one
 
 
 @dataclass(frozen=True)
@@ -73,18 +75,12 @@ class Span:
         match parsed:
             case {"ranges": [*ranges], "texts": [*texts], "tokens": [*tokens]} if (
                 all(isinstance(text, str) for text in texts)
-                and all(_is_position(token) for token in tokens)
-                and all(
-                    isinstance(one, list)
-                    and len(one) == 2
-                    and _is_position(one[0])
-                    and (one[1] is None or _is_position(one[1]))
-                    for one in ranges
-                )
+                and all(map(_is_position, tokens))
+                and all(isinstance(one, list) and len(one) == 2 for one in ranges)
+                and all(_is_position(start) for start, _ in ranges)
+                and all(stop is None or _is_position(stop) for _, stop in ranges)
             ):
-                return cls(
-                    tuple((start, stop) for start, stop in ranges), tuple(texts), tuple(tokens)
-                )
+                return cls(tuple(map(tuple, ranges)), tuple(texts), tuple(tokens))
         raise ValueError(f"{str(parsed)[:80]} is no span")
 
 
@@ -132,9 +128,8 @@ def span(name: str, given: Given) -> Span:
     if isinstance(given, slice):
         if given.step not in (None, 1):
             raise ValueError(f"{name}={given} leaves tokens out; give the positions as a list")
-        return Span(
-            ranges=(_checked(name, given, 0 if given.start is None else given.start, given.stop),)
-        )
+        start = 0 if given.start is None else given.start
+        return Span(ranges=(_checked(name, given, start, given.stop),))
     if isinstance(given, range) and given.step == 1:
         return Span(ranges=(_checked(name, given, given.start, given.stop),))
     if isinstance(given, Iterable):
@@ -145,10 +140,9 @@ def span(name: str, given: Given) -> Span:
                 "range(10, 40)"
             )
         ranges = _joined([one for part in parts for one in part.ranges])
-        texts, ids = (
-            [one for part in parts for one in getattr(part, kind)] for kind in ("texts", "tokens")
-        )
-        return Span(ranges, tuple(dict.fromkeys(texts)), tuple(dict.fromkeys(ids)))
+        texts = dict.fromkeys(text for part in parts for text in part.texts)
+        ids = dict.fromkeys(token for part in parts for token in part.tokens)
+        return Span(ranges, tuple(texts), tuple(ids))
     try:
         position = whole_number(name, given)
     except TypeError:
@@ -188,10 +182,18 @@ def _joined(ranges: list[Range]) -> tuple[Range, ...]:
 # ------------------------------------------------------------------------------ found in the prompt
 
 
+class DecodedText(NamedTuple):
+    """Token ids as text."""
+
+    text: str
+    places: list[range]
+    """The characters that each token adds to the text."""
+    names: list[str]
+    """The names of special tokens, and "" for tokens that are text."""
+
+
 class TextFinder:
-    """Find texts in token ids, by the tokenizer's own decoding. Results are kept for the latest
-    prompts.
-    """
+    """Find texts in token ids, by the tokenizer's own decoding."""
 
     def __init__(
         self,
@@ -199,31 +201,25 @@ class TextFinder:
         token_name: Callable[[int], str | None] | None = None,
     ) -> None:
         self.decode = decode
-        self.token_name = token_name
-        self._prompts: dict[tuple[int, ...], tuple[str, list[range], list[str]]] = {}
+        self.token_name = token_name or (lambda token: None)
+        self._read = lru_cache(PROMPTS)(self._decode)
 
     def find(self, text: str, ids: Sequence[int]) -> list[Range]:
         """Return the tokens of every occurrence of a text: whole words, in upper or lower case as
         given if there are such, else in any case; special tokens by their names, such as </s>.
         """
         whole, places, names = self._read(tuple(ids))
-        found: list[Range] = [
-            (place, place + 1) for place, name in enumerate(names) if name and name == text
-        ]
+        found: list[Range] = [(i, i + 1) for i, name in enumerate(names) if name and name == text]
         for fold in (str, str.lower):
             wanted = fold(text.strip())
             within = fold(whole)
-            start = within.find(wanted)
-            while start >= 0:
+            # A look-ahead takes no characters, so that occurrences may overlap.
+            for match in re.finditer(f"(?={re.escape(wanted)})", within):
+                start = match.start()
                 stop = start + len(wanted)
-                if _is_whole(within, start, stop):
-                    covered = [
-                        i
-                        for i, place in enumerate(places)
-                        if place.start < stop and start < place.stop
-                    ]
-                    found += [(covered[0], covered[-1] + 1)] if covered else []
-                start = within.find(wanted, start + 1)
+                covered = [i for i, at in enumerate(places) if at.start < stop and start < at.stop]
+                if covered and _is_whole(within, start, stop):
+                    found.append((covered[0], covered[-1] + 1))
             if found:
                 break
         return found
@@ -239,50 +235,35 @@ class TextFinder:
         )
         return hint(text, list(known)[:64])
 
-    def _read(self, ids: tuple[int, ...]) -> tuple[str, list[range], list[str]]:
-        """Return the text of the ids, the characters that each token adds to it, and the names of
-        special tokens.
+    def _decode(self, ids: tuple[int, ...]) -> DecodedText:
+        """Decode a few tokens at a time: each token adds what the text of the window has more than
+        before it.
         """
         if self.decode is None:
             raise ValueError(
                 "text is found through a tokenizer, and this model has none; pass ts.edit(model, "
-                "..., "
-                "tokenizer=tokenizer), or give positions"
+                "..., tokenizer=tokenizer), or give positions"
             )
-        if ids not in self._prompts:
-            while len(self._prompts) >= 16:
-                del self._prompts[next(iter(self._prompts))]
-            self._prompts[ids] = self._decode(ids, self.decode)
-        return self._prompts[ids]
-
-    def _decode(
-        self, ids: tuple[int, ...], decode: Callable[[list[int]], str]
-    ) -> tuple[str, list[range], list[str]]:
-        """Decode a few tokens at a time: each token adds what the text of the window has more than
-        before it.
-        """
         text = ""
         places = list[range]()
         names = list[str]()
-        start = 0
-        known = ""  # the window's first token, and its text so far
+        start = 0  # of the window
+        known = ""  # its text so far
         for i, token in enumerate(ids):
+            # A window begins with one known token, and never inside of a character.
             if i - start >= WINDOW and not known.endswith(INCOMPLETE):
                 start = i - 1
-                known = decode(list(ids[i - 1 : i]))
-            now = decode(list(ids[start : i + 1]))
-            finished = known.rstrip(INCOMPLETE)  # a character may take several tokens
+                known = self.decode(list(ids[start:i]))
+            now = self.decode(list(ids[start : i + 1]))
+            # A character may take several tokens: what is incomplete is replaced by the next.
+            finished = known.rstrip(INCOMPLETE)
             text = text[: len(text) - (len(known) - len(finished))]
             added = now[len(finished) :]
             places.append(range(len(text), len(text) + len(added)))
             text = text + added
             known = now
-            names.append(
-                (self.token_name(token) or "")
-                if self.token_name is not None and not added.strip()
-                else ""
-            )
-        return text, places, names
+            names.append("" if added.strip() else self.token_name(token) or "")
+        return DecodedText(text, places, names)
 
 
 def _is_whole(text: str, start: int, stop: int) -> bool:

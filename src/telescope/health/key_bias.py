@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .eager import unwrapped
-from .projections import projections_of
+from .qk_clip import projections_of
 
 DRIFT = 4.0  # how many times the query biases' standard deviation
 LEAST = 0.5  # a smaller standard deviation of the key biases is no drift worth a word

@@ -7,9 +7,11 @@ from math import inf, isfinite, isnan, sqrt
 
 from torch import nn
 
+from ..anatomy import QueryKeyProjections, find_query_key, why_unknown
+from ..interception import telescope_models
+from ..recording.names import modules_by_path
 from ..words import hint
 from .eager import unwrapped
-from .projections import Projections, projections_of, why_unknown
 
 Logits = Mapping[str, Sequence[float]]
 
@@ -69,7 +71,23 @@ def qk_clip(model: nn.Module, tau: float, logits: Logits) -> dict[str, dict[int,
     return shares
 
 
-def _largest_of_passes(logits: Logits, known: Mapping[str, Projections]) -> dict[str, list[float]]:
+def projections_of(model: nn.Module) -> dict[str, QueryKeyProjections]:
+    """Return the projections of every attention that is known, under the name that `ts.watch` gives
+    the attention.
+    """
+    modules = modules_by_path(model)
+    names = {id(attend): name for name, attend in telescope_models.attentions(modules).items()}
+    found = {}
+    for path, layer in modules.items():
+        own = find_query_key(layer)
+        if own is not None:
+            found[names.get(id(getattr(layer, "attend", None)), path)] = own
+    return found
+
+
+def _largest_of_passes(
+    logits: Logits, known: Mapping[str, QueryKeyProjections]
+) -> dict[str, list[float]]:
     """Return the largest logits of each layer, over all passes of a layer that runs several times.
 
     The passes are named name, name.2, name.3, and share their projections.
@@ -90,12 +108,14 @@ def _largest_of_passes(logits: Logits, known: Mapping[str, Projections]) -> dict
     return found
 
 
-def _check(model: nn.Module, name: str, heads: int, known: Mapping[str, Projections]) -> None:
+def _check(
+    model: nn.Module, name: str, heads: int, known: Mapping[str, QueryKeyProjections]
+) -> None:
     """Raise a ValueError if the scores of a layer's heads cannot be scaled."""
     way_out = "leave this layer out of logits, or do without tau"
     if name not in known:
-        why = why_unknown(model, name)
-        if why is None:
+        module = modules_by_path(model).get(name)
+        if module is None:
             listed = (
                 hint(name, known)
                 if known
@@ -104,7 +124,9 @@ def _check(model: nn.Module, name: str, heads: int, known: Mapping[str, Projecti
             raise ValueError(
                 f'the model has no layer "{name}" whose projections could be scaled; {listed}'
             )
-        raise ValueError(f'the projections of "{name}" cannot be scaled: {why}; {way_out}')
+        raise ValueError(
+            f'the projections of "{name}" cannot be scaled: {why_unknown(module)}; {way_out}'
+        )
     own = known[name]
     if own.cannot_scale:
         raise ValueError(
@@ -115,7 +137,7 @@ def _check(model: nn.Module, name: str, heads: int, known: Mapping[str, Projecti
         raise ValueError(f'"{name}" has {own.heads} heads, and logits of {heads} were given')
 
 
-def _scale(own: Projections, shares: Sequence[float]) -> None:
+def _scale(own: QueryKeyProjections, shares: Sequence[float]) -> None:
     """Multiply the scores of each head by its share."""
     group = own.heads // own.key_heads
     of_keys = [sqrt(max(shares[i * group : (i + 1) * group])) for i in range(own.key_heads)]

@@ -130,6 +130,8 @@ class Handler(ABC):
     order: ClassVar[int]
     """Calls pass handlers of a lower order first."""
     text: Text
+    follows_text: bool = True
+    """Whether token ids and passes are to be followed, in `text`."""
     thread: int
     """The thread that entered the block. Calls of others are not handled."""
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..anatomy import OutputProjection
 from ..attention import Attention
 from ..attention.padding_queries import RealQueries
 from ..engines import torch_modes
-from ..recording.attention_call import AttentionCall, Carrier
+from ..recording.attention_call import AttentionCall
 from ..recording.head_gradients import check_dropout
 from ..recording.names import head_numbers
 from ..recording.recording import Recording
@@ -37,7 +38,7 @@ class Observer(Handler):
         recording: Recording,
         names: Collection[str],
         heads: tuple[int, ...] | None,
-        carriers: Mapping[str, Carrier],
+        carriers: Mapping[str, OutputProjection],
         *,
         keeps_gradients: bool = False,
     ) -> None:

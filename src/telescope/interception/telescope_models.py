@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ..anatomy import token_embeddings
 from ..attention import Attention
 from ..engines import sdpa, torch_modes
 from ..layers import AddNorm, Attend
@@ -61,12 +62,6 @@ def attentions(modules: Modules) -> dict[str, Attend]:
 def may_be_cross_attention(module: nn.Module) -> bool:
     """Return whether some call of an attention may read its keys from another sequence: of any."""
     return True
-
-
-def embeddings(modules: Modules) -> Iterable[nn.Module]:
-    """Return the modules that are passed the token ids."""
-    named = ("embedding", "target_embedding")
-    return [module for path, module in modules.items() if path.rpartition(".")[2] in named]
 
 
 def layers_around(modules: Modules, attends: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -241,10 +236,12 @@ def intercepting(
         interceptor.end_run(key, module)
 
     with ExitStack() as undo:
-        # Encoding and decoding do not call the model itself, and embed their tokens first.
-        for module in {id(one): one for one in (modules[""], *embeddings(modules))}.values():
-            undo.callback(listen(module, begin_pass, BEFORE))
-        undo.enter_context(handler.text.listening(embeddings(modules), handler.is_active))
+        if handler.follows_text:
+            # Encoding and decoding do not call the model itself, and embed their tokens first.
+            embeddings = [*token_embeddings(modules)]
+            for module in {id(one): one for one in (modules[""], *embeddings)}.values():
+                undo.callback(listen(module, begin_pass, BEFORE))
+            undo.enter_context(handler.text.listening(embeddings, handler.is_active))
         undo.callback(_drop_running, interceptor.names)
         undo.enter_context(registered(modules, interceptor))
         # The key is that of the module here: decoding runs a copy, which shares the hooks.

@@ -26,6 +26,7 @@ from typing import Any
 
 from torch import nn
 
+from ..anatomy import find_output_projections
 from ..recording.attention_call import QuerySelection, query_selection
 from ..recording.call_facts import ALSO, TOP, KeepOptions, MapSize
 from ..recording.names import (
@@ -43,7 +44,6 @@ from ..words import hint
 from .find_attentions import find_attentions
 from .interceptor import describe_bypasses
 from .observer import Observer
-from .output_projection import carriers
 from .tensor_parallel import join_recording, tensor_parallel_size
 
 
@@ -164,7 +164,7 @@ def record_calls(
     recording = Recording(type(model).__name__, names, keep, options, decode, unwatched, token_name)
     selected = {name: attentions[name] for name in names}
     others = {name: attention for name, attention in attentions.items() if name not in selected}
-    known = carriers(modules, selected) if "norms" in options.also else {}
+    known = find_output_projections(modules, selected) if "norms" in options.also else {}
     observer = Observer(
         recording, names, numbers, known, keeps_gradients="gradients" in options.also
     )

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..anatomy import OutputProjection
 from ..attention import Attention, Pairs
 from ..attention.padding_queries import RealQueries, real_query_masks, real_tokens
 from ..attention.restrict import (
@@ -23,38 +24,6 @@ from ..attention.restrict import (
 from ..surveys.extend import Size
 from .forward_pass import ForwardPass, Found
 from .head_shares import BatchTokens, Places
-
-
-class Carrier:
-    """The output projection W_O of an attention, which tells how much of a value a head carries:
-    ‖W_O v‖.
-
-    The projection of each head is reduced to a d_v x d_v matrix, WᵀW, at its first use. `read` is
-    called then, with the dtype of the values, and returns the weight (d_model, features): a sharded
-    weight is whole while the model runs.
-    """
-
-    def __init__(self, read: Callable[[torch.dtype], Float[Tensor, "d_model features"]]) -> None:
-        self.read = read
-        self.squares = torch.empty(0)
-
-    def norms(
-        self, values: Float[Tensor, "batch key_heads key d_v"], heads: tuple[int, ...]
-    ) -> Float[Tensor, "batch heads key"]:
-        """Return ‖W_O v‖ of each value, for the heads of these numbers, in float32 or float64."""
-        dtype = torch.promote_types(values.dtype, torch.float32)
-        d_v = values.shape[-1]
-        if not self.squares.numel():
-            with torch.no_grad():
-                weight = self.read(values.dtype).detach().to(values.device, dtype)
-                own = weight.reshape(len(weight), -1, d_v).permute(1, 0, 2)
-                self.squares = own.mT @ own
-        group = max(1, len(heads) // max(values.shape[1], 1))
-        found = []
-        for place, head in enumerate(heads):
-            value = values[:, place // group].detach().to(dtype)
-            found.append(((value @ self.squares[head]) * value).sum(-1).clamp(min=0.0).sqrt())
-        return torch.stack(found, 1)
 
 
 class AttentionCall(NamedTuple):
@@ -95,7 +64,7 @@ class AttentionCall(NamedTuple):
     """
     keys_stay: bool = False
     """Whether nothing writes to the memory of these keys and values again."""
-    carrier: Carrier | None = None
+    carrier: OutputProjection | None = None
     """The output projection, if the norms ‖W_O v‖ are to be kept."""
     ends: tuple[int, ...] | None = None
     """The token ids that end the text which the model writes by these queries; None if the prompt

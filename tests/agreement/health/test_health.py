@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import telescope as ts
 from support.huggingface import GPT2, LLAMA, MARIAN, transformers
 from telescope.health import Rule, drifted_key_biases, remove_key_bias
-from telescope.health.projections import projections_of
+from telescope.health.qk_clip import projections_of
 
 IDS = torch.randint(1, 60, (3, 12), generator=torch.Generator().manual_seed(0))
 

@@ -1,11 +1,13 @@
 """Edits as values: how they print, compare and are saved; and what their spans are in a text."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 import telescope as ts
+from telescope.editing import divergence, likeliest, log_probability
 from telescope.editing.edits import from_json
 from telescope.editing.spans import Span, TextFinder, span
 
@@ -110,3 +112,15 @@ def test_families_of_edits():
     ]
     assert ts.hide.each([range(2, 5)]) == [sentences[1]]
     assert ts.hide.each(["a word"], queries=None) == [ts.hide("a word")]
+
+
+def test_divergence_and_likeliest_tokens():
+    """KL of (1/2, 1/4, 1/4) from (1/4, 1/4, 1/2): ln(2)/2 - ln(2)/4."""
+    before = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log()
+    after = before.flip(0)
+    assert divergence(before, after).item() == pytest.approx(0.25 * math.log(2))
+    assert divergence(torch.stack([before, after]), torch.stack([after, after])).shape == (2,)
+    first, second = likeliest(after, 2)
+    assert first == (2, pytest.approx(0.5))
+    assert second.probability == pytest.approx(0.25)
+    assert log_probability(torch.stack([before, after]), [0, 0]) == pytest.approx(math.log(1 / 8))

@@ -2,13 +2,12 @@
 cross-attention.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from inspect import signature
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from ...recording.names import Modules, unwatched_attentions
 from .transformers_internals import (
@@ -76,20 +75,6 @@ def check_implementations(kind: str, attentions: Mapping[str, Any]) -> None:
                 "attention cannot be called; "
                 'model.set_attn_implementation("sdpa") is one that can be watched'
             )
-
-
-def embeddings(modules: Modules) -> Iterable[nn.Module]:
-    """Return the token embeddings of the model and of the models inside it."""
-    found = []
-    for module in modules.values():
-        if isinstance(module, PreTrainedModel):
-            try:
-                found.append(module.get_input_embeddings())
-            except (NotImplementedError, AttributeError):  # a model of pixels or sound
-                continue
-    return {
-        id(embedding): embedding for embedding in found if isinstance(embedding, nn.Embedding)
-    }.values()
 
 
 def is_cross_attention(module: nn.Module, given: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from ...anatomy import token_embeddings
 from ...engines import attend, torch_modes
 from ...recording.attention_call import AttentionCall
 from ...recording.names import Modules, attentions_inside
@@ -44,7 +45,6 @@ from ..text import KeyMemory
 from .attention_modules import (
     check_implementations,
     cross_attention_by_arguments,
-    embeddings,
     is_cross_attention,
 )
 from .definition import DefinitionReader
@@ -494,8 +494,9 @@ def intercepting(
         config for config in configs.values() if hasattr(config, "_attn_implementation")
     ]
     with ExitStack() as undo:
-        listening = handler.text.listening(embeddings(modules), handler.is_active)
-        undo.enter_context(listening)
+        if handler.follows_text:
+            embeddings = token_embeddings(modules)
+            undo.enter_context(handler.text.listening(embeddings, handler.is_active))
         undo.enter_context(registered(modules, interceptor))
         with lock:
             for config in interceptor.configs:

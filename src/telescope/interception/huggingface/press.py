@@ -6,12 +6,12 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from ...anatomy import OutputProjection, find_output_projections
 from ...attention import Attention, causal, window
-from ...recording.attention_call import Carrier
 from ...surveys.key_scores import check_rules, key_scores
-from ..output_projection import projection_reader
 
 
 def press(
@@ -74,7 +74,7 @@ def _press_class() -> Any:
             self.rule = rule
             self.last = last
             self.reduce = reduce
-            self.carriers: dict[int, Carrier] = {}
+            self.projections: dict[int, OutputProjection] = {}
 
         def score(
             self,
@@ -86,20 +86,20 @@ def _press_class() -> Any:
             kwargs: Any,
         ) -> Tensor:
             """Return (batch, key_heads, key): the scores of the keys of one layer."""
-            count = (
-                hidden_states.shape[1]
-                if self.last is None
-                else min(self.last, hidden_states.shape[1])
-            )
+            length = hidden_states.shape[1]
+            count = length if self.last is None else min(self.last, length)
             queries = utils.get_prerope_query_states(module, hidden_states[:, -count:])
             cos, sin = (part[:, -count:].unsqueeze(1) for part in kwargs["position_embeddings"])
             queries = _rotated(queries, cos, sin)
             norms = None
             if self.rule == "carried":
-                if id(module) not in self.carriers:
-                    self.carriers[id(module)] = _carrier(module)
-                carrier = self.carriers[id(module)]
-                norms = carrier.norms(values, tuple(range(queries.shape[1])))
+                if id(module) not in self.projections:
+                    name = type(module).__name__
+                    modules = dict(module.named_modules())
+                    found = find_output_projections(modules, {name: module}, 'score="carried"')
+                    self.projections[id(module)] = found[name]
+                heads = tuple(range(queries.shape[1]))
+                norms = self.projections[id(module)].norms(values, heads)
             return key_scores(
                 queries.to(keys.dtype),
                 keys,
@@ -112,25 +112,13 @@ def _press_class() -> Any:
     return SurveyPress
 
 
-def _carrier(module: nn.Module) -> Carrier:
-    """Return the output projection of an attention module."""
-    projection = next(
-        part for name, part in module.named_children() if name in ("o_proj", "out_proj")
-    )
-    read = projection_reader(type(module).__name__, projection)
-    if read is None:
-        raise ValueError(
-            f'score="carried" cannot read the output projection, a {type(projection).__name__}'
-        )
-    return Carrier(read)
-
-
 def _definition(module: nn.Module) -> Attention:
     """Return the attention of a module of kvpress' families: causal, with the module's scale and
     window.
     """
     size = getattr(module, "sliding_window", None)
-    return Attention(scale=float(module.scaling), mask=causal & window(size) if size else causal)  # type: ignore[arg-type]
+    mask = causal & window(size) if size else causal
+    return Attention(scale=float(module.scaling), mask=mask)  # type: ignore[arg-type]
 
 
 def _rotated(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -139,14 +127,6 @@ def _rotated(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     width = cos.shape[-1]
     turned = queries[..., :width]
-    rest = queries[..., width:]
-    half = width // 2
-    swapped = (-turned[..., half:]).new_empty(turned.shape)
-    swapped[..., :half] = -turned[..., half:]
-    swapped[..., half:] = turned[..., :half]
-    turned = turned * cos + swapped * sin
-    if not rest.shape[-1]:
-        return turned
-    whole = queries.clone()
-    whole[..., :width] = turned
-    return whole
+    first, second = turned.chunk(2, -1)
+    turned = turned * cos + torch.cat([-second, first], -1) * sin
+    return torch.cat([turned, queries[..., width:]], -1)

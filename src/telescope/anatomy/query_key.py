@@ -1,5 +1,5 @@
-"""Find the query and key projections of a model's attentions, and scale or clear the rows of single
-heads.
+"""The query and key projections of an attention, and the rows of single heads in them, to be scaled
+or cleared.
 
 Known are Telescope's MultiHeadAttention; modules of transformers with q_proj and k_proj (Llama,
 Qwen2, Mistral, OPT, BART, Marian, ...), query and key (BERT, ALBERT) or q and k (T5); and modules
@@ -9,7 +9,7 @@ ModernBERT's Wqkv.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -19,12 +19,11 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from ..attention import softmax
 from ..attention.biases import Alibi
 from ..attention.scores import Dot, General
-from ..interception import telescope_models
 from ..layers import MultiHeadAttention
-from ..recording.names import modules_by_path
 
 QUERY_NAMES = ("q_proj", "query", "q_lin")
 KEY_NAMES = ("k_proj", "key", "k_lin")
+# Norms between the projection and the scores, by which these no longer grow with the projection.
 NORMS = (
     "q_norm",
     "k_norm",
@@ -34,16 +33,23 @@ NORMS = (
     "query_layernorm",
     "key_layernorm",
 )
-# The projection of a class that holds queries, keys and values in one, and whether it alternates by
-# head.
+
+
+class Fused(NamedTuple):
+    """One projection that holds queries, keys and values."""
+
+    name: str
+    by_head: bool
+    """Whether the three alternate by head; otherwise all queries come first, then all keys."""
+
+
+# By the name of the class: other classes have projections of these names in another order.
 FUSED = {
-    "GPTNeoXAttention": ("query_key_value", True),
-    "Phi3Attention": ("qkv_proj", False),
-    "ModernBertAttention": ("Wqkv", False),
+    "GPTNeoXAttention": Fused("query_key_value", by_head=True),
+    "Phi3Attention": Fused("qkv_proj", by_head=False),
+    "ModernBertAttention": Fused("Wqkv", by_head=False),
 }
-KNOWN = "q_proj and k_proj, query and key, or one of " + ", ".join(
-    ["c_attn", *(name for name, _ in FUSED.values())]
-)
+FUSED_NAMES = ["c_attn", *(fused.name for fused in FUSED.values())]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +61,6 @@ class Rows:
     parameter: Tensor
     axis: int
     numbers: Int[Tensor, " row"]
-
-    @classmethod
-    def between(cls, parameter: Tensor, axis: int, start: int, count: int) -> "Rows":
-        """Return `count` neighbouring rows from `start` on."""
-        return cls(parameter, axis, torch.arange(start, start + count))
 
     @torch.no_grad()
     def scale(self, factors: Sequence[float]) -> None:
@@ -86,7 +87,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Projections:
+class QueryKeyProjections:
     """The query and key projections of one attention: weights, and biases where it has them."""
 
     heads: int
@@ -101,110 +102,108 @@ class Projections:
     """Why the bias of the keys has influence on the weights, if so."""
 
 
-def projections_of(model: nn.Module) -> dict[str, Projections]:
-    """Return the projections of every attention that is known, under the name that `ts.watch` gives
-    the attention.
-    """
-    modules = modules_by_path(model)
-    found: dict[str, Projections] = {}
-    for name, attend in telescope_models.attentions(modules).items():
-        path = next(path for path, module in modules.items() if module is attend)
-        layer = modules.get(path.rpartition(".")[0])
-        if isinstance(layer, MultiHeadAttention):
-            found[name] = _of_telescope(layer)
-    for path, module in modules.items():
-        own = None if isinstance(module, MultiHeadAttention) else _of_transformers(module)
-        if own is not None:
-            found[path] = own
-    return found
+class Place(NamedTuple):
+    """Where a projection is: rows of a module, along an axis of its weight."""
+
+    module: Any
+    rows: Int[Tensor, " row"]
+    axis: int = 0
+
+    def weight(self) -> Rows:
+        return Rows(self.module.weight, self.axis, self.rows)
+
+    def bias(self) -> Rows | None:
+        return None if self.module.bias is None else Rows(self.module.bias, 0, self.rows)
 
 
-def _of_telescope(layer: MultiHeadAttention) -> Projections:
+def find_query_key(layer: nn.Module) -> QueryKeyProjections | None:
+    """Return the projections of a layer that attends; None if they are not known."""
+    if isinstance(layer, MultiHeadAttention):
+        return _of_telescope(layer)
+    return _of_transformers(layer)
+
+
+def _of_telescope(layer: MultiHeadAttention) -> QueryKeyProjections:
     query_stack, key_stack = layer._stacks()
     query_rows = query_stack.widths["W_q"]
-    key_rows = key_stack.widths["W_k"]
     start = 0 if key_stack is not query_stack else query_rows
+    query = Place(query_stack, torch.arange(query_rows))
+    key = Place(key_stack, torch.arange(start, start + key_stack.widths["W_k"]))
+
     attention = layer.attention
     is_product = type(attention.score) in (Dot, General)
     # The bias of ALiBi is never above 0: scaled logits stay at the limit or below.
     is_biased = attention.bias is not None and not isinstance(attention.bias, Alibi)
-    why = ""
-    if attention.softcap is not None:
-        why = "a softcap bounds the scores already"
-    elif not is_product:
-        why = f"{attention.score} is not linear in them"
-    elif is_biased:
-        why = "a bias is added to the scores"
-    matters = [
-        reason
-        for reason, applies in (
-            ("rotary positions turn it", layer.rotary is not None),
-            ("a softcap bends the scores", layer.attention.softcap is not None),
-            ("a sink takes part in the softmax", layer.attention.sink is not None),
-            ("the weights are not by softmax", layer.attention.normalize is not softmax),
-            ("the score is not linear in it", not is_product),
-        )
-        if applies
-    ]
-    return Projections(
+    cannot_scale = {
+        "a softcap bounds the scores already": attention.softcap is not None,
+        f"{attention.score} is not linear in them": not is_product,
+        "a bias is added to the scores": is_biased,
+    }
+    matters = {
+        "rotary positions turn it": layer.rotary is not None,
+        "a softcap bends the scores": attention.softcap is not None,
+        "a sink takes part in the softmax": attention.sink is not None,
+        "the weights are not by softmax": attention.normalize is not softmax,
+        "the score is not linear in it": not is_product,
+    }
+    return QueryKeyProjections(
         layer.heads,
         layer.key_heads,
-        Rows.between(query_stack.weight, 0, 0, query_rows),
-        Rows.between(key_stack.weight, 0, start, key_rows),
-        None if query_stack.bias is None else Rows.between(query_stack.bias, 0, 0, query_rows),
-        None if key_stack.bias is None else Rows.between(key_stack.bias, 0, start, key_rows),
-        why,
-        "; ".join(matters),
+        query.weight(),
+        key.weight(),
+        query.bias(),
+        key.bias(),
+        next((reason for reason, applies in cannot_scale.items() if applies), ""),
+        "; ".join(reason for reason, applies in matters.items() if applies),
     )
 
 
-def _of_transformers(module: Any) -> Projections | None:
+def _of_transformers(module: Any) -> QueryKeyProjections | None:
     """Return the projections of an attention of transformers, None for any other module."""
     children: Mapping[str, Any] = module._modules
     config = getattr(module, "config", None)
     is_t5 = type(module).__name__.endswith("T5Attention")
     query = _linear(children, ("q",) if is_t5 else QUERY_NAMES)
     key = _linear(children, ("k",) if is_t5 else KEY_NAMES)
-    stacked = children.get("c_attn")
-    fused_name, by_head = FUSED.get(type(module).__name__, ("", False))
-    fused = _linear(children, (fused_name,))
+    of_gpt2: Any = children.get("c_attn")
+    fused = FUSED.get(type(module).__name__, Fused("", by_head=False))
+    stacked = _linear(children, (fused.name,))
+
+    # One projection each.
     if query is not None and key is not None:
-        width = _head_width(module, config, query.weight.shape[0])
+        width = _head_width(module, config, len(query.weight))
         if width is None:
             return None
-        heads = query.weight.shape[0] // width
-        key_heads = key.weight.shape[0] // width
-        rows = [Rows.between(part.weight, 0, 0, part.weight.shape[0]) for part in (query, key)]
-        biases = [
-            None if part.bias is None else Rows.between(part.bias, 0, 0, len(part.bias))
-            for part in (query, key)
-        ]
-    elif (
-        stacked is not None
-        and type(stacked).__name__ == "Conv1D"
-        and not getattr(module, "is_cross_attention", 0)
-    ):
-        size = stacked.weight.shape[1] // 3
+        heads = len(query.weight) // width
+        key_heads = len(key.weight) // width
+        places = [Place(part, torch.arange(len(part.weight))) for part in (query, key)]
+    # GPT-2's, whose weight is transposed. In its cross-attention c_attn holds keys and values.
+    elif type(of_gpt2).__name__ == "Conv1D" and not getattr(module, "is_cross_attention", 0):
+        size = of_gpt2.weight.shape[1] // 3
         heads = key_heads = int(module.num_heads)
-        rows = [Rows.between(stacked.weight, 1, start, size) for start in (0, size)]
-        biases = [Rows.between(stacked.bias, 0, start, size) for start in (0, size)]
-    elif fused is not None:
+        places = [Place(of_gpt2, torch.arange(i * size, (i + 1) * size), axis=1) for i in (0, 1)]
+    elif stacked is not None:
         assert config is not None
         heads = int(config.num_attention_heads)
         key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        numbers = _fused_rows(fused.weight.shape[0], heads, key_heads, by_head)
-        rows = [Rows(fused.weight, 0, own) for own in numbers]
-        biases = [None if fused.bias is None else Rows(fused.bias, 0, own) for own in numbers]
+        numbers = _fused_rows(len(stacked.weight), heads, key_heads, fused.by_head)
+        places = [Place(stacked, own) for own in numbers]
     else:
         return None
-    why = _why_not_linear(module, children, config)
+
+    cannot_scale = _why_not_linear(module, children, config)
     rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
-    matters = (
-        "rotary positions turn it"
-        if rotary
-        else why or ("sinks take part" if hasattr(module, "sinks") else "")
+    sinks = "sinks take part" if hasattr(module, "sinks") else ""
+    return QueryKeyProjections(
+        heads,
+        key_heads,
+        places[0].weight(),
+        places[1].weight(),
+        places[0].bias(),
+        places[1].bias(),
+        cannot_scale,
+        "rotary positions turn it" if rotary else cannot_scale or sinks,
     )
-    return Projections(heads, key_heads, rows[0], rows[1], biases[0], biases[1], why, matters)
 
 
 def _linear(children: Mapping[str, Any], names: Sequence[str]) -> nn.Linear | None:
@@ -218,11 +217,8 @@ def _linear(children: Mapping[str, Any], names: Sequence[str]) -> nn.Linear | No
         if not isinstance(child, nn.Linear):
             continue
         weight = child._parameters.get("weight")
-        is_tensor = type(weight) in (
-            nn.Parameter,
-            Tensor,
-            DTensor,
-        )  # not a packed or quantised kind of tensor
+        # Not a packed or quantised kind of tensor.
+        is_tensor = type(weight) in (nn.Parameter, Tensor, DTensor)
         alone = child._parameters.keys() <= {"weight", "bias"} and not child._modules
         if weight is not None and is_tensor and alone and weight.is_floating_point():
             return child
@@ -263,30 +259,25 @@ def _why_not_linear(module: Any, children: Mapping[str, Any], config: Any) -> st
     return next((reason for reason, applies in reasons.items() if applies), "")
 
 
-def why_unknown(model: nn.Module, name: str) -> str | None:
-    """Return why the projections of an attention are not known; None if the model has no module of
-    this name.
-    """
-    module = modules_by_path(model).get(name)
-    if module is None:
-        return None
+def why_unknown(module: nn.Module) -> str:
+    """Return why the query and key projections of a module are not known."""
     kind = type(module).__name__
-    names = {*QUERY_NAMES, *KEY_NAMES, "q", "k", "c_attn", *(name for name, _ in FUSED.values())}
+    names = {*QUERY_NAMES, *KEY_NAMES, "q", "k", *FUSED_NAMES}
     children = {
         name: child
         for name, child in module._modules.items()
         if name in names and child is not None
     }
-    for child_name, child in children.items():
+    for name, child in children.items():
         if "base_layer" in child._modules:
             return (
-                f"an adapter, {type(child).__name__}, is added to {child_name} of {kind}; "
-                "merge "
-                "the adapter first"
+                f"an adapter, {type(child).__name__}, is added to {name} of {kind}; merge the "
+                "adapter first"
             )
-        if type(child).__name__ != "Conv1D" and _linear(children, (child_name,)) is None:
-            return f"{child_name} of {kind} is {type(child).__name__}, not a plain nn.Linear"
-    return f"{kind} has none that are known: {KNOWN}"
+        if type(child).__name__ != "Conv1D" and _linear(children, (name,)) is None:
+            return f"{name} of {kind} is {type(child).__name__}, not a plain nn.Linear"
+    known = f"q_proj and k_proj, query and key, or one of {', '.join(FUSED_NAMES)}"
+    return f"{kind} has none that are known: {known}"
 
 
 def _head_width(module: Any, config: Any, rows: int) -> int | None:

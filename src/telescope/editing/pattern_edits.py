@@ -1,0 +1,323 @@
+"""Edits of the whole pattern: attend by another definition, or as a recording did."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..attention import Attention, Pairs
+from ..attention.padding_queries import include_padding_queries
+from ..attention.rectangle import without_other_heads
+from ..attention.restrict import RenumberedBias, WrittenMask, restrict_to_queries
+from ..engines.exact import repeat_key_heads
+from ..recording.attention_call import AttentionCall
+from ..recording.names import Layers, head_numbers, select_layers
+from ..recording.recorded_call import RecordedCall
+from ..recording.recording import Recording
+from ..words import hint
+from .edits import (
+    Edit,
+    EditedCall,
+    Heads,
+    Needs,
+    Part,
+    Redefinition,
+    describe_heads,
+    describe_layers,
+    read_heads,
+    read_layers,
+    split_pass,
+)
+
+# ----------------------------------------------------------------------------------------- redefine
+
+
+@dataclass(frozen=True)
+class Redefine(Edit):
+    """Replace the definition of some attentions by a function of it."""
+
+    kind = "redefine"
+    changes = Part.DEFINITION
+    rank = 0
+    kept_by_name = "function"
+    function: Callable[[Attention], Attention] | str = ""
+    """From Attention to Attention; its name where the edit was read from a file."""
+
+    def __str__(self) -> str:
+        name = self.function
+        if not isinstance(name, str):
+            name = getattr(name, "__name__", "a function")
+        where = describe_layers(self.layers).removeprefix(" of ").removeprefix(" in ")
+        return f"redefine {where} by {name}"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.WHOLE_BATCH
+
+    def redefinition(self, at: EditedCall) -> Redefinition:
+        def apply(attention: Attention) -> Attention:
+            assert not isinstance(self.function, str)
+            made = self.function(attention)
+            if not isinstance(made, Attention):
+                raise TypeError(
+                    f'redefine of "{at.name}": the function returned {type(made).__name__}, not an '
+                    "Attention"
+                )
+            return made
+
+        # Without a key: the function may return something else for the next call.
+        return Redefinition(apply, key=None)
+
+
+def redefine(layers: Layers, function: Callable[[Attention], Attention]) -> Redefine:
+    """Return the edit that replaces the definition of some attentions by function(definition).
+
+    Args:
+        layers: names, patterns or numbers of attentions, as in `ts.mute`; None is all.
+        function: from Attention to Attention, such as `lambda attention: replace(attention,
+            scale=1.0)`, with `replace` of the module dataclasses.
+
+    Example:
+        >>> import telescope as ts
+        >>> from dataclasses import replace
+        >>> print(ts.redefine("decoder.*.cross", lambda attention: replace(attention, scale=1.0)))
+        redefine decoder.*.cross by <lambda>
+    """
+    if not callable(function):
+        raise TypeError(
+            f"redefine takes a function from Attention to Attention, not {type(function).__name__}"
+        )
+    return Redefine(read_layers(layers), None, function)
+
+
+def without_room(attention: Attention) -> tuple[Attention, WrittenMask | None]:
+    """Return the definition without the mask of a cache's unwritten keys, and that mask."""
+    mask = attention.mask
+    bias = attention.bias
+    if not isinstance(mask, WrittenMask):
+        return attention, None
+    inner = bias.bias if isinstance(bias, RenumberedBias) else bias
+    return replace(attention, mask=mask.mask, bias=inner), mask
+
+
+# ------------------------------------------------------------------------------------------- frozen
+
+
+@dataclass(frozen=True)
+class Frozen(Edit):
+    """Attend as a recording did, with the values of this run."""
+
+    kind = "frozen"
+    changes = Part.TENSORS
+    rank = 3
+    kept_by_name = "recording"
+    recording: Recording | str = ""
+    """The recording; the name of its model where the edit was read from a file."""
+
+    def __str__(self) -> str:
+        model = self.recording.model if isinstance(self.recording, Recording) else self.recording
+        where = f"{describe_heads(self.heads)}{describe_layers(self.layers)}"
+        return f"freeze {where} as recorded of {model}"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.PLACE | Needs.POSITIONS | Needs.PASS | Needs.WHOLE_BATCH
+
+    @property
+    def edits_every_layer(self) -> bool:
+        return False  # those that were recorded
+
+    def select(
+        self, names: Sequence[str], passes: Sequence[str], unwatched: Sequence[str]
+    ) -> list[str]:
+        recorded = [name for name, watched in self._recorded.items() if watched.calls]
+        # The first pass is recorded by the name of its attention; a user may also call it name.1.
+        first = [one for one in passes if split_pass(one, names) in [(own, 1) for own in recorded]]
+        selected = select_layers([*recorded, *first], self.layers)
+        missing = [name for name in selected if split_pass(name, names).attention not in names]
+        if missing:
+            raise ValueError(
+                f'frozen: this model has no attention "{missing[0]}", which was recorded; '
+                f"{hint(missing[0], names)}"
+            )
+        return selected
+
+    def select_heads(self, name: str, count: int) -> Sequence[int] | None:
+        if self.heads is not None:
+            return super().select_heads(name, count)
+        # The part of a divided model has recorded its own heads, numbered from 0.
+        return range(count) if self._recorded.is_part else self._recorded[name].call.heads
+
+    def contradicts(self, other: Edit) -> str:
+        if other.changes is Part.CONTEXT:
+            return ""
+        return "a frozen pattern is not computed anew"
+
+    @property
+    def _recorded(self) -> Recording:
+        assert isinstance(self.recording, Recording)
+        return self.recording
+
+    def change_tensors(self, at: EditedCall, call: AttentionCall) -> AttentionCall:
+        """Return the call with the queries and keys of the recording in the frozen heads, and its
+        own values.
+
+        Other edits may have changed the definition for other heads. Raise a ValueError where the
+        recording does not fit: another batch, fewer tokens, not all queries, missing heads.
+        """
+        assert at.place is not None
+        assert at.call is not None
+        name = at.name
+        recorded = self._recorded[name].call
+        count = call.queries.shape[1]
+        wanted = recorded.heads if self.heads is None else head_numbers(name, self.heads, count)
+        call = call.without_unwritten_keys()
+        queries, keys = call.size
+
+        # Where the queries and heads of this call are in the recording.
+        first = keys - queries
+        if call.is_cross_attention:
+            first = (at.place.positions or [0])[0]
+        before = 0 if self._recorded.is_part else at.own.first_head
+        _check_fits(name, call, recorded, [before + head for head in wanted], first)
+        places = [recorded.heads.index(before + head) for head in wanted]
+        like = call.queries
+        old_queries = recorded.queries[:, :, first : first + queries].to(like.device, like.dtype)
+        old_keys = recorded.keys.to(like.device, like.dtype)
+
+        own = without_other_heads(without_room(at.call.attention)[0], wanted)
+        attention = _recorded_definition(recorded, call, first, own)
+        values = call.values
+        if attention is not call.attention and call.size != recorded.size:
+            # The recorded definition is over all keys of the recording; later ones have neither
+            # value nor weight.
+            values = pad(values, (0, 0, call.evicted, recorded.size[1] - keys))
+            call = call._replace(evicted=0)
+        else:
+            old_keys = old_keys[:, :, call.evicted : keys]
+
+        if len(wanted) == count == len(recorded.heads) and places == list(range(count)):
+            return call._replace(
+                queries=_laid_out_like(old_queries, call.queries),
+                keys=_laid_out_like(old_keys, call.keys),
+                values=values,
+                attention=attention,
+            )
+        if attention is not call.attention:
+            raise ValueError(
+                f'frozen: "{name}" was recorded as {recorded.attention}, and this run attends by '
+                f"{at.call.attention}; some of its heads cannot be frozen alone, leave heads= out"
+            )
+        mixed = call.queries.clone()
+        mixed[:, list(wanted)] = old_queries[:, places]
+        all_keys = repeat_key_heads(call.keys, call.queries).clone()
+        all_keys[:, list(wanted)] = repeat_key_heads(old_keys, old_queries)[:, places]
+        values = repeat_key_heads(values, call.queries)
+        return call._replace(queries=mixed, keys=all_keys, values=values)
+
+
+def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor with the strides of `like`, by which the rounding of a product may
+    depend.
+    """
+    if tensor.shape != like.shape or 0 in like.stride() or tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_strided(
+        like.shape, like.stride(), dtype=like.dtype, device=like.device
+    ).copy_(tensor)
+
+
+def _check_fits(
+    name: str, call: AttentionCall, recorded: RecordedCall, wanted: Sequence[int], first: int
+) -> None:
+    queries, keys = call.size
+    batch = len(call.queries)
+    width = call.queries.shape[-1]
+    if recorded.facts.rows is not None:
+        raise ValueError(
+            f'frozen: the recording of "{name}" keeps some queries only; record without queries='
+        )
+    if recorded.facts.shape[0] != batch or recorded.facts.shape[2] != width:
+        raise ValueError(
+            f'frozen: the recording of "{name}" is of {recorded.facts.shape[0]} sequences of width '
+            f"{recorded.facts.shape[2]}, and this run of {batch} of width {width}"
+        )
+    missing = [head for head in wanted if head not in recorded.heads]
+    if missing:
+        kept = ", ".join(map(str, recorded.heads))
+        raise ValueError(
+            f'frozen: head {missing[0]} of "{name}" was not recorded; recorded are {kept}'
+        )
+    if first + queries > recorded.size[0] or keys > recorded.size[1]:
+        raise ValueError(
+            f'frozen: the recording of "{name}" has {recorded.size[0]:,} queries and '
+            f"{recorded.size[1]:,} keys, and "
+            f"this run has reached {first + queries:,} and {keys:,}; freeze a run that is no "
+            "longer than the recording"
+        )
+    if keys < recorded.size[1] and _last_key_seen(recorded, first, queries) > keys:
+        raise ValueError(
+            f'frozen: the queries of "{name}" saw up to {recorded.size[1]:,} keys when they were '
+            "recorded, and this "
+            f"run has {keys:,}; freeze a run of the same length"
+        )
+
+
+def _last_key_seen(recorded: RecordedCall, first: int, queries: int) -> int:
+    """Return one past the last key that some of these queries saw in the recording."""
+    heads = len(recorded.heads)
+    batch = recorded.facts.shape[0]
+    rows = range(first, first + queries)
+    at = Pairs.block(rows, range(0), of=recorded.size, batch=batch, heads=heads)
+    return int(recorded.attention.mask.spans(at, recorded.size[1]).stop.max())
+
+
+def _recorded_definition(
+    recorded: RecordedCall, call: AttentionCall, first: int, own: Attention
+) -> Attention:
+    """Return the definition by which the recorded queries attend: that of the call if the model's
+    own is the same.
+    """
+    attention = include_padding_queries(recorded.attention)
+    if attention == own:
+        return call.attention
+    if call.size == recorded.size:
+        return attention
+    rows = torch.arange(first, first + call.size[0])
+    return restrict_to_queries(attention, rows, recorded.size)
+
+
+def frozen(recording: Recording, layers: Layers = None, heads: Heads = None) -> Frozen:
+    """Return the edit that attends with the queries and keys of a recording, and with the values of
+    this run.
+
+    Args:
+        recording: of the same model and a text of the same length, with keep="queries-keys" or
+            "steps".
+        layers: the attentions to freeze, by their names in the recording; None is all that were
+            recorded. The name of a layer that ran several times freezes every pass, each by its own
+            pattern; see `ts.mute`.
+        heads: the heads to freeze; None is all that were recorded.
+
+    Raises:
+        TypeError, ValueError: `recording` is no recording, or keeps no queries and keys.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, keep="queries-keys") as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> print(ts.frozen(recording, heads=1))
+        freeze head 1 in every layer as recorded of MultiHeadAttention
+    """
+    if not isinstance(recording, Recording):
+        raise TypeError(
+            f"frozen takes a recording of ts.watch or ts.open, not {type(recording).__name__}"
+        )
+    if recording.keep == "summaries":
+        raise ValueError(
+            'frozen needs queries and keys: record with ts.watch(model, keep="queries-keys")'
+        )
+    return Frozen(read_layers(layers), read_heads(heads), recording)
