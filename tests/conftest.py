@@ -50,7 +50,6 @@ RECORDING = [
         "recorded_call",
         "recording",
         "row_in_float64",
-        "row_sample",
         "saved",
         "storage",
         "summaries_call",
@@ -58,8 +57,9 @@ RECORDING = [
         "watched",
     )
 ]
+MEASURES = ["telescope.measures"]
 LOOKING = ["telescope.tiles", "telescope.interception.huggingface"]
-ATLAS = [f"telescope.atlases.{name}" for name in ("atlas", "batches", "exact", "measure", "sums", "token_classes")]
+ATLAS = [f"telescope.atlases.{name}" for name in ("atlas", "batches", "exact", "measure", "sums")]
 MODELS = [
     f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer", "translator")
 ]
@@ -71,6 +71,7 @@ HOOKED = (
     *ENGINES,
     *SURVEY,
     *TRACE,
+    *MEASURES,
     *RECORDING,
     *LOOKING,
     *ATLAS,

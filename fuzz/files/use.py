@@ -74,7 +74,7 @@ def use_atlas(folder: Path, dice: Random) -> None:
     import telescope as ts
     from telescope.explorer.api import Api
     from telescope.explorer.library import Library
-    from telescope.recording.heads import HABITS
+    from telescope.measures import HABITS
 
     atlas = opened(lambda: ts.open(folder))
     repr(atlas)

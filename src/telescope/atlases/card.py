@@ -5,7 +5,8 @@ hub reads.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..recording.heads import HABIT_KEYS, Heads
+from ..measures import HABIT_KEYS
+from ..recording.heads import Heads
 
 CLEAREST = 12  # heads that the card lists
 

@@ -33,14 +33,12 @@ from .batches import TokenBatch, batches_of, default_length, encoder_of, longest
 from .evidence import EvidenceTexts, Skipped, places_of
 from .fingerprint import check_same_run, fingerprint
 from .folder import REPLACE, check_can_save, is_atlas
-from .measure import layers_of, measure_batch
+from .measure import CLASSES, TokenClasses, layers_of, measure_batch, send
 from .processes import Share
 from .reading import ModelReader
 from .shared_work import SETTINGS, Heartbeat, Progress, remove_finished
-from .sums import CLASSES, AtlasSums
+from .sums import AtlasSums
 from .texts import Corpus, Text, Texts, shards
-from .token_classes import TokenClasses
-from .transfers import send
 
 SHARD = 1 << 16  # characters of the texts that are one shard
 PENDING = 16  # shards whose evidence is looked up together: a GPU waits for each look

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..files.optional import import_optional
 from ..files.parquet import read_texts
-from .checksums import checksum, file_checksum
+from .fingerprint import checksum, file_checksum
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PART = 1 << 16  # characters of a .txt file that are one text, and the rest of the line

@@ -20,8 +20,8 @@ from ..attention.restrict import (
     restrict_to_heads,
     restrict_to_queries,
 )
+from ..measures import BatchTokens, Places
 from ..surveys.extend import Size
-from .head_shares import BatchTokens, Places
 
 
 class Carrier:

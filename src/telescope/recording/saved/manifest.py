@@ -17,8 +17,8 @@ from ...attention.restrict import (
 )
 from ...files.errors import LoadError
 from ...files.safetensors import DTYPES
+from ...measures import SUMS, Written
 from ..call_facts import CallFacts
-from ..head_shares import COUNTS, NAMES, Written
 
 FILE = "recording.json"
 KIND = "telescope recording"
@@ -62,7 +62,7 @@ def optional_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
         "key_ids": (batch, keys),
         "lse": (batch, len(facts.heads), rows),
         "map": (batch, len(facts.heads), *(facts.recorded or (None, None))),
-        "shares": (batch, len(facts.heads), len(NAMES) + len(COUNTS)),
+        "shares": (batch, len(facts.heads), len(SUMS)),
         "norms": (batch, len(facts.heads), keys),
         "gradients": (batch, key_heads, keys),
         "streaming": (batch, len(facts.heads), rows),
