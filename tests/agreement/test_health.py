@@ -63,7 +63,7 @@ def test_numbers_are_those_of_the_whole_matrix():
         assert_close(torch.tensor(layer.entropy, dtype=torch.float64), entropy, atol=1e-4, rtol=1e-4)
         assert_close(torch.tensor(layer.logit), steps.masked.amax((0, 2, 3)), atol=1e-3, rtol=1e-4)
         received = steps.weights.sum(2)
-        assert_close(torch.tensor(layer.sink), (received.amax(-1) / received.sum(-1)).mean(0), atol=1e-5, rtol=1e-4)
+        assert_close(torch.tensor(layer.one_key), (received.amax(-1) / received.sum(-1)).mean(0), atol=1e-5, rtol=1e-4)
 
 
 SIZES = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
