@@ -18,7 +18,7 @@ from support.watching import KEEPS, Museum, Translator, filled, sequence
 from telescope.attention.restrict import drop_first_keys, restrict_to_heads, restrict_to_sequences
 from telescope.files.definitions import from_json, to_json
 from telescope.layers import Attend
-from telescope.recording.saved import save
+from telescope.recording import saving as save
 
 
 def run(keep="summaries", make=Translator, **options):

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from ..recording.saved.open import open_recording
+from ..recording.opening import open_recording
 from .atlas import Atlas
 from .folder import is_atlas
 
