@@ -60,7 +60,7 @@ RECORDING = [
 ]
 MEASURES = ["telescope.measures"]
 LOOKING = ["telescope.tiles", "telescope.interception.huggingface"]
-ATLAS = [f"telescope.atlases.{name}" for name in ("atlas", "batches", "exact", "measure", "sums")]
+ATLAS = [f"telescope.atlases.{name}" for name in ("atlas", "exact", "measure", "sums", "texts")]
 MODELS = [
     f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer", "translator")
 ]

@@ -7,9 +7,9 @@ import telescope as ts
 from support import mapping
 from support.huggingface import BERT, GPT2, LLAMA, MARIAN, transformers
 from telescope.atlases import reading
-from telescope.atlases.batches import TokenBatch
 from telescope.atlases.fingerprint import differences, fingerprint, tokenizer_checksum, weights_checksum
 from telescope.atlases.reading import ModelReader
+from telescope.atlases.texts import TokenBatch
 from telescope.measures import OF_TEXTS
 
 

@@ -34,8 +34,8 @@ from ..files.atomic import resolve_path, sync_file
 from ..files.errors import LoadError, WriteError
 from ..files.locks import is_locked, lock_file
 from ..files.safetensors import scan_file
-from .description import check_done, check_part
 from .fingerprint import check_same_run
+from .folder import check_done, check_part
 from .sums import AtlasSums
 
 TIMEOUT = 30.0  # seconds without a sign of life, after which a process is taken to be dead

@@ -9,10 +9,9 @@ import torch
 
 from ..atlases import Atlas
 from ..atlases.atlas import Evidence
-from ..atlases.batches import encoder_of
-from ..atlases.evidence import EXCERPT
 from ..atlases.fingerprint import weights_checksum
-from ..atlases.texts import text_at
+from ..atlases.shard_reader import EXCERPT
+from ..atlases.texts import encoder_of, text_at
 from ..measures import HABITS
 from ..models import Model
 from .requests import Refusal, bad_parameter, not_kept, unknown
