@@ -323,6 +323,12 @@ def heads_axis(name: str) -> int:
     return 1 if part in ("distribution", "numerator", "denominator", "evidence") else 0
 
 
+def has_own_measures(description: Mapping[str, Any]) -> bool:
+    """Return whether a file has the measures of this version, neither more nor fewer."""
+    names = description.get("names", NAMES_OF_0_1)
+    return _names_of_tensors(names) == _names_of_tensors(NAMES)
+
+
 def unknown_measures(description: Mapping[str, Any]) -> list[str]:
     """Return the measures of a file that this version does not know, by its description."""
     found = _names_of_tensors(description.get("names", NAMES_OF_0_1))["distribution"]

@@ -186,7 +186,8 @@ def _parts(call: RecordedCall) -> dict[str, Tensor]:
     the heads.
     """
     parts = {name: part.tensor for name, part in call.parts.items()}
-    chosen = {name: parts[name] for name in ("received", "entropy", "lse") if name in parts}
+    kept = ("received", "entropy", "lse")
+    chosen: dict[str, Tensor] = {name: parts[name] for name in kept if name in parts}
     chosen |= {name: parts[name][..., 0] for name in ("top_weights", "top_keys")}
     if real_query_masks(call.attention) and not call.across:
         batch, heads, _ = chosen["entropy"].shape

@@ -49,9 +49,10 @@ class HeadHealth:
         """Return the number that a rule is about: the largest of all heads, of the entropy the
         smallest, or a count.
         """
+        value = getattr(self, measure)
         if measure in MEASURED:
-            return (min if measure == "entropy" else max)(getattr(self, measure))
-        return float(getattr(self, measure))
+            value = min(value) if measure == "entropy" else max(value)
+        return float(value)
 
     @property
     def sink(self) -> tuple[float, ...]:

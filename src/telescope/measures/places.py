@@ -278,7 +278,8 @@ class Places:
         """Return which keys belong to which habit, for some of the queries."""
         key = torch.arange(self.keys, device=self.place.device)
         habits = [self._members(rule, key, rows) for rule in KEY_RULES.values()]
-        return torch.stack(torch.broadcast_tensors(*habits))
+        shape = torch.broadcast_shapes(*(habit.shape for habit in habits))
+        return torch.stack([habit.expand(shape) for habit in habits])
 
     def _members(
         self, rule: KeyRule, key: Int[Tensor, " key"], rows: slice

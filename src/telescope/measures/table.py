@@ -148,7 +148,7 @@ class Measure:
     keys: KeyRule | None = None
     of: Callable[[HeadRows], Tensor] | None = None
     per: str | None = "queries"
-    each: Callable[[HeadRows], Tensor] | None = None
+    each: Callable[[HeadRows], Tensor | None] | None = None
     unit: str = "share of the weight"
 
     @property
@@ -163,8 +163,9 @@ class Measure:
 
     def of_queries(self, rows: HeadRows) -> Float[Tensor, "batch heads query"]:
         """Return the number of each query."""
-        assert self.each is not None
-        return self.each(rows)
+        found = None if self.each is None else self.each(rows)
+        assert found is not None
+        return found
 
     def mean(self, rows: HeadRows) -> Float[Tensor, " heads"]:
         """Return the number of each head over all texts: their mean or, without `per`, the
