@@ -278,8 +278,9 @@ class Places:
         """Return which keys belong to which habit, for some of the queries."""
         key = torch.arange(self.keys, device=self.place.device)
         habits = [self._members(rule, key, rows) for rule in KEY_RULES.values()]
-        shape = torch.broadcast_shapes(*(habit.shape for habit in habits))
-        return torch.stack([habit.expand(shape) for habit in habits])
+        batch = next(iter({*map(len, habits)} - {1}), 1)
+        size = (batch, len(self.place[rows]), self.keys)
+        return torch.stack([habit.expand(size) for habit in habits])
 
     def _members(
         self, rule: KeyRule, key: Int[Tensor, " key"], rows: slice
