@@ -50,20 +50,21 @@ RECORDING = [
         "recorded_call",
         "recording",
         "row_in_float64",
-        "row_sample",
-        "saved",
+        "opening",
+        "saving",
         "storage",
         "summaries_call",
         "survey_queue",
         "watched",
     )
 ]
+MEASURES = ["telescope.measures"]
 LOOKING = ["telescope.tiles", "telescope.interception.huggingface"]
-ATLAS = [f"telescope.atlases.{name}" for name in ("atlas", "batches", "exact", "measure", "sums", "token_classes")]
+ATLAS = [f"telescope.atlases.{name}" for name in ("atlas", "exact", "measure", "sums", "texts")]
 MODELS = [
     f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer", "translator")
 ]
-TRAINING = [f"telescope.training.{name}" for name in ("batch", "examples", "health", "objectives", "windows")]
+TRAINING = [f"telescope.training.{name}" for name in ("batch", "examples", "objectives", "windows")]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "inference_copy", "sampling", "writers")]
 TASKS = [f"telescope.tasks.{name}" for name in ("explaining.sentence_views", "explaining.show", "learning.recall_data")]
 HOOKED = (
@@ -71,6 +72,7 @@ HOOKED = (
     *ENGINES,
     *SURVEY,
     *TRACE,
+    *MEASURES,
     *RECORDING,
     *LOOKING,
     *ATLAS,

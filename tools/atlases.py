@@ -20,8 +20,8 @@ import torch
 from matplotlib import pyplot
 
 import telescope as ts
-from telescope.atlases.sums import CLASSES
-from telescope.recording.heads import HABITS
+from telescope.atlases.measure import CLASSES
+from telescope.measures import HABITS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "atlas"
 INK, LIGHT = "#1f3a5f", "#c8d4e3"

@@ -74,7 +74,7 @@ def use_atlas(folder: Path, dice: Random) -> None:
     import telescope as ts
     from telescope.explorer.api import Api
     from telescope.explorer.library import Library
-    from telescope.recording.heads import HABITS
+    from telescope.measures import HABITS
 
     atlas = opened(lambda: ts.open(folder))
     repr(atlas)
@@ -120,7 +120,7 @@ def use_texts(folder: Path, dice: Random) -> None:
 
 def use_tokenizer(folder: Path, dice: Random) -> None:
     """Load a tokenizer, and encode a text that is not short."""
-    from telescope.atlases.batches import encoder_of
+    from telescope.atlases.texts import encoder_of
     from telescope.models.saved.tokenizer_file import read_tokenizer
 
     tokenizer = opened(lambda: read_tokenizer(folder / "tokenizer.json"))

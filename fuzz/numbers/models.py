@@ -22,8 +22,7 @@ from time import time
 import torch
 
 import telescope as ts
-from telescope.recording import head_shares
-from telescope.recording.heads import HABITS
+from telescope.measures import HABITS, places
 
 from .attentions import Found, WrongError
 from .by_hand import FORWARDS, check_bypass, check_shared_layers
@@ -68,12 +67,12 @@ def check_null(case: ModelCase) -> Counter[str]:
         name: (one.standard_error(name) ** 2 + other.standard_error(name) ** 2).sqrt()
         for name in HABITS
     }
-    places = {place: i for i, place in enumerate(one.places)}
+    indices = {place: i for i, place in enumerate(one.places)}
     for head in one.heads():
         place = (head.layer, head.number)
         for name in HABITS:
             change = abs(getattr(heads[place], name) - getattr(head, name))
-            error = float(errors[name][places[place]])
+            error = float(errors[name][indices[place]])
             if isfinite(change) and error > 0.0:
                 counts["null: changes"] += 1
                 counts["null: changes beyond"] += change > ERRORS * error
@@ -156,12 +155,12 @@ def drawn(seed: int, device: str = "cpu") -> ModelCase:
 @contextmanager
 def lists_of_keys(wanted: bool) -> Iterator[None]:
     """Let the habits of heads be measured as in long texts, by lists of keys, if `wanted`."""
-    before = head_shares.SMALL
-    head_shares.SMALL = dict.fromkeys(before, 0) if wanted else before
+    before = places.SMALL
+    places.SMALL = dict.fromkeys(before, 0) if wanted else before
     try:
         yield
     finally:
-        head_shares.SMALL = before
+        places.SMALL = before
 
 
 def check(case: ModelCase) -> Counter[str]:

@@ -10,8 +10,7 @@ from torch.testing import assert_close
 import telescope as ts
 from support import mapping
 from support.huggingface import LLAMA, numbered, transformers
-from telescope.atlases.checksums import tensor_checksums
-from telescope.atlases.fingerprint import weights_checksum
+from telescope.atlases.fingerprint import tensor_checksums, weights_checksum
 
 pytestmark = [
     pytest.mark.gpu,

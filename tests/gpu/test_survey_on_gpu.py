@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import telescope as ts
-from telescope.recording.head_shares import BatchTokens, Places, shares
+from telescope.measures import BatchTokens, Places, habit_sums
 from telescope.surveys import ENGINES, chunked, launch, reference, within
 from telescope.surveys import triton as engine
 from telescope.surveys.cells import grid
@@ -109,11 +109,11 @@ def test_shares_of_heads_agree(sizes, dtype, attention, monkeypatch):
         text=BatchTokens(ids),
         device=q.device,
     )
-    got = shares(q, k, attention, engine.summarize(q, k, attention, None, 8, None), places)
+    got = habit_sums(q, k, attention, engine.summarize(q, k, attention, None, 8, None), places)
     monkeypatch.setattr(within, "_by_kernel", None)  # the truth must not use it
     monkeypatch.setattr(engine, "cannot", lambda *given: "plain PyTorch is asked for")
     q, k = q.double(), k.double()
-    expected = shares(q, k, attention, reference.summarize(q, k, attention, None, 8, None), places)
+    expected = habit_sums(q, k, attention, reference.summarize(q, k, attention, None, 8, None), places)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
 
 

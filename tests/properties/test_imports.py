@@ -18,7 +18,7 @@ HOUSE = [
     ["attention"],
     ["engines", "files"],
     ["layers", "traces", "surveys"],
-    ["models", "tiles", "anatomy"],
+    ["models", "tiles", "anatomy", "measures"],
     ["recording", "decoding", "text"],
     ["interception"],
     ["editing"],

@@ -6,8 +6,8 @@ run.py first.
 """
 
 from .atlas import Atlas
+from .atlas import open_saved as open
 from .compare import Comparison, compare
-from .opening import open_saved as open
 from .run import AtlasProgress, atlas
 
 __all__ = ["Atlas", "AtlasProgress", "Comparison", "atlas", "compare", "open"]

@@ -17,18 +17,17 @@ from rich.table import Table
 from torch import Tensor
 
 from ..files.optional import import_optional
-from ..recording.heads import HABITS, Head, Heads, kind_of
+from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kind_of
+from ..recording.heads import Heads
 from ..recording.names import list_names
-from ..recording.row_sample import BUCKETS, bucket_limits
+from ..recording.opening import open_recording
 from ..traces.render import render_text
 from ..words import check_index, hint
-from .card import write_card
-from .evidence import merge_skipped, places_of
 from .exact import ExactSum
-from .folder import read_folder, write_folder
-from .hub import download, upload
-from .measure import MEASURES
-from .sums import CLASSES, MAP_BITS, STATISTICS, AtlasSums, error_of_sum
+from .folder import download, is_atlas, read_folder, upload, write_card, write_folder
+from .measure import CLASSES
+from .shard_reader import merge_skipped, places_of
+from .sums import MAP_BITS, STATISTICS, AtlasSums, error_of_sum
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -147,13 +146,13 @@ class Atlas:
         queries = _positive(self.sums.denominator.value)
         shares = (self.sums.numerator.value / queries).T.tolist()
         repeated = (
-            queries[MEASURES.index("induction")] / queries[MEASURES.index("first")]
+            queries[OF_TEXTS.index("induction")] / queries[OF_TEXTS.index("first")]
         ).tolist()
         found = []
         for (layer, number), values, own_repeated in zip(
             self.places, shares, repeated, strict=True
         ):
-            measures = dict(zip(MEASURES, values, strict=True))
+            measures = dict(zip(OF_TEXTS, values, strict=True))
             found.append(Head(layer, number, kind_of(measures, own_repeated), **measures))
         return Heads(found, self.layers, left_out=self.left_out).sort()
 
@@ -260,10 +259,10 @@ class Atlas:
             }
             for i, name in enumerate(STATISTICS):
                 own = {
-                    "mean": getattr(kinds[layer, number], name, nan) if name in MEASURES else nan
+                    "mean": getattr(kinds[layer, number], name, nan) if name in OF_TEXTS else nan
                 }
                 own = {part: values[place][i] for part, values in numbers.items()} | (
-                    own if name in MEASURES else {}
+                    own if name in OF_TEXTS else {}
                 )
                 row[name] = own.pop("mean")
                 row |= {
@@ -417,7 +416,7 @@ class Atlas:
         if self._table is None:
             spread = self.sums.distribution
             shares = self.sums.numerator.value / _positive(self.sums.denominator.value)
-            mean = torch.cat([shares, spread.mean[len(MEASURES) :]])
+            mean = torch.cat([shares, spread.mean[len(OF_TEXTS) :]])
             self._table = {
                 "mean": mean,
                 "std": spread.variance.sqrt(),
@@ -460,3 +459,33 @@ def _by_number(name: str) -> list[str | int]:
 
 def _positive(count: Tensor) -> Tensor:
     return torch.where(count > 0, count, torch.nan)
+
+
+def open_saved(path: str | os.PathLike[str]) -> Any:
+    """Open a recording that `Recording.save` wrote, or an atlas that `ts.atlas` or `Atlas.save`
+    wrote.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        The `Recording` or the `Atlas`. Tensors of a recording are read from the files when they are
+        first used, so that its folder has to stay.
+
+    Raises:
+        LoadError: if the folder holds neither, or if a file is damaged, does not fit the
+            description, or is of another version. Damage to a tensor of a recording is found when
+            the tensor is read.
+
+    Example:
+        >>> import tempfile, torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer) as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     recording.save(f"{folder}/run.telescope")
+        ...     opened = ts.open(f"{folder}/run.telescope")
+        ...     opened["attention"].entropy.shape
+        torch.Size([1, 2, 5])
+    """
+    return Atlas.open(path) if is_atlas(path) else open_recording(path)

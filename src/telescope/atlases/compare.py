@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..files.optional import import_optional
-from ..recording.heads import HABITS, Head
+from ..measures import HABITS, Head
 from ..traces.render import render_text
 from .atlas import Atlas
 from .sums import error_of_sum

@@ -1,5 +1,5 @@
-"""The folder of an atlas: atlas.json, exact sums, Parquet tables and a card. Its format:
-docs/atlas.md.
+"""The folder of an atlas: atlas.json, exact sums, Parquet tables and a card; and the hub, where a
+dataset repository has these files. The format: docs/atlas.md.
 """
 
 import os
@@ -16,8 +16,9 @@ from ..files import paths, safetensors
 from ..files.atomic import atomic_folder, resolve_path, write_json
 from ..files.errors import LoadError
 from ..files.optional import import_optional
-from .description import check_atlas
-from .sums import AtlasSums
+from ..measures import HABIT_KEYS
+from ..recording.heads import Heads
+from .sums import AtlasSums, unknown_measures
 
 FILE = "atlas.json"
 SUMS = "sums.safetensors"
@@ -26,6 +27,9 @@ KIND = "telescope atlas"
 VERSION = 1
 TABLES = ("heads.parquet", "evidence.parquet", "maps.parquet")
 REPLACE = "replace=True, or --replace, replaces it"
+CLEAREST = 12  # heads that the card lists
+LARGEST = 2**62  # counts and numbers must be smaller, so that the sum of two fits into an int64
+MOST_SHARDS = 1 << 24  # of a run: at 65,536 characters each, a terabyte of text
 Rows = Iterable[Mapping[str, Any]]
 
 
@@ -124,6 +128,12 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[AtlasSums, dict[str, Any]
         sums = AtlasSums.load(tensors, manifest["sums"])
     except ValueError as problem:
         raise LoadError(f"{folder / SUMS} does not fit {FILE}: {problem}") from None
+    if unknown := unknown_measures(manifest["sums"]):
+        warnings.warn(
+            f"{folder} was made by a later version; left out, since unknown here: "
+            f"{', '.join(unknown)}",
+            stacklevel=4,
+        )
     return sums, manifest["about"], manifest
 
 
@@ -139,3 +149,214 @@ def _read_tensors(file: Path, checksums: Mapping[str, int]) -> dict[str, Tensor]
                 "changed"
             )
     return tensors
+
+
+# ----------------------------------------------------------------------------- checks of atlas.json
+
+
+def check_atlas(manifest: Mapping[str, Any], where: str) -> None:
+    """Raise a LoadError where a field of atlas.json is missing, or is not what an atlas writes;
+    `where` is the file.
+    """
+    check_part(manifest, where)
+    if not _is_about(manifest.get("about")):
+        raise _error(where, "about", "an object with the class and the parameters of a model")
+    checksums = manifest.get("crc32_of_sums")
+    if not isinstance(checksums, dict) or not all(map(_is_count, checksums.values())):
+        raise _error(where, "crc32_of_sums", "a checksum of each tensor")
+
+
+def check_part(header: Mapping[str, Any], where: str) -> None:
+    """Raise a LoadError where a field that every file of sums has is missing, or is not what an
+    atlas writes.
+    """
+    if not _is_sums(header.get("sums")):
+        raise _error(
+            where,
+            "sums",
+            "layers, each [name, numbers of its heads, across], counts of texts and tokens, and the "
+            "names of the measures",
+        )
+    if not _is_skipped(header.get("skipped")):
+        raise _error(where, "skipped", "a count, and texts as [number, reason]")
+    evidence = header.get("evidence")
+    if not isinstance(evidence, list) or not all(map(_is_evidence, evidence)):
+        raise _error(where, "evidence", "a list of [text, first token, where the text is from]")
+    if not _is_count(header.get("read_texts")):
+        raise _error(where, "read_texts", "a count")
+    left_out = header.get("left_out", [])  # atlases of earlier versions have none
+    if not isinstance(left_out, list) or not all(map(_is_text, left_out)):
+        raise _error(where, "left_out", "a list of names")
+
+
+def check_done(ranges: Any, where: str) -> None:
+    """Raise a LoadError unless these are ranges of shards, [first, stop], in ascending order."""
+    stop = 0
+    for each in ranges if isinstance(ranges, list) else [None]:
+        match each:
+            case [int(first), int(past)] if stop <= first < past <= MOST_SHARDS:
+                stop = past
+            case _:
+                raise _error(where, "done", "a list of ranges of shards")
+
+
+def _error(where: str, field: str, fits: str) -> LoadError:
+    return LoadError(f'{where}: "{field}" is missing, or not {fits}')
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LARGEST
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether this is a text that can be written as UTF-8, which "\\ud800" of JSON
+    cannot.
+    """
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _is_about(about: Any) -> bool:
+    """Return whether the fields of a model are there in their types; everything else is only
+    compared.
+    """
+    model = about.get("model", {}) if isinstance(about, dict) else None
+    if not isinstance(model, dict):
+        return False
+    return _is_text(model.get("class", "")) and _is_count(model.get("parameters", 0))
+
+
+def _is_sums(sums: Any) -> bool:
+    match sums:
+        case {"layers": [*layers], "texts": texts, "tokens": tokens}:
+            names = [layer[0] for layer in layers if _is_layer(layer)]
+            is_counted = _is_count(texts) and _is_count(tokens)
+            return is_counted and len(set(names)) == len(layers) and _is_names(sums.get("names"))
+    return False
+
+
+def _is_names(names: Any) -> bool:
+    """Return whether these are the measures of the sums; atlases of version 0.1 do not name them."""
+    match names:
+        case None:
+            return True
+        case {"habits": [*habits], "texts": [*texts], "queries": [*queries]}:
+            parts = (habits, [*texts, *queries])
+            return all(all(map(_is_text, part)) and len({*part}) == len(part) for part in parts)
+    return False
+
+
+def _is_layer(layer: Any) -> bool:
+    match layer:
+        case [name, [_, *_] as heads, bool()]:
+            return _is_text(name) and all(map(_is_count, heads)) and len(set(heads)) == len(heads)
+    return False
+
+
+def _is_skipped(skipped: Any) -> bool:
+    match skipped:
+        case {"count": count, "texts": [*texts]} if _is_count(count):
+            return all(
+                isinstance(each, list)
+                and len(each) == 2
+                and _is_count(each[0])
+                and isinstance(each[1], str)
+                for each in texts
+            )
+    return False
+
+
+def _is_evidence(evidence: Any) -> bool:
+    match evidence:
+        case [
+            text,
+            first,
+            {"source": str(), "line": line, "tokens": tokens, "excerpt": str(), **rest},
+        ]:
+            return not rest and all(map(_is_count, (text, first, line, tokens)))
+    return False
+
+
+# ----------------------------------------------------------------------------------------- the card
+
+
+def write_card(
+    about: Mapping[str, Any], heads: Heads, *, texts: int, tokens: int, skipped: int
+) -> str:
+    """Return the card as Markdown."""
+    model = about.get("model", {})
+    missing = []
+    if heads.left_out:
+        missing = ["", f"The heads of these attentions are missing: {', '.join(heads.left_out)}."]
+    named = [head for head in heads if head.kind != "mixed"]
+    named.sort(key=lambda head: -float(getattr(head, head.kind)))
+    kinds = {kind: len(heads.where(kind=kind)) for kind in (*HABIT_KEYS, "mixed")}
+    lines = [
+        "---",
+        "tags: [telescope, attention, interpretability]",
+        "configs:",
+        *[
+            f"- config_name: {name.removesuffix('.parquet')}\n  data_files: {name}"
+            for name in TABLES
+        ],
+        "---",
+        f"# Atlas of the heads of a {model.get('class', 'model')}",
+        "",
+        f"{len(heads):,} heads over {texts:,} texts, {tokens:,} tokens, at most "
+        f"{about.get('length')} tokens at once"
+        + (f"; {skipped:,} texts could not be read." if skipped else "."),
+        *missing,
+        "",
+        "`ts.open(folder)` opens it, `ts.compare(one, other)` compares two; the tables are Parquet.",
+        "",
+        "| kind | heads | share of the weight that names it |",
+        "|---|---|---|",
+        *[
+            f"| {kind} | {count} | {HABIT_KEYS.get(kind, 'none clear')} |"
+            for kind, count in kinds.items()
+            if count
+        ],
+        "",
+        "## The clearest heads",
+        "| layer | head | kind | share |",
+        "|---|---|---|---|",
+        *[
+            f"| {head.layer} | {head.number} | {head.kind} | {getattr(head, head.kind):.0%} |"
+            for head in named[:CLEAREST]
+        ],
+        "",
+        "A share is the mean over all queries of the corpus that have a choice. How each is "
+        "measured: docs/atlas.md",
+        "of Telescope.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------------------------------ the hub
+
+
+def upload(
+    folder: Path, repo: str, *, private: bool = True, token: str | None = None, **options: Any
+) -> str:
+    """Upload the folder of an atlas to a dataset repository, which is made if it does not exist;
+    return its address.
+    """
+    hub = import_optional("huggingface_hub", "push_to_hub", "atlas").HfApi(token=token)
+    hub.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
+    commit = hub.upload_folder(
+        repo_id=repo,
+        folder_path=os.fspath(folder),
+        repo_type="dataset",
+        commit_message="Atlas of heads",
+        **options,
+    )
+    return str(getattr(commit, "commit_url", commit))
+
+
+def download(
+    repo: str, *, revision: str | None = None, token: str | None = None, **options: Any
+) -> Path:
+    """Download a dataset repository that holds an atlas, and return its folder."""
+    hub = import_optional("huggingface_hub", "from_hub", "atlas")
+    return Path(
+        hub.snapshot_download(repo, repo_type="dataset", revision=revision, token=token, **options)
+    )

@@ -1,28 +1,29 @@
 """Measure every head of one batch of texts, text by text, from the recording of the batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..recording.head_shares import COUNTS, NAMES
-from ..recording.heads import HABITS
+from ..measures import (
+    MEASURES,
+    OF_QUERIES,
+    OF_TEXTS,
+    SUMS,
+    Decode,
+    HeadRows,
+    bucket_limits,
+    punctuation_test,
+)
 from ..recording.recording import Recording
-from ..recording.row_sample import BACK, bucket_limits
 from ..recording.summaries_call import SummariesCall
-from .transfers import send, whole_numbers
 
-MEASURES = (*HABITS, "spread")
-"""The columns of `recording.heads()` that an atlas adds up; the others, such as streaming, are
-unknown there.
-"""
-QUERY_STATISTICS = ("entropy", "peak", "logit")
-"""Of each query: the entropy of its weights in nats, its largest weight, and its largest score
-after scaling.
-"""
+CLASSES = ("word", "part of a word", "number", "punctuation", "space", "special", "other")
+SPACES = " Ġ▁"  # before a word: a space, as text, in byte-level BPE and in SentencePiece
 
 
 class LayerHeads(NamedTuple):
@@ -50,13 +51,13 @@ class BatchMeasures:
     """
     known: Bool[Tensor, "text measure heads"]
     queries: dict[str, Float[Tensor, "text heads query"]]
-    """Each of QUERY_STATISTICS, in the model's precision."""
+    """Each of OF_QUERIES, in the model's precision."""
     counted: Bool[Tensor, "text heads query"]
     """The queries that have a choice."""
     distances: Float[Tensor, "text heads bucket"] | None
     sampled: Float[Tensor, " text"]
     """The weight at each distance of the sampled queries, and how many queries were sampled; see
-    row_sample.py.
+    measures/row_sample.py.
     """
     positions: Float[Tensor, "text heads place"]
     """The weight that keys receive, by their position, in the buckets of the distances."""
@@ -124,65 +125,54 @@ def _measure(
     """Measure layers of one shape; `first` is the number of their first head."""
     parts = [_parts(call) for call in calls]
     joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
-    across = calls[0].across
-    ids = calls[0].key_ids
     received = joined["received"].double()
     entropy = joined["entropy"]
-    heads = entropy.shape[1]
-    queries, keys = (entropy.shape[2], received.shape[2])
-    device = entropy.device
-    real = joined["top_keys"] >= 0
-    counted = real & (entropy >= 0)
-    if not across:
-        counted = counted & (torch.arange(queries, device=device) > 0)
-    logit = (
-        joined["lse"] + joined["top_weights"].log()
-        if "lse" in joined
-        else torch.full_like(entropy, torch.nan)
-    )
     peak = joined["top_weights"]
-    given = received.sum(2)
-    numbers = dict(zip((*NAMES, *COUNTS), joined["shares"].unbind(-1), strict=True))
-    spread = torch.where(counted, entropy.double().exp(), 0.0).sum(2)
-    numbers |= {
-        "sink": received[:, :, 1:].amax(2) if keys > 1 else torch.zeros_like(given),
-        "spread": spread,
-    }
-    class_of = None if ids is None else send(token_classes, device)[send(ids, device)]
+    across = calls[0].across
+    device = entropy.device
+
+    # The first token of a text has no choice; padding stands behind, so that it is at place 0.
+    seen = joined["top_keys"] >= 0
+    counted = seen & (entropy >= 0)
+    if not across:
+        counted = counted & (torch.arange(entropy.shape[2], device=device) > 0)
+
+    # What each class of tokens receives, punctuation among them.
     by_class = received.new_zeros(*received.shape[:2], len(marks))
-    numbers["punctuation"] = torch.full_like(given, torch.nan)
-    if class_of is not None and any(marks):
+    punctuation = None
+    if calls[0].key_ids is not None and any(marks):
+        class_of = send(token_classes, device)[send(calls[0].key_ids, device)]
         by_class = received @ torch.nn.functional.one_hot(class_of, len(marks)).double()
         which = whole_numbers([i for i, is_mark in enumerate(marks) if is_mark], device)
-        numbers["punctuation"] = by_class.index_select(-1, which).sum(-1)
-    choosing = counted.sum(2).double()
-    below = dict.fromkeys(MEASURES, choosing)
-    below |= {
-        "same": numbers["repeated"],
-        "induction": numbers["repeated"],
-        "sink": given,
-        "punctuation": given,
-    }
-    numerator = torch.stack([numbers[name] for name in MEASURES], 1)
-    denominator = torch.stack([below[name] for name in MEASURES], 1)
-    known = ~numerator.isnan() & (denominator > 0)
-    finite = (
-        (torch.where(real, entropy, 0.0).isfinite() & torch.where(real, peak, 0.0).isfinite())
-        .all(2)
-        .all(1)
+        punctuation = by_class.index_select(-1, which).sum(-1)
+
+    rows = HeadRows(
+        received=received,
+        entropy=entropy,
+        peak=peak,
+        lse=joined.get("lse"),
+        seen=seen,
+        counted=counted,
+        first=whole_numbers([0], device),
+        shares=dict(zip(SUMS, joined["shares"].unbind(-1), strict=True)),
+        punctuation=punctuation,
     )
-    finite &= received.isfinite().all(2).all(1) & (real.any(2).any(1))
-    counted = counted & finite[:, None, None]
-    known = known & finite[:, None, None]
-    distances = None if across else _only(finite, joined["distances"])
+    sums = [MEASURES[name].sums(rows) for name in OF_TEXTS]
+    numerator, denominator = (torch.stack(part, 1) for part in zip(*sums, strict=True))
+
+    # A text with a number that is not finite counts nowhere.
+    finite = received.isfinite().all(2).all(1) & seen.any(2).any(1)
+    for numbers in (entropy, peak):
+        finite &= torch.where(seen, numbers, 0.0).isfinite().all(2).all(1)
+    known = ~numerator.isnan() & (denominator > 0) & finite[:, None, None]
     return BatchMeasures(
-        heads=slice(first, first + heads),
+        heads=slice(first, first + entropy.shape[1]),
         numerator=torch.where(known, numerator, 0.0),
         denominator=torch.where(known, denominator, 0.0),
         known=known,
-        queries={"entropy": entropy, "peak": peak, "logit": logit},
-        counted=counted,
-        distances=distances,
+        queries={name: MEASURES[name].of_queries(rows) for name in OF_QUERIES},
+        counted=counted & finite[:, None, None],
+        distances=None if across else _only(finite, joined["distances"]),
         sampled=torch.where(finite, parts[0]["sampled"][:, 0], 0.0),
         positions=_only(finite, _by_position(received)),
         classes=_only(finite, by_class),
@@ -216,4 +206,77 @@ def _by_position(received: Float[Tensor, "text heads key"]) -> Float[Tensor, "te
     return running[:, :, edges].diff(dim=2)
 
 
-POSITION_BUCKETS = BACK
+# ------------------------------------------------------------------------------------ tokens
+
+
+class TokenClasses:
+    """The class of each token id, an index into CLASSES; each token is decoded once, when it first
+    occurs.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        decode: Decode | None = getattr(tokenizer, "decode", None)
+        name: Callable[[int], Any] | None = getattr(tokenizer, "id_to_token", None) or getattr(
+            tokenizer, "convert_ids_to_tokens", None
+        )
+        self.known = decode is not None
+        self.decode: Decode = decode or (lambda ids: "")
+        self.name = name or (lambda number: None)
+        self.is_mark = punctuation_test(self.decode)
+        self.table = torch.full((0,), -1, dtype=torch.int64)
+        self._filled = self.table
+
+    def of(self, ids: Int[Tensor, "batch token"]) -> Int[Tensor, " id"]:
+        """Return a table that has the class of every token in `ids`, by its id."""
+        present = torch.unique(ids).cpu()
+        highest = int(present[-1]) + 1 if len(present) else 0
+        if highest > len(self.table):
+            more = torch.full((highest - len(self.table),), -1, dtype=torch.int64)
+            self.table = torch.cat([self.table, more])
+        new = present[self.table[present] < 0]
+        if len(new):
+            self.table[new] = torch.tensor(
+                [CLASSES.index(self._class_of(number)) for number in new.tolist()]
+            )
+            self._filled = self.table.clamp(min=0)
+        return self._filled
+
+    def _class_of(self, number: int) -> str:
+        text = self.decode([number])
+        name = str(self.name(number) or text)
+        bare = text.strip()
+        if not text or (
+            name[0] == "<" and name[-1] == ">" and any(letter.isalpha() for letter in name)
+        ):
+            return "special"
+        if not bare:
+            return "space"
+        if self.is_mark(number):
+            return "punctuation"
+        if all(letter.isdigit() for letter in bare):
+            return "number"
+        if any(letter.isalpha() for letter in bare):
+            return "word" if name[:1] in SPACES or text[:1] == " " else "part of a word"
+        return "other"
+
+
+# -------------------------------------------------------------------------------- transfers
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on a device. From the CPU to a GPU it goes by pinned memory, and the host
+    does not wait.
+    """
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=64)
+def _whole_numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+
+def whole_numbers(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Return a tensor of these numbers, kept for the next call: it must not be written to."""
+    return _whole_numbers(tuple(numbers), device)

@@ -10,9 +10,9 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from ..interception.tensor_parallel import tensor_parallel_size
-from .checksums import checksum
+from .fingerprint import checksum
 from .measure import LayerHeads
-from .sums import AtlasSums
+from .sums import AtlasSums, heads_axis
 
 
 class Share:
@@ -140,15 +140,8 @@ def join_heads(parts: list[AtlasSums]) -> AtlasSums:
         if name == "class_tokens":
             merged[name] = tensor
             continue
-        axis = _heads_axis(name)
+        axis = heads_axis(name)
         merged[name] = torch.cat([each[name] for each in tensors], axis).index_select(axis, index)
     return AtlasSums.load(
         merged, {**joined.description(), "texts": first.texts, "tokens": first.tokens}
     )
-
-
-def _heads_axis(name: str) -> int:
-    """Return the axis of the heads in a tensor of AtlasSums."""
-    if name.startswith("group_"):
-        return 2
-    return 1 if name.startswith(("distribution.", "numerator.", "denominator.", "evidence.")) else 0

@@ -12,8 +12,8 @@ from ..attention import Mask, padding
 from ..decoding import generate
 from ..models import GPT, Encoder
 from ..models.translator import Translator
-from .batches import TokenBatch, longest_input
-from .transfers import send
+from .measure import send
+from .texts import TokenBatch, longest_input
 
 MAX_WRITTEN = 128  # tokens that an encoder-decoder writes for a text
 

@@ -1,15 +1,13 @@
 """`atlas`: read a corpus with a model, and add up every head's statistics.
 
-fingerprint.py    fingerprint           tell whether a folder holds the atlas of this very call
-texts.py          Corpus, shards        read texts, and cut the corpus into shards
-batches.py        sequences_of, ...     cut a shard into sequences of tokens, and pad them into
-                  batches
-reading.py        ModelReader           run the model on a batch, while it is recorded
-measure.py        measure_batch         measure every head, text by text
-sums.py           AtlasSums.add         add the numbers to exact sums
-shared_work.py    Progress              write the sums of finished shards to a file
-atlas.py          Atlas                 the tables, profiles, maps and evidence that the sums amount
-                  to
+fingerprint.py    fingerprint          tell whether a folder holds the atlas of this very call
+texts.py          Corpus, shards, ...  read texts, cut them into shards, sequences and batches
+shard_reader.py   ShardReader          read one shard after the other
+reading.py        ModelReader          run the model on a batch, while it is recorded
+measure.py        measure_batch        measure every head, text by text
+sums.py           AtlasSums.add        add the numbers to exact sums
+shared_work.py    Progress             write the sums of finished shards to a file
+atlas.py          Atlas                the tables, profiles, maps and evidence of the sums
 """
 
 import json
@@ -18,33 +16,22 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
 from ..files.atomic import recover, resolve_path
-from ..interception.watch import record_calls
-from ..recording.call_facts import KeepOptions
-from ..recording.names import Layers, list_names
+from ..recording.names import Layers
 from .atlas import Atlas
-from .batches import TokenBatch, batches_of, default_length, encoder_of, longest_input, sequences_of
-from .evidence import EvidenceTexts, Skipped, places_of
 from .fingerprint import check_same_run, fingerprint
 from .folder import REPLACE, check_can_save, is_atlas
-from .measure import layers_of, measure_batch
 from .processes import Share
-from .reading import ModelReader
+from .shard_reader import ShardReader
 from .shared_work import SETTINGS, Heartbeat, Progress, remove_finished
-from .sums import CLASSES, AtlasSums
-from .texts import Corpus, Text, Texts, shards
-from .token_classes import TokenClasses
-from .transfers import send
+from .texts import Corpus, Text, Texts, default_length, encoder_of, longest_input, shards
 
 SHARD = 1 << 16  # characters of the texts that are one shard
-PENDING = 16  # shards whose evidence is looked up together: a GPU waits for each look
-ALL_BROKEN = 8  # texts: if the first of the corpus all break, the fault is not theirs
 
 
 @dataclass(frozen=True)
@@ -157,7 +144,7 @@ def atlas(
                 remove_finished(out, settings)
             return finished
         check_can_save(out, replace=replace)
-    work = Work(model, tokenizer, layers, length, batch, packed, encode)
+    work = ShardReader(model, tokenizer, layers, length, batch, packed, encode)
     writers = 1 if share.together else share.count
     progress = (
         Progress(out, settings, share.rank, writers) if out is not None and share.writes else None
@@ -199,192 +186,6 @@ def atlas(
     return found
 
 
-class Pending(NamedTuple):
-    """A shard that was read, and that `Work.settle` is still to look at."""
-
-    sources: dict[int, Text]
-    ids: dict[tuple[int, int], list[int]]
-    """The tokens of each sequence, by its text and its first token."""
-    finite: list[tuple[TokenBatch, Tensor]]
-
-
-class Work:
-    """The sums of this process so far, and everything that adds a shard to them."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        layers: Layers,
-        length: int,
-        batch: int,
-        packed: bool,
-        encode: Any,
-    ) -> None:
-        self.model = model
-        self.layers = layers
-        self.tokenizer = tokenizer
-        self.length = length
-        self.batch = batch
-        self.packed = packed
-        self.encode = encode
-        self.reader = ModelReader(model)
-        self.classes = TokenClasses(tokenizer)
-        self.device = _input_device(model)
-        self.sums = AtlasSums([])
-        self.skipped = Skipped()
-        self.evidence = EvidenceTexts()
-        self.left_out: dict[
-            str, None
-        ] = {}  # the attentions that were not watched, in the order of the model
-        self.read_texts = 0
-        self.broken: set[int] = (
-            set()
-        )  # of the first texts of the corpus, those that break the model
-        self.pending: list[Pending] = []
-
-    def read(self, texts: list[Text]) -> Iterator[int]:
-        """Add a shard; yield the tokens of each batch after it was added."""
-        sources = {text.number: text for text in texts}
-        sequences = [*sequences_of(self._encoded(texts), self.length, packed=self.packed)]
-        size = self.batch if self.reader.takes_padding else 1
-        found = Pending(
-            sources, {(sequence.text, sequence.first): sequence.ids for sequence in sequences}, []
-        )
-        for batch in batches_of(sequences, size, pad=0):
-            found.finite.extend(self._add(batch, sources))
-            yield sum(batch.lengths)
-        self.pending.append(found)
-        if len(self.pending) == PENDING:
-            self.settle()
-
-    def settle(self) -> None:
-        """Look up which of the latest texts were not finite, and which are evidence."""
-        each = [
-            (found.sources, batch, finite)
-            for found in self.pending
-            for batch, finite in found.finite
-        ]
-        if each:
-            every = torch.cat([finite for _, _, finite in each]).cpu()  # a GPU is waited for once
-            parts = torch.split(every, [len(part) for _, _, part in each])
-            for (sources, batch, _), finite in zip(each, parts, strict=True):
-                for i in (~finite).nonzero()[:, 0].tolist():
-                    self.skipped.add(
-                        sources[int(batch.places[i, 0])], "an attention in it is not finite"
-                    )
-                    lost = batch.only(i)
-                    self.sums.count_out(
-                        batch.lengths[i], count_classes(lost, self.classes.of(lost.ids))
-                    )
-        needed = places_of(self.sums)
-        for found in self.pending:
-            self.evidence.update(needed, found.sources, found.ids, self.tokenizer)
-        self.pending = []
-        self.skipped.forget()
-
-    def _encoded(self, texts: list[Text]) -> Iterator[tuple[Text, list[int]]]:
-        for text in texts:
-            if text.broken:
-                self.skipped.add(text, text.broken)
-                continue
-            try:
-                ids = self.encode(text.text)
-            except Exception as problem:  # whatever a tokenizer raises, the other texts can be read
-                self.skipped.add(text, f"the tokenizer fails: {_first_line(problem)}")
-                continue
-            if len(ids) < 2:
-                self.skipped.add(text, "has fewer than two tokens")
-                continue
-            self.read_texts += 1
-            yield text, ids
-
-    def _add(
-        self, batch: TokenBatch, sources: dict[int, Text]
-    ) -> Iterator[tuple[TokenBatch, Tensor]]:
-        """Add a batch; if it breaks the model, its texts one by one. Yield which texts are
-        finite.
-        """
-        try:
-            yield batch, self._measure(batch)
-        except (torch.OutOfMemoryError, RuntimeError, ValueError, IndexError) as problem:
-            if isinstance(problem, torch.OutOfMemoryError) and len(batch.lengths) == 1:
-                raise
-            if len(batch.lengths) > 1:
-                for i in range(len(batch.lengths)):
-                    yield from self._add(batch.only(i), sources)
-                return
-            text = sources[int(batch.places[0, 0])]
-            self.skipped.add(text, _first_line(problem))
-            # The first texts of the corpus, not of this process: a run that goes on may begin
-            # anywhere.
-            if text.number < ALL_BROKEN and not self.sums.texts:
-                self.broken.add(text.number)
-            if len(self.broken) == ALL_BROKEN:
-                raise ValueError(
-                    f"each of the first {ALL_BROKEN} texts breaks the model: {problem}"
-                ) from problem
-
-    def _measure(self, batch: TokenBatch) -> Tensor:
-        """Run the model on a batch and add its numbers; nothing is added if the model raises."""
-        moved = batch._replace(ids=send(batch.ids, self.device))
-        forward = self.reader.prepare(moved)
-        options = KeepOptions(top=1, sample=True)
-        with record_calls(
-            self.model, options, layers=self.layers, tokenizer=self.tokenizer
-        ) as recording:
-            forward()
-        self.left_out |= dict.fromkeys(recording.left_out)
-        if not any(watched.calls for watched in recording.values()):
-            missing = (
-                f": {list_names(recording.left_out)} ran past the watch"
-                if recording.left_out
-                else ""
-            )
-            raise ValueError(f"no attention could be recorded{missing}")
-        if not self.sums.layers:
-            self.sums = AtlasSums(layers_of(recording))
-            device = (
-                next(iter(recording.values())).calls[0].facts.device
-                if len(recording)
-                else self.device
-            )
-            self.sums = self.sums.to(device)
-        read = self.classes.of(batch.ids)
-        table = read
-        for watched in (
-            recording.values() if self.reader.writes else ()
-        ):  # its decoder reads other tokens
-            if watched.calls and watched.calls[0].key_ids is not None:
-                table = self.classes.of(watched.calls[0].key_ids)
-        marks = [self.classes.known and name in ("punctuation", "space") for name in CLASSES]
-        measures = measure_batch(recording, self.sums.layers, table, marks)
-        self.sums.add(measures, batch.places, batch.lengths, count_classes(batch, read))
-        finite = torch.ones(
-            len(batch.lengths), dtype=torch.bool, device=self.sums.class_tokens.device
-        )
-        for part in measures:
-            finite &= part.finite.to(finite.device)
-        return finite
-
-    def rest(self) -> dict[str, Any]:
-        """Return what belongs to the sums and is no tensor, for JSON."""
-        return {
-            "skipped": self.skipped.to_json(),
-            "evidence": self.evidence.to_json(),
-            "read_texts": self.read_texts,
-            "left_out": [*self.left_out],
-        }
-
-
-def count_classes(batch: TokenBatch, table: Int[Tensor, " id"]) -> Int[Tensor, " class"]:
-    """Return how many tokens of each class a batch has, without its padding; `table` has the class
-    of each id.
-    """
-    real = torch.arange(batch.ids.shape[1]) < torch.tensor(batch.lengths)[:, None]
-    return torch.bincount(table[batch.ids[real]], minlength=len(CLASSES))
-
-
 class Stopwatch:
     """Measure the speed of a run, and estimate the time left from the characters that remain."""
 
@@ -398,7 +199,7 @@ class Stopwatch:
         """Count the characters of a shard that is done, or another process's."""
         self.passed += sum(len(text.text) for text in texts)
 
-    def read(self, tokens: int, work: Work) -> None:
+    def read(self, tokens: int, work: ShardReader) -> None:
         """Count a batch, and report."""
         self.tokens += tokens
         if self.report is not None:
@@ -421,7 +222,7 @@ class Stopwatch:
         self.passed += sum(len(text.text) for text in texts)
 
 
-def _save(work: Work, progress: Progress | None, share: Share) -> None:
+def _save(work: ShardReader, progress: Progress | None, share: Share) -> None:
     """Write what is done; the processes of a tensor-parallel model first join their heads."""
     work.settle()
     sums = share.join_heads(work.sums)
@@ -432,7 +233,7 @@ def _save(work: Work, progress: Progress | None, share: Share) -> None:
 
 
 def _merge(
-    work: Work,
+    work: ShardReader,
     progress: Progress | None,
     heart: Heartbeat | None,
     share: Share,
@@ -496,15 +297,3 @@ def _check_length(model: nn.Module, length: int | None) -> int:
             "are cut"
         )
     return length
-
-
-def _input_device(model: nn.Module) -> torch.device:
-    """Return the device that token ids are put on: that of the first parameter, also of a model on
-    several devices.
-    """
-    parameter = next((each for each in model.parameters() if not each.is_meta), None)
-    return torch.device("cpu") if parameter is None else parameter.device
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip().split("\n")[0] or type(problem).__name__)[:200]

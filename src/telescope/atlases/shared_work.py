@@ -34,9 +34,9 @@ from ..files.atomic import resolve_path, sync_file
 from ..files.errors import LoadError, WriteError
 from ..files.locks import is_locked, lock_file
 from ..files.safetensors import scan_file
-from .description import check_done, check_part
 from .fingerprint import check_same_run
-from .sums import AtlasSums
+from .folder import check_done, check_part
+from .sums import AtlasSums, has_own_measures
 
 TIMEOUT = 30.0  # seconds without a sign of life, after which a process is taken to be dead
 GRACE = 60.0  # seconds for a process to load its model before it gives its first sign of life
@@ -325,6 +325,9 @@ def _read_header(file: Path) -> dict[str, Any]:
         check_done(header.get("done"), "its description")
     except LoadError as problem:
         raise DamagedError(problem) from None
+    # Sums of some texts only would make a share of these texts alone.
+    if not has_own_measures(header["sums"]):
+        raise LoadError(f"{file} has the measures of another version; delete its folder")
     return header
 
 

@@ -9,13 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..recording.heads import HABITS
-from ..recording.row_sample import BUCKETS, ROWS
+from ..measures import BACK, BUCKETS, HABITS, OF_QUERIES, OF_TEXTS, ROWS
 from .exact import Distribution, ExactSum, edges_table, linear_edges, log_edges, signed_log_edges
-from .measure import MEASURES, POSITION_BUCKETS, QUERY_STATISTICS, BatchMeasures, LayerHeads
-from .transfers import send, whole_numbers
+from .measure import CLASSES, BatchMeasures, LayerHeads, send, whole_numbers
 
-STATISTICS = (*MEASURES, *QUERY_STATISTICS)
+STATISTICS = (*OF_TEXTS, *OF_QUERIES)
 """The measures of `recording.heads()`, distributed over the texts, and those of each query, over
 all queries.
 """
@@ -24,17 +22,23 @@ LEAST_QUERIES = {"same": 4, "induction": 4}  # that must count in a text, for it
 LEAST = 8  # of all other habits
 GROUPS = 64  # of texts, whose sums tell how much a share varies from text to text
 MAP_BITS = 32  # of the fraction of a map's cell
-CLASSES = ("word", "part of a word", "number", "punctuation", "space", "special", "other")
 GROUPED = ("group_numerator", "group_denominator")
-EDGES = edges_table(
-    [
-        *[linear_edges(0.0, 1.0)] * len(HABITS),
-        log_edges(1.0, 2.0**20),  # spread
-        linear_edges(0.0, 16.0),  # entropy
-        linear_edges(0.0, 1.0),  # peak
-        signed_log_edges(0.01, 1e6),  # logit
-    ]
-)
+# The bins of the quantile sketch of each statistic; those that are not here are shares.
+BINS_OF = {
+    "spread": log_edges(1.0, 2.0**20),
+    "entropy": linear_edges(0.0, 16.0),
+    "logit": signed_log_edges(0.01, 1e6),
+}
+EDGES = edges_table(BINS_OF.get(name) or linear_edges(0.0, 1.0) for name in STATISTICS)
+OLD_HABITS = ("itself", "previous", "first", "sink", "same", "induction", "punctuation", "far")
+NAMES = {"habits": HABITS, "texts": OF_TEXTS, "queries": OF_QUERIES}
+"""The measures in the order of the tensors; a file has its own, so that measures can be added."""
+NAMES_OF_0_1 = {
+    "habits": OLD_HABITS,
+    "texts": (*OLD_HABITS, "spread"),
+    "queries": ("entropy", "peak", "logit"),
+}
+"""Those of a file that has none."""
 
 
 class AtlasSums:
@@ -46,8 +50,8 @@ class AtlasSums:
         self.layers = [*layers]
         heads = sum(len(layer.heads) for layer in self.layers)
         self.distribution = Distribution(EDGES, heads)
-        self.numerator = ExactSum.zeros(len(MEASURES), heads)
-        self.denominator = ExactSum.zeros(len(MEASURES), heads)
+        self.numerator = ExactSum.zeros(len(OF_TEXTS), heads)
+        self.denominator = ExactSum.zeros(len(OF_TEXTS), heads)
         self.group_numerator: ExactSum | None = ExactSum.zeros(GROUPS, len(HABITS), heads)
         self.group_denominator: ExactSum | None = ExactSum.zeros(GROUPS, len(HABITS), heads)
         """Of the habits, by group of texts, see `group_of`; None in a file of an earlier version,
@@ -55,7 +59,7 @@ class AtlasSums:
         """
         self.distances = ExactSum.zeros(heads, BUCKETS)
         self.sampled = ExactSum.zeros(heads)
-        self.positions = ExactSum.zeros(heads, POSITION_BUCKETS)
+        self.positions = ExactSum.zeros(heads, BACK)
         self.classes = ExactSum.zeros(heads, len(CLASSES))
         self.maps: dict[int, Int[Tensor, "heads row column"]] = {}
         """The sum of the maps of the texts of 2^(k - 1) + 1 to 2^k tokens, by k, in units of 2^-32.
@@ -83,10 +87,10 @@ class AtlasSums:
         for part in measures:
             own = part.heads
             self._add_measures(part, groups)
-            for i, name in enumerate(QUERY_STATISTICS):
+            for i, name in enumerate(OF_QUERIES):
                 numbers = part.queries[name].to(device)
                 counted = part.counted.to(device)
-                self.distribution.add(len(MEASURES) + i, own, numbers[None], counted)
+                self.distribution.add(len(OF_TEXTS) + i, own, numbers[None], counted)
             sampled = part.sampled.to(device)
             if part.distances is not None:
                 _part(self.distances, own).add(part.distances.to(device))
@@ -247,12 +251,16 @@ class AtlasSums:
     def description(self) -> dict[str, Any]:
         """Return what is no tensor, for JSON."""
         layers = [[layer, [*heads], across] for layer, heads, across in self.layers]
-        return {"layers": layers, "texts": self.texts, "tokens": self.tokens}
+        names = {axis: [*own] for axis, own in NAMES.items()}
+        return {"layers": layers, "texts": self.texts, "tokens": self.tokens, "names": names}
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> "AtlasSums":
         """Return the sums of a file, whose description was checked; a ValueError where the tensors
         do not fit it.
+
+        Measures that the file lacks have no sums, and those that are unknown here are left out: see
+        `unknown_measures`.
         """
         layers = [
             LayerHeads(layer, tuple(heads), across)
@@ -274,12 +282,57 @@ class AtlasSums:
         own = sums.tensors()
         for name in tensors.keys() - own.keys():
             raise ValueError(f'it has a tensor "{name}", which sums do not have')
+
+        # Rows of measures are found by name.
+        mine = _names_of_tensors(NAMES)
+        theirs = _names_of_tensors(description.get("names", NAMES_OF_0_1))
         for name, tensor in own.items():
-            _check_tensor(name, tensors, tuple(tensor.shape), tensor.dtype)
-            tensor.copy_(tensors[name])
+            part = name.partition(".")[0]
+            axis = heads_axis(name) - 1
+            shape = list(tensor.shape)
+            if part in mine:
+                shape[axis] = len(theirs[part])
+            _check_tensor(name, tensors, tuple(shape), tensor.dtype)
+            if part not in mine or mine[part] == theirs[part]:
+                tensor.copy_(tensors[name])
+                continue
+            common = [each for each in mine[part] if each in theirs[part]]
+            here, there = (
+                torch.tensor([names.index(each) for each in common], dtype=torch.long)
+                for names in (mine[part], theirs[part])
+            )
+            tensor.index_copy_(axis, here, tensors[name].index_select(axis, there))
         sums.texts = description["texts"]
         sums.tokens = description["tokens"]
         return sums
+
+
+def _names_of_tensors(names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the measures along the axis before the heads, by the first part of a tensor's name."""
+    habits = [*names["habits"]]
+    texts = [*names["texts"]]
+    found = {"distribution": [*texts, *names["queries"]], "numerator": texts, "denominator": texts}
+    return found | dict.fromkeys(("evidence", *GROUPED), habits)
+
+
+def heads_axis(name: str) -> int:
+    """Return the axis of the heads in a tensor of AtlasSums; in front of it stand the measures."""
+    part = name.partition(".")[0]
+    if part in GROUPED:
+        return 2
+    return 1 if part in ("distribution", "numerator", "denominator", "evidence") else 0
+
+
+def has_own_measures(description: Mapping[str, Any]) -> bool:
+    """Return whether a file has the measures of this version, neither more nor fewer."""
+    names = description.get("names", NAMES_OF_0_1)
+    return _names_of_tensors(names) == _names_of_tensors(NAMES)
+
+
+def unknown_measures(description: Mapping[str, Any]) -> list[str]:
+    """Return the measures of a file that this version does not know, by its description."""
+    found = _names_of_tensors(description.get("names", NAMES_OF_0_1))["distribution"]
+    return [name for name in found if name not in STATISTICS]
 
 
 def _check_tensor(

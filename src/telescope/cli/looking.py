@@ -220,7 +220,7 @@ def watch(
     """Record the attention of a model that reads a text. Prints what kind each head is."""
     from ..files.writable import check_can_write
     from ..models.device import check_device
-    from ..recording.saved.save import check_can_save
+    from ..recording.saving import check_can_save
     from ..tasks.look import to_json, watch_text
     from ..words import format_bytes
 

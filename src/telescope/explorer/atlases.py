@@ -7,7 +7,7 @@ from typing import Any
 
 from ..atlases import Atlas, compare
 from ..atlases.sums import STATISTICS
-from ..recording.heads import CLEAR, HABIT_KEYS, HABITS, MORE
+from ..measures import CLEAR, HABIT_KEYS, HABITS, MEASURES
 from .requests import Refusal, RequestParams, unknown
 
 Rows = dict[tuple[str, int], dict[str, Any]]
@@ -67,7 +67,7 @@ class Atlases:
             "skipped": atlas.skipped_count,
             "layers": [*atlas.layers],
             "columns": [*STATISTICS],
-            "shares": [name for name in STATISTICS if name in (*HABITS, *MORE, "peak")],
+            "shares": [name for name in STATISTICS if MEASURES[name].is_share],
             "habit_keys": HABIT_KEYS,
             "clear": CLEAR,
             "maps": {str(longest): count for longest, count in atlas.map_sizes().items()},

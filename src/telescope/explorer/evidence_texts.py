@@ -9,12 +9,11 @@ import torch
 
 from ..atlases import Atlas
 from ..atlases.atlas import Evidence
-from ..atlases.batches import encoder_of
-from ..atlases.evidence import EXCERPT
 from ..atlases.fingerprint import weights_checksum
-from ..atlases.texts import text_at
+from ..atlases.shard_reader import EXCERPT
+from ..atlases.texts import encoder_of, text_at
+from ..measures import HABITS
 from ..models import Model
-from ..recording.heads import HABITS
 from .requests import Refusal, bad_parameter, not_kept, unknown
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in which the model may have been read

@@ -14,8 +14,8 @@ import torch
 from ..atlases import Atlas
 from ..models import LoadError, Model, load
 from ..models.shipped import find_shipped, shipped_models
+from ..recording.opening import open_recording
 from ..recording.recording import Recording
-from ..recording.saved.open import open_recording
 from .atlases import Atlases
 from .evidence_texts import find_evidence, find_model, read_evidence
 from .examples import example_name, example_run

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..files import paths
-from ..recording.saved.manifest import FILE
+from ..recording.saving import FILE
 from .addresses import LOOPBACK, Address, bound_address, host_names, is_printed, listen
 from .api import Api
 from .app import app

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..recording.heads import CLEAR, HABIT_KEYS, heads_of
+from ..measures import CLEAR, HABIT_KEYS
+from ..recording.heads import heads_of
 from ..recording.summaries_call import SummariesCall
 from ..tiles import BUDGET, Tiles
 from ..traces.geometry import cosines, plane

@@ -1,12 +1,14 @@
-"""Attention while a model trains: largest logits, entropy, sinks, dead heads, alerts; and two
-remedies.
+"""Attention while a model trains: largest logits, entropy, weight on one key, dead heads, alerts;
+and two remedies.
 
-Imports watch, recording and layers, and no training library. Read health.py first, then qk_clip.py.
+Imports interception, recording, measures and layers, and no training library. Read health.py first,
+then remedies.py.
 """
 
 from .health import Health
-from .key_bias import drifted_key_biases, remove_key_bias
-from .qk_clip import qk_clip
+from .health import health_of as health_of  # for other rooms, not public
+from .health import record_health as record_health
+from .remedies import drifted_key_biases, qk_clip, remove_key_bias
 from .report import HeadHealth, HealthReport, Rule
 
 __all__ = [

@@ -1,23 +1,24 @@
 """`Health`: measure every layer's attention while a model trains, in any loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from warnings import warn
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, distributed, nn
 
 from ..attention.padding_queries import real_query_masks
 from ..interception.tensor_parallel import tensor_parallel_size
 from ..interception.watch import record_calls
+from ..measures import MEASURES, HeadRows
 from ..recording.call_facts import KeepOptions
 from ..recording.names import list_names
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
-from .eager import eager_modules, evaluating, first_sequences, unwrapped
-from .key_bias import drifted_key_biases
-from .qk_clip import qk_clip
-from .report import DEFAULT_RULES, HeadHealth, HealthReport, Rule, alerts_of
+from .remedies import drifted_key_biases, qk_clip, unwrapped
+from .report import DEFAULT_RULES, MEASURED, HeadHealth, HealthReport, Rule, alerts_of
 
 Log = Callable[[dict[str, float], int], object]
 
@@ -95,17 +96,13 @@ class Health:
         """Measure a batch now; then log, warn and clip as told."""
         module = unwrapped(self.model)
         inputs, named = first_sequences((inputs, named), self.sequences)
-        with (
-            eager_modules(module),
-            evaluating(module),
-            record_calls(module, KeepOptions(top=1)) as recording,
-        ):
-            if self.run is not None:
-                self.run(module, *inputs, **named)
-            elif len(inputs) == 1 and not named and isinstance(inputs[0], dict):
-                module(**inputs[0])
-            else:
-                module(*inputs, **named)
+        if self.run is not None:
+            inputs = (module, *inputs)
+        elif len(inputs) == 1 and not named and isinstance(inputs[0], dict):
+            named = inputs[0]
+            inputs = ()
+        with eager_modules(module), evaluating(module), record_health(module) as recording:
+            (self.run or module)(*inputs, **named)
         layers = health_of(recording)
         if not layers:
             what = f"no attention that can be recorded, only {list_names(recording.left_out)},"
@@ -138,34 +135,49 @@ class Health:
             warn(f"step {report.step:,}: {alert}", stacklevel=4)
 
 
-def health_of(recording: Recording) -> dict[str, HeadHealth]:
+def record_health(module: nn.Module) -> Any:
+    """Record, while the block runs, what `health_of` measures."""
+    return record_calls(module, KeepOptions(top=1))
+
+
+CountedQueries = Callable[[str], Bool[Tensor, "batch query"]]
+
+
+def health_of(recording: Recording, counted: CountedQueries | None = None) -> dict[str, HeadHealth]:
     """Return the health of each attention that was called, over all sequences of the recording.
 
-    Calls of one shape are measured together: on a GPU, launching kernels takes longer than these
-    run.
+    `counted` returns which queries of an attention count; by default those that see a key besides
+    the first token. Calls of one shape are measured together: on a GPU, launching kernels takes
+    longer than these run.
     """
     alike: dict[Any, list[tuple[str, dict[str, Tensor]]]] = {}
     for name, watched in recording.items():
         for call in watched.calls:
             parts = _parts(call)
+            if counted is not None:
+                parts["counted"] = counted(name)[:, None].expand(parts["entropy"].shape)
             shapes = tuple(
                 (each, part.shape[0], part.shape[2], part.device) for each, part in parts.items()
             )
             alike.setdefault((call.across, shapes), []).append((name, parts))
+
     measured: dict[str, list[Tensor]] = {}
     for (across, _), calls in alike.items():
         joined = {each: torch.cat([parts[each] for _, parts in calls], 1) for each in calls[0][1]}
-        numbers = torch.stack(_numbers(joined, across)).float().cpu()  # a GPU is waited for once
+        rows = _rows(joined, across)
+        numbers = [MEASURES[name].mean(rows).float() for name in MEASURED.values()]
         heads = [parts["entropy"].shape[1] for _, parts in calls]
-        for (name, _), own in zip(calls, torch.split(numbers, heads, dim=1), strict=True):
+        of_calls = torch.split(torch.stack(numbers).cpu(), heads, dim=1)  # a GPU is waited for once
+        for (name, _), own in zip(calls, of_calls, strict=True):
             measured.setdefault(name, []).append(own)
+
+    # Of several calls the largest logit, and the mean of the other numbers.
     found: dict[str, HeadHealth] = {}
     for name in recording:
         if name in measured:
             each_call = torch.stack(measured[name])
-            logit = each_call[:, 0].amax(0)
-            entropy, sink = each_call[:, 1:].mean(0)
-            found[name] = HeadHealth(*(tuple(part.tolist()) for part in (logit, entropy, sink)))
+            numbers = [each_call[:, 0].amax(0), *each_call[:, 1:].mean(0)]
+            found[name] = HeadHealth(*(tuple(part.tolist()) for part in numbers))
     return found
 
 
@@ -174,8 +186,8 @@ def _parts(call: RecordedCall) -> dict[str, Tensor]:
     the heads.
     """
     parts = {name: part.tensor for name, part in call.parts.items()}
-    chosen: dict[str, Tensor] = {}
-    chosen |= {name: parts[name] for name in ("received", "entropy", "lse") if name in parts}
+    kept = ("received", "entropy", "lse")
+    chosen: dict[str, Tensor] = {name: parts[name] for name in kept if name in parts}
     chosen |= {name: parts[name][..., 0] for name in ("top_weights", "top_keys")}
     if real_query_masks(call.attention) and not call.across:
         batch, heads, _ = chosen["entropy"].shape
@@ -184,29 +196,30 @@ def _parts(call: RecordedCall) -> dict[str, Tensor]:
     return chosen
 
 
-def _numbers(parts: dict[str, Tensor], across: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the largest logit of each head, its mean entropy, and its largest share on one key of
-    a sequence.
-    """
+def _rows(parts: dict[str, Tensor], across: bool) -> HeadRows:
+    """Return what the measures are summed from."""
     seen = parts["top_keys"] >= 0
-    chooses = seen.clone()
-    if "first" in parts:  # behind padding
+    counted = parts.get("counted")
+    if counted is not None:
+        seen = counted
+    elif "first" in parts:  # behind padding
         queries = seen.shape[2]
         keys = parts["received"].shape[2]
-        chooses &= torch.arange(keys - queries, keys, device=seen.device) > parts["first"]
-    elif not across:
-        chooses[:, :, :1] = False  # the first token has no choice
-    entropy = torch.where(chooses, parts["entropy"], 0.0).sum((0, 2)) / chooses.sum((0, 2)).clamp(
-        min=1
-    )
-    if "lse" in parts:
-        logits = parts["lse"] + parts["top_weights"].log()
-        logit = torch.where(seen, logits, -torch.inf).amax((0, 2))
+        place = torch.arange(keys - queries, keys, device=seen.device)
+        counted = seen & (place > parts["first"])
     else:
-        logit = torch.full_like(entropy, torch.nan)
-    received = parts["received"]
-    sink = (received.amax(2) / received.sum(2).clamp(min=1e-9)).mean(0)
-    return logit, entropy, sink
+        counted = seen.clone()
+        if not across:
+            counted[:, :, :1] = False  # the first token has no choice
+    return HeadRows(
+        received=parts["received"],
+        entropy=parts["entropy"],
+        peak=parts["top_weights"],
+        lse=parts.get("lse"),
+        seen=seen,
+        counted=counted,
+        first=parts["first"][:, 0, 0] if "first" in parts else seen.new_zeros(1, dtype=torch.long),
+    )
 
 
 def _largest_of_all_processes(
@@ -239,3 +252,68 @@ def _drift_alerts(module: nn.Module) -> list[str]:
         "nothing but the size of the scores, and ts.health.remove_key_bias(model) removes it"
         for name, (keys, queries) in drifted_key_biases(module).items()
     ]
+
+
+# -------------------------------------------------- a forward pass beside the training
+
+
+@contextmanager
+def eager_modules(model: nn.Module) -> Iterator[None]:
+    """Put back, while the block runs, every part of a model as it was before torch.compile."""
+    with ExitStack() as undo:
+        for module in [*model.modules()]:
+            if module._compiled_call_impl is not None:
+                undo.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
+                module._compiled_call_impl = None
+            for name, child in [*module._modules.items()]:
+                if child is not None and "_orig_mod" in child._modules:
+                    undo.callback(module._modules.__setitem__, name, child)
+                    module._modules[name] = child._modules["_orig_mod"]
+        yield
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off while the block runs; no random number is drawn, so that the training goes
+    on unchanged.
+    """
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def first_sequences(inputs: Any, count: int) -> Any:
+    """Return the first sequences of a batch: of a tensor, or of all tensors in a dict, list or
+    tuple.
+
+    Tensors whose first axis is not the batch's, and everything else, are left as they are.
+    """
+    size = next((len(tensor) for tensor in _tensors(inputs) if tensor.ndim), 0)
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[:count] if value.ndim and len(value) == size else value
+        if isinstance(value, dict) or hasattr(value, "items"):
+            return {name: cut(part) for name, part in value.items()}
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return type(value)(cut(part) for part in value)
+        return value
+
+    return cut(inputs)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif hasattr(value, "values") and callable(value.values):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
+from warnings import warn
 
 from rich.table import Table
 
@@ -13,7 +14,9 @@ from ..words import hint
 COLLAPSED = 0.05  # nats: mean entropy of a head whose queries attend to one key each
 # Share of the weight on one key, the same for all queries, of a head that transports nothing.
 DEAD = 0.98
-MEASURES = ("logit", "entropy", "sink", "dead", "collapsed")
+MEASURED = {"logit": "largest_logit", "entropy": "entropy", "one_key": "one_key"}
+"""The numbers of each head, and the rows of the table of measures that they are."""
+KNOWN = (*MEASURED, "dead", "collapsed")
 
 
 @dataclass(frozen=True)
@@ -23,34 +26,39 @@ class HeadHealth:
 
     Example:
         >>> from telescope.health import HeadHealth
-        >>> HeadHealth(logit=(3.0, 250.0), entropy=(1.2, 0.01), sink=(0.99, 0.3)).collapsed
+        >>> HeadHealth(logit=(3.0, 250.0), entropy=(1.2, 0.01), one_key=(0.99, 0.3)).collapsed
         1
     """
 
     logit: tuple[float, ...]
     entropy: tuple[float, ...]
-    sink: tuple[float, ...]
+    one_key: tuple[float, ...]
 
     @property
     def dead(self) -> int:
         """How many heads give their weight to one key, the same for all queries."""
-        return sum(share >= DEAD for share in self.sink)
+        return sum(share >= DEAD for share in self.one_key)
 
     @property
     def collapsed(self) -> int:
         """How many other heads attend to one key alone from each query."""
-        pairs = zip(self.entropy, self.sink, strict=True)
+        pairs = zip(self.entropy, self.one_key, strict=True)
         return sum(entropy < COLLAPSED and share < DEAD for entropy, share in pairs)
 
     def value(self, measure: str) -> float:
-        """Return the number that a rule is about: the largest logit or sink, the smallest entropy,
-        or a count.
+        """Return the number that a rule is about: the largest of all heads, of the entropy the
+        smallest, or a count.
         """
-        if measure == "logit":
-            return max(self.logit)
-        if measure == "entropy":
-            return min(self.entropy)
-        return max(self.sink) if measure == "sink" else float(getattr(self, measure))
+        value = getattr(self, measure)
+        if measure in MEASURED:
+            value = min(value) if measure == "entropy" else max(value)
+        return float(value)
+
+    @property
+    def sink(self) -> tuple[float, ...]:
+        """The former name of `one_key`; a sink is elsewhere a key besides the first token."""
+        warn("HeadHealth.sink is called one_key", DeprecationWarning, stacklevel=2)
+        return self.one_key
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Rule:
     """An alert rule: a measure of any layer above or below a threshold.
 
     measure  "logit": the largest of a layer; "entropy": that of the head with the smallest mean;
-             "sink": the largest share; "dead", "collapsed": the number of such heads
+             "one_key": the largest share of the weight on one key; "dead", "collapsed": the number of such heads
 
     Example:
         >>> import telescope as ts
@@ -71,10 +79,11 @@ class Rule:
     below: float | None = None
 
     def __post_init__(self) -> None:
-        if self.measure not in MEASURES:
-            raise ValueError(
-                f'there is no measure "{self.measure}"; {hint(self.measure, MEASURES)}'
-            )
+        if self.measure == "sink":
+            warn('the measure "sink" is called "one_key"', DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "measure", "one_key")
+        if self.measure not in KNOWN:
+            raise ValueError(f'there is no measure "{self.measure}"; {hint(self.measure, KNOWN)}')
         if (self.above is None) == (self.below is None):
             raise ValueError(f'a rule about "{self.measure}" takes either above= or below=')
 
@@ -84,11 +93,8 @@ class Rule:
         return value > self.above if self.above is not None else value < (self.below or 0.0)
 
     def __str__(self) -> str:
-        return (
-            f"{self.measure} above {self.above:g}"
-            if self.above is not None
-            else f"{self.measure} below {self.below:g}"
-        )
+        above = self.above is not None
+        return f"{self.measure} {'above' if above else 'below'} {self.above if above else self.below:g}"
 
 
 DEFAULT_RULES = (Rule("logit", above=100.0), Rule("entropy", below=0.001))
@@ -124,7 +130,7 @@ class HealthReport:
         """Return the numbers for a logger, by name; those that are unknown are left out."""
         found = {
             f"attention/{measure}/{name}": layer.value(measure)
-            for measure in MEASURES[:3]
+            for measure in MEASURED
             for name, layer in self.layers.items()
         }
         found["attention/largest_logit"] = max(
@@ -145,7 +151,7 @@ class HealthReport:
             "layer",
             "largest logit",
             "smallest entropy",
-            "largest sink",
+            "largest on one key",
             "dead",
             "collapsed",
         ):
@@ -154,7 +160,7 @@ class HealthReport:
             numbers = (
                 f"{layer.value('logit'):.1f}",
                 f"{layer.value('entropy'):.2f}",
-                f"{layer.value('sink'):.0%}",
+                f"{layer.value('one_key'):.0%}",
             )
             table.add_row(name, *numbers, str(layer.dead), str(layer.collapsed))
         return table

@@ -7,7 +7,8 @@ from math import isnan, nan
 from typing import Any
 
 from ..atlases import Atlas, Comparison
-from ..recording.heads import HABITS, MEASURES, MORE, Heads
+from ..measures import COLUMNS, MEASURES
+from ..recording.heads import Heads
 from ..words import hint
 from .style import COLOURS, SEQUENTIAL, Picture, Width, inches, new_picture, styled
 
@@ -147,8 +148,8 @@ def habits(
         >>> ts.plot.habits(recording.heads(), "previous").axes[0].get_title()
         'previous'
     """
-    if habit not in MEASURES:
-        raise ValueError(f'there is no habit "{habit}"; {hint(habit, MEASURES)}')
+    if habit not in COLUMNS:
+        raise ValueError(f'there is no habit "{habit}"; {hint(habit, COLUMNS)}')
     if not heads:
         raise ValueError("there is no head in this table, so there is nothing to draw")
     shown = {head.layer for head in heads}
@@ -157,20 +158,23 @@ def habits(
     for head in heads:
         squares[layers.index(head.layer)][head.number] = getattr(head, habit)
     wide = inches(width)
-    share = habit in (*HABITS, *MORE)
+    measure = MEASURES[habit]
     with styled():
         picture = new_picture(
             wide, min(9.0, 0.6 + 0.8 * wide * len(layers) / max(4, len(squares[0])))
         )
         axes = picture.subplots()
         image = axes.imshow(
-            squares, cmap=SEQUENTIAL, vmin=0.0, vmax=1.0 if share else None, aspect="auto"
+            squares,
+            cmap=SEQUENTIAL,
+            vmin=0.0,
+            vmax=1.0 if measure.is_share else None,
+            aspect="auto",
         )
         axes.set(xlabel="head", title=title or habit, yticks=range(len(layers)), yticklabels=layers)
         axes.set_xticks(range(len(squares[0])))
         axes.spines[:].set_visible(False)
-        label = "share of the weight" if share else UNITS[habit]
-        bar = picture.colorbar(image, ax=axes, pad=0.02, label=label)
+        bar = picture.colorbar(image, ax=axes, pad=0.02, label=UNITS.get(habit, measure.unit))
         bar.outline.set_visible(False)
     return picture
 

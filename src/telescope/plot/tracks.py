@@ -186,7 +186,7 @@ def training(
     return picture
 
 
-HEALTH = {"logit": "largest logit", "entropy": "mean entropy (nats)", "sink": "share on one key"}
+HEALTH = {"logit": "largest logit", "entropy": "mean entropy (nats)", "one_key": "share on one key"}
 
 
 def health(

@@ -5,7 +5,7 @@ Imports survey, trace, tiles, files and the rooms below them, and nothing about 
 recording.py first, then recorded_call.py.
 """
 
+from .opening import open_recording as open
 from .recording import Recording
-from .saved.open import open_recording as open
 
 __all__ = ["Recording", "open"]

@@ -21,9 +21,9 @@ from ..attention.restrict import (
     restrict_to_heads,
     restrict_to_queries,
 )
+from ..measures import BatchTokens, Places
 from ..surveys.extend import Size
 from .forward_pass import ForwardPass, Found
-from .head_shares import BatchTokens, Places
 
 
 class AttentionCall(NamedTuple):

@@ -10,9 +10,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ..attention import Attention
+from ..measures import Written
 from ..surveys.extend import Size
 from .attention_call import QuerySelection, all_queries
-from .head_shares import Written
 from .storage import Store, on_device
 
 TOP = 8

@@ -2,80 +2,83 @@
 `recording.heads()`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from math import nan
-from string import punctuation
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..measures import COLUMNS, MEASURES, NO_TOKEN, SUMS, HeadRows, IsMark, Places, counted
 from ..surveys import Summary
-from .head_shares import COUNTS, NAMES, NO_TOKEN, Places, counted
 from .recorded_call import RecordedCall
 from .segments import Segments
 from .summaries_call import SummariesCall
 
-Decode = Callable[[list[int]], str]
-IsMark = Callable[[int], bool]  # whether a token id is punctuation
+Sums = tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]
+"""Numerator and denominator, summed over the sequences of a call."""
 
 
 @dataclass(frozen=True)
-class Measures:
-    """The numerators and denominators of each measure, for every head of a call, so that calls can
-    be added up.
+class CallMeasures:
+    """Every measure of every head of a call, so that calls can be added up; on the CPU.
 
-    NaN where a habit has no meaning or is not known.
+    NaN where a measure has no meaning or is not known.
     """
 
-    sums: dict[str, Float[Tensor, " heads"]]
-    counts: dict[str, Float[Tensor, " heads"]]
+    sums: dict[str, Sums]
     largest_logit: Float[Tensor, " heads"]
-    """The largest score of any query; NaN where it is not known."""
-    segments: Float[Tensor, "segment heads"] = field(default_factory=lambda: torch.zeros(0, 0))
+    segments: Float[Tensor, "segment heads"]
     """The weight that each segment receives; its denominator is that of `sink`."""
 
 
 def measure(
     call: RecordedCall, is_mark: IsMark | None, segments: Segments | None = None
-) -> Measures:
+) -> CallMeasures:
     """Measure every head of a call on the model's device, wherever the numbers are stored.
 
     On a CPU this would take longer than the model took on its GPU.
     """
     seen = call.survey().summary
-    device = call.facts.device
     places = call.places(lists=not isinstance(call, SummariesCall))
-    shares = call.shares(places)
-    received, entropy = (
-        numbers.to(device, torch.float64) for numbers in (seen.received, seen.entropy)
-    )
-    chooses = counted(call.kept_attention(), seen, places).to(device)
-    sums = dict(zip((*NAMES, *COUNTS), shares.to(device).sum(0).T, strict=True))
-    choosing = chooses.sum((0, 2)).double()
-    repeated = sums.pop("repeated")
-    given = received.sum((0, 2))
-    del sums["queries"]
-    sums["sink"] = _sink(received, places.first)
-    sums["punctuation"] = _punctuation(call, received, is_mark)
-    sums["spread"] = entropy.exp().masked_fill(~chooses, 0.0).sum((0, 2))
-    counts = dict.fromkeys(NAMES, choosing) | {"same": repeated, "induction": repeated}
-    counts |= {"sink": given, "punctuation": given, "spread": choosing}
-    sums["streaming"] = _streaming(call, chooses)
-    counts["streaming"] = choosing
-    sums["retrieval"], counts["retrieval"] = _retrieval(call, seen, places)
+    rows = _rows(call, seen, places, is_mark)
+
+    # Everything that the summary of the survey has, then what only a recorded call knows.
+    found = {
+        name: tuple(part.sum(0) for part in MEASURES[name].sums(rows))
+        for name in COLUMNS
+        if name in rows.shares or (MEASURES[name].of is not None and MEASURES[name].per is not None)
+    }
+    found["streaming"] = (_streaming(call, rows.counted), rows.counts["queries"].sum(0))
+    found["retrieval"] = _retrieval(call, seen, places)
     logits = torch.full((len(call.heads),), nan, dtype=torch.float64)
-    if seen.lse is not None and seen.top_weights.shape[-1] and seen.lse.numel():
-        logits = (seen.lse + seen.top_weights[..., 0].log()).double().amax((0, 2))
+    if rows.logits.numel():
+        logits = MEASURES["largest_logit"].mean(rows).double()
     by_segment = torch.zeros(0, len(call.heads))
     if segments is not None:
-        by_segment = _by_segment(call, received, segments)
-    sums, counts = (
-        {name: numbers.cpu() for name, numbers in each.items()} for each in (sums, counts)
+        by_segment = _by_segment(call, rows.received, segments)
+    sums = {name: (above.cpu(), below.cpu()) for name, (above, below) in found.items()}
+    return CallMeasures(sums, logits.cpu(), by_segment.cpu())
+
+
+def _rows(call: RecordedCall, seen: Summary, places: Places, is_mark: IsMark | None) -> HeadRows:
+    """Return what measures are summed from, on the model's device."""
+    device = call.facts.device
+    received = seen.received.to(device, torch.float64)
+    sums = call.shares(places).to(device).unbind(-1)
+    chooses = counted(call.kept_attention(), seen, places).to(device)
+    has_top = bool(seen.top_keys.shape[-1])
+    return HeadRows(
+        received=received,
+        entropy=seen.entropy.to(device),
+        peak=seen.top_weights[..., 0].to(device) if has_top else None,
+        lse=None if seen.lse is None else seen.lse.to(device),
+        seen=(seen.top_keys[..., 0] >= 0).to(device) if has_top else chooses,
+        counted=chooses,
+        first=places.first.to(device),
+        shares=dict(zip(SUMS, sums, strict=True)),
+        punctuation=_punctuation(call, received, is_mark),
     )
-    return Measures(sums, counts, logits.cpu(), by_segment.cpu())
 
 
 def _by_segment(
@@ -120,6 +123,7 @@ def _retrieval(
     )
     written = call.query_ids
     read = call.key_ids
+    # Without tokens, weights or an order of the text, nothing is known.
     if (
         written is None
         or read is None
@@ -168,36 +172,13 @@ def _occurs(
     return same if last is None else same & (earliest % count <= last)
 
 
-def _sink(
-    received: Float[Tensor, "batch heads key"], first: Int[Tensor, "#batch"]
-) -> Float[Tensor, " heads"]:
-    """Return the weight of the key that receives most, the first token left out, summed over the
-    batch.
-    """
-    key = torch.arange(received.shape[-1], device=received.device)
-    others = received.masked_fill((key == first.to(received.device)[:, None])[:, None], 0.0)
-    return others.amax(-1).sum(0) if others.shape[-1] else others.sum((0, 2))
-
-
 def _punctuation(
     call: RecordedCall, received: Float[Tensor, "batch heads key"], is_mark: IsMark | None
-) -> Float[Tensor, " heads"]:
-    """Return the weight that punctuation receives; NaN without a tokenizer or token ids."""
+) -> Float[Tensor, "batch heads"] | None:
+    """Return the weight that punctuation receives; None without a tokenizer or token ids."""
     if is_mark is None or call.key_ids is None:
-        return received.new_full((received.shape[1],), torch.nan)
+        return None
     ids = call.key_ids.to(received.device)
     marks = [number for number in torch.unique(ids).tolist() if is_mark(number)]
     at_mark = torch.isin(ids, ids.new_tensor(marks))
-    return (received * at_mark[:, None]).sum((0, 2))
-
-
-def punctuation_test(decode: Decode) -> IsMark:
-    """Return a function that tells whether a token is punctuation; each token is decoded once for
-    all layers.
-    """
-    return cache(lambda number: _is_mark(decode([number])))
-
-
-def _is_mark(text: str) -> bool:
-    bare = text.strip(" \t\r\nĠ▁Ċ")
-    return bool(text) and all(letter in punctuation + "…–—«»“”‘’„" for letter in bare)
+    return (received * at_mark[:, None]).sum(2)

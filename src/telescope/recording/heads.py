@@ -1,7 +1,7 @@
 """`recording.heads()`: a table of every head that was watched, with its kind and its habits."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from importlib import import_module
 from math import isnan, nan
 from typing import Any, overload
@@ -9,92 +9,14 @@ from typing import Any, overload
 from rich.table import Table
 
 from ..files.frames import Columns, Names, frame
+from ..measures import COLUMNS, HABITS, MEASURES, Decode, Head, kind_of, punctuation_test
 from ..traces.numbers import round_numbers
 from ..traces.render import FirstThatFits, render_text
 from ..words import hint, index_range, whole_number
-from .head_measures import Decode, Measures, measure, punctuation_test
-from .head_shares import FAR, REPEATED, STREAMING_FIRST, STREAMING_LAST
+from .head_measures import CallMeasures, measure
 from .names import Layers, list_names, select_layers
 from .recorded_call import RecordedCall
 from .segments import Segments
-
-CLEAR = 0.4  # the least share of the weight at which a habit names the kind of a head
-HABIT_KEYS = {
-    "itself": "the query's own position",
-    "previous": "the position before the query",
-    "first": "the first token",
-    "sink": "the one token, besides the first, that receives most",
-    "same": "earlier occurrences of the query's token",
-    "induction": "the tokens that followed earlier occurrences of the query's token",
-    "punctuation": "punctuation",
-    "far": f"keys more than {FAR} positions before the query",
-}
-"""The keys whose share of the weight is each habit; the explorer's page takes names and texts from
-here.
-"""
-HABITS = tuple(HABIT_KEYS)
-MORE = {
-    "streaming": f"the first {STREAMING_FIRST} tokens and the last {STREAMING_LAST}",
-    "retrieval": "an earlier copy of the token that the query writes, as the largest weight",
-}
-"""Shares that name no kind of head."""
-MEASURES = (*HABITS, *MORE, "spread", "largest_logit")
-
-
-@dataclass(frozen=True)
-class Head:
-    """One head: the share of its weight that goes to each kind of key, from 0 to 1; NaN where it is
-    not known.
-
-    Shares are exact means over the queries that have a choice: those after the first token that see
-    a key. Padding is left out as query, as key and as first token. In cross-attention, only
-    `first`, `sink`, `punctuation` and `spread` are known.
-    """
-
-    layer: str
-    number: int
-    kind: str
-    """The habit with the largest share, if that is at least 0.4, else "mixed"; "far" only if no
-    other is. `same` and `induction` are compared with `first` on the queries whose token occurred
-    before: a head that rests on the first token wherever it has nothing to match is named by what
-    it matches.
-    """
-    itself: float
-    """To the query's own position."""
-    previous: float
-    """To the position before the query."""
-    first: float
-    """To the first token, where most heads put weight they do not need elsewhere."""
-    sink: float
-    """To the one key, besides the first, that receives most: its share of all weight given. Each
-    sequence of a batch has a key of its own.
-    """
-    same: float
-    """To earlier occurrences of the query's token; the mean over the queries that may see one."""
-    induction: float
-    """To the tokens that followed earlier occurrences of the query's token; the mean over the same
-    queries.
-    """
-    punctuation: float
-    """To punctuation, of all weight given."""
-    far: float
-    """To keys more than 64 positions before the query."""
-    spread: float
-    """The mean of exp(entropy): the effective number of keys over which a query spreads its weight.
-    """
-    streaming: float = nan
-    """To the first 4 tokens and the last 256: what a cache of a sliding window with sinks keeps.
-    Known for keep="queries-keys" and "steps", and for "summaries" by ts.watch(also="streaming").
-    """
-    retrieval: float = nan
-    """Of the written tokens that occurred before, how often the largest weight is on an earlier
-    copy (the retrieval score of Wu et al., 2024). Of a text that was generated, only the generated
-    tokens count.
-    """
-    largest_logit: float = nan
-    """The largest score of any query."""
-    segments: Mapping[str, float] = field(default_factory=dict)
-    """To each segment of heads(segments=...), of all weight given."""
 
 
 class Heads(Sequence[Head]):
@@ -175,7 +97,7 @@ class Heads(Sequence[Head]):
         for one in kinds or ():
             _check_known(one, (*HABITS, "mixed"), "kind")
         for name in at_least:
-            _check_known(name, (*MEASURES, *self.segments), "habit")
+            _check_known(name, (*COLUMNS, *self.segments), "habit")
         return Heads(
             (
                 head
@@ -244,7 +166,7 @@ class Heads(Sequence[Head]):
 
         Raise a ValueError if matplotlib is not installed, or if the table is empty.
         """
-        _check_known(habit, MEASURES, "habit")
+        _check_known(habit, COLUMNS, "habit")
         try:
             pyplot = import_module("matplotlib.pyplot")
         except ImportError:
@@ -257,14 +179,10 @@ class Heads(Sequence[Head]):
         for head in self:
             squares[layers.index(head.layer)][head.number] = getattr(head, habit)
         axes = pyplot.subplots()[1] if axes is None else axes
-        is_share = habit in (*HABITS, *MORE)
-        image = axes.imshow(squares, vmin=0.0 if is_share else None, vmax=1.0 if is_share else None)
+        limits = {"vmin": 0.0, "vmax": 1.0} if MEASURES[habit].is_share else {}
+        image = axes.imshow(squares, **limits)
         axes.set(xlabel="head", title=habit, yticks=range(len(layers)), yticklabels=layers)
-        axes.figure.colorbar(
-            image,
-            ax=axes,
-            label="share of the weight" if is_share else "keys" if habit == "spread" else "score",
-        )
+        axes.figure.colorbar(image, ax=axes, label=MEASURES[habit].unit)
         return axes
 
     @overload
@@ -285,26 +203,28 @@ class Heads(Sequence[Head]):
         return len(self._heads)
 
     def __rich__(self) -> FirstThatFits:
-        """Return the table; for a narrow screen without the columns of MORE and the largest
-        logit.
-        """
-        return FirstThatFits(lambda: (self._table(more) for more in ((*MORE, "largest_logit"), ())))
+        """Return the table; for a narrow screen without the columns that name no kind."""
+        return FirstThatFits(lambda: (self._table(known) for known in (self._known(), ())))
 
-    def _table(self, more: Sequence[str]) -> Table:
+    def _known(self) -> list[str]:
+        """Return the columns that name no kind and are known of some head."""
+        more = [name for name in COLUMNS if name not in (*HABITS, "spread")]
+        return [name for name in more if not all(isnan(_value(head, name)) for head in self)]
+
+    def _table(self, known: Sequence[str]) -> Table:
         caption = f"not watched: {list_names(self.left_out)}" if self.left_out else None
         table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
         for name in ("layer", "head", "kind"):
             table.add_column(name, justify="right" if name == "head" else "left", no_wrap=True)
-        known = [name for name in more if not all(isnan(_value(head, name)) for head in self)]
-        shares = (*HABITS, *(name for name in known if name in MORE), *self.segments)
-        numbers = ("spread", *(name for name in known if name not in MORE))
-        for name in (*shares, *numbers):
+
+        # Shares first, segments among them, then the other numbers.
+        shown = {name: MEASURES[name] for name in (*HABITS, "spread", *known)}
+        shares = [name for name, row in shown.items() if row.is_share] + [*self.segments]
+        names = [*shares, *(name for name, row in shown.items() if not row.is_share)]
+        for name in names:
             table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
         for head in self:
-            cells = [_percent(_value(head, name)) for name in shares]
-            cells += [
-                "" if isnan(_value(head, name)) else f"{_value(head, name):.1f}" for name in numbers
-            ]
+            cells = [shown.get(name, shown["first"]).show(_value(head, name)) for name in names]
             table.add_row(head.layer, str(head.number), head.kind, *cells)
         return table
 
@@ -335,50 +255,36 @@ def _value(head: Head, name: str) -> Any:
 
 
 def _head(
-    layer: str, number: int, place: int, parts: list[Measures], segments: Sequence[str]
+    layer: str, number: int, place: int, parts: list[CallMeasures], segments: Sequence[str]
 ) -> Head:
     """Return the head at index `place`, averaged over the calls."""
+
+    def total(name: str) -> tuple[float, float]:
+        """Return a measure's numerator and denominator, over the calls where it is known."""
+        sums = [
+            (float(above[place]), float(below[place]))
+            for above, below in (part.sums[name] for part in parts)
+        ]
+        known = [(above, below) for above, below in sums if not isnan(above) and below > 0]
+        return sum(above for above, _ in known), sum(below for _, below in known)
+
     measures = {}
-    for name in MEASURES[:-1]:
-        sums = [(float(part.sums[name][place]), float(part.counts[name][place])) for part in parts]
-        known = [(total, count) for total, count in sums if not isnan(total) and count > 0]
-        measures[name] = (
-            sum(total for total, _ in known) / sum(count for _, count in known) if known else nan
-        )
-    logit = max((float(part.largest_logit[place]) for part in parts), default=nan)
-    given = sum(float(part.counts["sink"][place]) for part in parts)
+    for name in COLUMNS:
+        if MEASURES[name].per is not None:
+            above, below = total(name)
+            measures[name] = above / below if below else nan
+    measures["largest_logit"] = max(
+        (float(part.largest_logit[place]) for part in parts), default=nan
+    )
+    given = sum(float(part.sums["sink"][1][place]) for part in parts)
     shares = {
         name: sum(float(part.segments[i, place]) for part in parts) / given if given else nan
         for i, name in enumerate(segments)
     }
-    queries = sum(float(part.counts["first"][place]) for part in parts)
-    counts = [float(part.counts["induction"][place]) for part in parts]
+    queries = sum(float(part.sums["first"][1][place]) for part in parts)
+    counts = [float(part.sums["induction"][1][place]) for part in parts]
     repeated = sum(count for count in counts if not isnan(count)) / queries if queries else nan
-    return Head(
-        layer, number, kind_of(measures, repeated), **measures, largest_logit=logit, segments=shares
-    )
-
-
-def kind_of(shares: Mapping[str, float], repeated: float) -> str:
-    """Return the habit with the largest share, if at least CLEAR, else "mixed"; "far" only if no
-    other is clear.
-
-    `same` and `induction` are means over the queries whose token occurred before; `repeated` is the
-    part of all queries that these are. A head that has nothing to match rests on the first token,
-    so `first` is compared with these two on the repeated queries alone.
-    """
-    clear = {name: shares[name] for name in HABITS if shares[name] >= CLEAR}  # NaN is not clear
-    is_far = clear.pop("far", None) is not None
-    if not clear:
-        return "far" if is_far else "mixed"
-
-    # How much the first token gets from the repeated queries is not stored. The least it can be:
-    # all other queries give it everything.
-    besides = {name: share for name, share in clear.items() if name != "first"}
-    best = max(besides, key=lambda name: besides[name], default="first")
-    if best in REPEATED and besides[best] > 1 - (1 - shares["first"]) / repeated:
-        return best
-    return max(clear, key=lambda name: clear[name])
+    return Head(layer, number, kind_of(measures, repeated), **measures, segments=shares)
 
 
 def _clearest(head: Head) -> float:
@@ -397,7 +303,3 @@ def _check_known(name: object, known: Sequence[str], what: str) -> None:
 def _natural_order(name: str) -> list[tuple[int, str]]:
     """Return a sort key that puts blocks.2 before blocks.10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
-
-
-def _percent(share: float) -> str:
-    return "" if isnan(share) else f"{share:.0%}"

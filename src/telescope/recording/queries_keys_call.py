@@ -18,6 +18,7 @@ from ..attention.padding_queries import include_padding_queries
 from ..attention.restrict import key_heads_of, restrict_to_heads, restrict_to_sequences
 from ..attention.values import tensors
 from ..engines import torch_modes
+from ..measures import Places, habit_sums, streaming_share
 from ..surveys import Survey, survey
 from ..surveys.extend import Size
 from ..tiles.head_scores import OneHead
@@ -25,7 +26,6 @@ from ..traces.trace import Tokens, Trace, trace
 from ..words import check_index
 from .attention_call import AttentionCall
 from .call_facts import TOP, KeepOptions, MapSize
-from .head_shares import Places, shares, streaming_share
 from .recorded_call import RecordedCall
 from .storage import GrowingTensor
 from .survey_queue import SurveyQueue
@@ -102,7 +102,7 @@ class QueriesKeysCall(RecordedCall):
         queries = self._to_model_device(self.queries)
         keys = self._to_model_device(self.keys)
         with torch_modes.without_autocast(queries.device):
-            return shares(queries, keys, self.kept_attention(), seen.summary, places)
+            return habit_sums(queries, keys, self.kept_attention(), seen.summary, places)
 
     def streaming(self) -> Float[Tensor, "batch heads query"] | None:
         seen = self.survey()

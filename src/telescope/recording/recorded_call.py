@@ -24,6 +24,7 @@ from ..attention.padding_queries import (
 from ..attention.restrict import key_heads_of, restrict_to_queries
 from ..attention.values import identity_key, tensors
 from ..engines import torch_modes
+from ..measures import BatchTokens, Places, Written
 from ..surveys import Survey
 from ..surveys.extend import Size
 from ..traces.trace import Tokens, Trace
@@ -32,7 +33,6 @@ from .attention_call import AttentionCall, all_queries, seems_cross_attention
 from .call_facts import CallFacts, KeepOptions, MapSize, TextColumns, range_of
 from .continuation import continues, fingerprints, same_bits
 from .head_gradients import shares_with_unrecorded, weight_times_gradient
-from .head_shares import BatchTokens, Places, Written
 from .storage import GrowingTensor, StoredParts, StoredTensor, on_device
 from .survey_queue import SurveyQueue
 
@@ -358,7 +358,7 @@ class RecordedCall(ABC):
     @abstractmethod
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
         """Return the share of each habit of each head, summed over the queries; see
-        `head_shares.shares`.
+        `measures.habit_sums`.
         """
 
     def queries_without_keys(self) -> Bool[Tensor, "batch heads query"]:

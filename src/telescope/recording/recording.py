@@ -18,7 +18,7 @@ from .heads import Heads, heads_of
 from .names import HeadNumbers, Layers, attentions_inside, describe_unwatched
 from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import RecordedCall, nbytes_of
-from .saved.save import save_recording
+from .saving import save_recording
 from .segments import read_segments
 from .sources import Sources
 from .storage import STORES

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..measures import SUMS, BatchTokens, Places
 from ..surveys import Summary, Survey
 from ..surveys.summary import compute_dtype
 from .attention_call import AttentionCall
 from .call_facts import CallFacts, KeepOptions, MapSize
-from .head_shares import COUNTS, NAMES, BatchTokens, Places
 from .recorded_call import RecordedCall
 from .storage import GrowingTensor, StoredParts
 from .survey_queue import GrowingCall, SurveyDestination, SurveyInputs, SurveyQueue, SurveyResult
@@ -199,7 +199,7 @@ class SummariesCall(RecordedCall, GrowingCall):
         number = compute_dtype(call.queries).itemsize
         rows = len(options.queries(queries, 0))
         pooled = 0 if options.map is None else min(options.map[0], rows) * min(options.map[1], keys)
-        sums = 8 * (len(NAMES) + len(COUNTS))
+        sums = 8 * len(SUMS)
         return (
             batch
             * heads
@@ -256,7 +256,7 @@ class SummariesCall(RecordedCall, GrowingCall):
         if part is not None:
             return part.tensor
         heads = (self.facts.shape[0], len(self.heads))
-        return torch.full((*heads, len(NAMES) + len(COUNTS)), torch.nan, dtype=torch.float64)
+        return torch.full((*heads, len(SUMS)), torch.nan, dtype=torch.float64)
 
 
 class SummaryDestination(SurveyDestination):

@@ -18,12 +18,17 @@ from ..attention import Attention, softmax
 from ..attention.restrict import restrict_to_sequences
 from ..attention.values import identity_key, leaves
 from ..engines import torch_modes
+from ..measures import (
+    Places,
+    RowSample,
+    habit_sums,
+    sample_rows,
+    streaming_share,
+)
 from ..surveys import Summary, survey_unchecked
 from ..surveys.device import StreamEvent, record_event, record_use, side_stream
 from .attention_call import AttentionCall
 from .continuation import fingerprints
-from .head_shares import Places, shares, streaming_share
-from .row_sample import RowSample, sample_rows
 
 MAX_CALLS = {"cpu": 8, "cuda": 32}  # surveyed in one launch
 STAGING_BYTES = {
@@ -40,7 +45,7 @@ class SurveyResult(NamedTuple):
     fingerprints: Int[Tensor, "batch key_heads key"]
     """Of the keys; see `continuation.fingerprints`."""
     shares: Float[Tensor, "batch heads sum"]
-    """The share of each habit of each head, summed over the queries; see `head_shares.shares`."""
+    """The share of each habit of each head, summed over the queries; see `measures.habit_sums`."""
     sample: RowSample | None = None
 
     def split(self, count: int) -> "list[SurveyResult]":
@@ -309,7 +314,7 @@ class SurveyQueue:
             seen.engine,
             summary,
             self._fingerprints(inputs.keys),
-            shares(*inputs, attention, summary, places),
+            habit_sums(*inputs, attention, summary, places),
             sample_rows(*inputs, attention, summary, across=places.across) if self.sample else None,
         )
 

@@ -31,9 +31,8 @@ from .events import (
     Validated,
     tensorboard,
 )
-from .health import Heads, health
 from .json_log import LOG, json_log
-from .objectives import Learner, Objective
+from .objectives import HeadNumbers, Learner, Objective, head_health
 from .processes import Processes
 from .progress import Clock, terminal_report
 from .settings import Training, TrainingError, learning_rate
@@ -296,8 +295,8 @@ class TrainingRun:
             measured = self._evaluate(weights, self._measure_heads(specs[len(specs) // 2]))
             self._emit(HeadsWatched(self.state.step, *measured))
 
-    def _measure_heads(self, spec: Any) -> Callable[[Model], tuple[Heads, Heads]]:
-        return lambda model: health(model, self.data.take(spec), self.objective)
+    def _measure_heads(self, spec: Any) -> Callable[[Model], tuple[HeadNumbers, HeadNumbers]]:
+        return lambda model: head_health(model, self.data.take(spec), self.objective)
 
     def _evaluate(self, weights: dict[str, Tensor], function: Callable[[Model], T]) -> T:
         """Call the function on the evaluation model with these weights; the random generators are

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..attention import padding
+from ..health import health_of, record_health
 from ..models import Model
 from .batch import IGNORE, Batch, PairBatch, TextBatch
 from .settings import Training
@@ -154,3 +155,30 @@ class Learner(nn.Module):
         with torch.autocast(device, torch.bfloat16, enabled=self.bf16 and device != "cpu"):
             total = self.objective(self.model, batch, **self.options)
         return total.float() / divisor if total.dtype != torch.float64 else total / divisor
+
+
+HeadNumbers = dict[str, tuple[float, ...]]  # one number for each head, by the name of the attention
+
+
+@torch.no_grad()
+def head_health(model: Model, batch: Any, objective: Objective) -> tuple[HeadNumbers, HeadNumbers]:
+    """Return the mean entropy of each head's queries, in nats, and each head's largest logit, on
+    one batch.
+
+    A collapsed entropy and exploding logits are signs that a training fails. Queries that are
+    padding, or whose target is IGNORE, are left out.
+    """
+    has_target: Tensor = batch.targets != IGNORE
+
+    def counted(name: str) -> Tensor:
+        """Return the tokens of the source for an encoder, else the positions with a target."""
+        if not (isinstance(batch, PairBatch) and name.startswith("encoder")):
+            return has_target
+        place = torch.arange(batch.source.shape[1], device=has_target.device)
+        return (place < batch.lengths[:, None]) & has_target.any(1, keepdim=True)
+
+    with record_health(model) as recording:
+        objective(model, batch)
+    found = health_of(recording, counted)
+    entropy = {name: layer.entropy for name, layer in found.items()}
+    return entropy, {name: layer.logit for name, layer in found.items()}

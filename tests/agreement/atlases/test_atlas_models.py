@@ -7,10 +7,10 @@ import telescope as ts
 from support import mapping
 from support.huggingface import BERT, GPT2, LLAMA, MARIAN, transformers
 from telescope.atlases import reading
-from telescope.atlases.batches import TokenBatch
 from telescope.atlases.fingerprint import differences, fingerprint, tokenizer_checksum, weights_checksum
-from telescope.atlases.measure import MEASURES
 from telescope.atlases.reading import ModelReader
+from telescope.atlases.texts import TokenBatch
+from telescope.measures import OF_TEXTS
 
 
 class Words:
@@ -81,7 +81,7 @@ def test_an_atlas_is_the_sum_of_recordings(make):
     expected = {(head.layer, head.number): head for head in joined.heads()}
     for head in atlas.heads():
         twin = expected[head.layer, head.number]
-        for name in MEASURES:
+        for name in OF_TEXTS:
             assert getattr(head, name) == pytest.approx(getattr(twin, name), rel=1e-4, abs=1e-5, nan_ok=True), name
 
 

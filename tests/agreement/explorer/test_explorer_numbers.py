@@ -19,8 +19,8 @@ from telescope.explorer.api import Api
 from telescope.explorer.library import Library
 from telescope.explorer.maps import _f16, _u8
 from telescope.layers import Attend
+from telescope.measures import CLEAR, HABITS, Head
 from telescope.models import Encoder, EncoderConfig
-from telescope.recording.heads import CLEAR, HABITS, Head
 from telescope.recording.row_in_float64 import ALL, SOME
 from telescope.traces.geometry import cosines, plane
 

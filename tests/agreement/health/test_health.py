@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 import telescope as ts
 from support.huggingface import GPT2, LLAMA, MARIAN, transformers
-from telescope.health import Rule, drifted_key_biases, remove_key_bias
-from telescope.health.qk_clip import projections_of
+from telescope.health import HeadHealth, Rule, drifted_key_biases, remove_key_bias
+from telescope.health.remedies import projections_of
 
 IDS = torch.randint(1, 60, (3, 12), generator=torch.Generator().manual_seed(0))
 
@@ -63,7 +63,7 @@ def test_numbers_are_those_of_the_whole_matrix():
         assert_close(torch.tensor(layer.entropy, dtype=torch.float64), entropy, atol=1e-4, rtol=1e-4)
         assert_close(torch.tensor(layer.logit), steps.masked.amax((0, 2, 3)), atol=1e-3, rtol=1e-4)
         received = steps.weights.sum(2)
-        assert_close(torch.tensor(layer.sink), (received.amax(-1) / received.sum(-1)).mean(0), atol=1e-5, rtol=1e-4)
+        assert_close(torch.tensor(layer.one_key), (received.amax(-1) / received.sum(-1)).mean(0), atol=1e-5, rtol=1e-4)
 
 
 SIZES = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
@@ -497,3 +497,11 @@ def test_a_trainer_of_lightning_logs_attention(tmp_path):
     logged = [step for step, metrics in seen if "attention/largest_logit" in metrics]
     assert logged == [2, 4]
     assert {"loss", "attention/entropy/model.blocks.0.self"} <= {name for _, metrics in seen for name in metrics}
+
+
+def test_the_former_name_of_one_key_still_works():
+    layer = HeadHealth(logit=(3.0,), entropy=(1.2,), one_key=(0.99,))
+    with pytest.warns(DeprecationWarning, match="one_key"):
+        assert layer.sink == (0.99,)
+    with pytest.warns(DeprecationWarning, match="one_key"):
+        assert Rule("sink", above=0.9).broken_by(layer)

@@ -13,8 +13,8 @@ from support.strategies import Shape, normal, tensors
 from support.watching import KEEPS, filled
 from telescope.attention.padding_queries import RealQueries, find_padding
 from telescope.layers import Attend
-from telescope.recording.head_shares import NAMES
-from telescope.recording.heads import Head
+from telescope.measures import Head
+from telescope.measures.habits import NAMES
 
 VOCABULARY = 61
 IDS = torch.randint(4, 10, (1, 12), generator=torch.Generator().manual_seed(0))

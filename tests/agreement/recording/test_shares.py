@@ -13,8 +13,9 @@ from support.strategies import Shape, composite, definitions, normal, seeds, sha
 from telescope.attention import Pairs
 from telescope.attention.padding_queries import RealQueries
 from telescope.attention.restrict import restrict_to_queries
-from telescope.recording import head_shares as module
-from telescope.recording.head_shares import NAMES, BatchTokens, Places, shares
+from telescope.measures import BatchTokens, Places, habit_sums, habits
+from telescope.measures import places as module
+from telescope.measures.habits import NAMES
 from telescope.surveys import ENGINES, blocks, fused, launch, reference, survey_unchecked, within
 from telescope.surveys import marks as marked
 from telescope.surveys import triton as engine
@@ -66,7 +67,7 @@ def summed(q, k, attention, places, top=1, *, path=""):
         assert (summary.listed is not None) == (engine == "fused" and bool(marks.listed))
     else:
         summary = reference.summarize(q, k, attention, None, top, None)
-    return shares(q, k, attention, summary, places)
+    return habit_sums(q, k, attention, summary, places)
 
 
 @composite
@@ -98,7 +99,7 @@ def test_sums_agree(path, padded, case):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SMALL", {"cpu": 2**16 if path == "rows" else -1})
         patch.setattr(module, "FAR", 3)
-        patch.setattr(module, "BLOCK", {"cpu": 40, "cuda": 40})
+        patch.setattr(habits, "BLOCK", {"cpu": 40, "cuda": 40})
         patch.setattr(within, "TILE", 3)
         patch.setattr(marked, "TILE", 3)
         patch.setattr(within, "SCORES", {"cpu": 400, "cuda": 400})
@@ -191,7 +192,7 @@ def test_memory_of_a_long_text_grows_with_n():
     assert sum(len(listing.tiles) for listing in places.listed.values()) < 0.1 * (20_000 / within.TILE) ** 2
     summary = ENGINES["chunked"].summarize(q[:, :, -1:], k, attention, None, 1, None)
     last = summary.received[0, 0]
-    one = shares(q[:, :, -1:], k, attention, summary, placed(attention, shape, BatchTokens(ids), size=(1, 20_000)))
+    one = habit_sums(q[:, :, -1:], k, attention, summary, placed(attention, shape, BatchTokens(ids), size=(1, 20_000)))
     far = last[: 20_000 - 1 - module.FAR].sum()
     assert one[0, 0, NAMES.index("far")] == pytest.approx(float(far), abs=1e-5)
 

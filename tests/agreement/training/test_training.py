@@ -23,8 +23,7 @@ from telescope.training import (
     learning_rate,
     objectives,
 )
-from telescope.training.health import health
-from telescope.training.objectives import Learner
+from telescope.training.objectives import Learner, head_health
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -261,7 +260,7 @@ def test_health_equals_the_recorded_steps(make, tmp_path):
     data = Examples(targets) if make is gpt else Examples(sources, targets)
     objective = training.language if make is gpt else training.translation
     (spec,) = data.batches(Training(steps=1, rows=8), None)
-    entropy, logit = health(model, data.take(spec), objective)
+    entropy, logit = head_health(model, data.take(spec), objective)
     found = {name: ([], []) for name in entropy}
     for i in spec.rows[: spec.real].tolist():  # one by one, without padding
         with ts.watch(model, keep="steps") as recording, torch.no_grad():

@@ -1,6 +1,7 @@
 """Files of an atlas that were damaged or made by someone else: texts in Parquet, atlas.json, sums, unfinished runs."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -13,6 +14,7 @@ from support import mapping
 from support.mapping import Letters, tiny_gpt
 from telescope.atlases import folder, shared_work
 from telescope.files.safetensors import manifest_checksum, tensor_checksum
+from telescope.measures import HABITS
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")
 TEXTS = mapping.corpus(6)
@@ -76,6 +78,19 @@ EVIDENCE = {"source": "a.txt", "line": 1, "tokens": 5, "excerpt": "abc"}
             [{"layers": [["a", heads, False]], "texts": 1, "tokens": 9} for heads in ([], [0, 0], [-1], 2)],
         ),
         ("sums", [{"layers": [LAYER], "texts": count, "tokens": 9} for count in (-1, 1.0, "1", 10**30, True)]),
+        (
+            "sums",
+            [
+                {"layers": [LAYER], "texts": 1, "tokens": 9, "names": names}
+                for names in (
+                    [],
+                    {"habits": ["far"]},
+                    {"habits": ["far", "far"], "texts": ["far"], "queries": ["peak"]},
+                    {"habits": [1], "texts": ["far"], "queries": ["peak"]},
+                    {"habits": ["far"], "texts": ["far", "peak"], "queries": ["peak"]},
+                )
+            ],
+        ),
         ("skipped", [None, {"count": 1}, {"count": 1, "texts": [[0]]}, {"count": 1, "texts": [["0", "x"]]}]),
         ("evidence", [None, {}, [[0, 0]], [[0, 0, EVIDENCE | {"line": "1"}]], [[0, 0, EVIDENCE | {"more": 1}]]]),
         ("read_texts", [None, "6", -1, [6]]),
@@ -103,6 +118,37 @@ def with_tensors(saved, place, change):
     save_file(tensors, copy / folder.SUMS)
     rewrite(copy, {"crc32_of_sums": {name: tensor_checksum(tensor) for name, tensor in tensors.items()}})
     return copy
+
+
+def renamed(saved, place, names):
+    """Return a copy of an atlas whose measures have other names: as of a version that has those."""
+    copy = shutil.copytree(saved, place)
+    sums = json.loads((copy / folder.FILE).read_text())["sums"]
+    other = {axis: [names.get(name, name) for name in own] for axis, own in sums["names"].items()}
+    rewrite(copy, {"sums": sums | {"names": other}})
+    return copy
+
+
+def test_measures_of_another_version_are_found_by_name(saved, tmp_path):
+    """An atlas of a later version opens, names what is left out, and has the other numbers; what it lacks is NaN."""
+    known = {(head.layer, head.number): head for head in ts.open(saved).heads()}
+    with pytest.warns(UserWarning, match="left out, since unknown here: ahead, surprise$"):
+        opened = ts.open(renamed(saved, tmp_path / "later", {"far": "ahead", "peak": "surprise"}))
+    for head in opened.heads():
+        twin = known[head.layer, head.number]
+        assert math.isnan(head.far)
+        for name in HABITS[:-1]:
+            assert getattr(head, name) == pytest.approx(getattr(twin, name), rel=0, abs=0, nan_ok=True)
+            assert opened.evidence(head.layer, head.number, name) == ts.open(saved).evidence(
+                head.layer, head.number, name
+            )
+        assert opened.evidence(head.layer, head.number, "far") == []
+        assert opened.statistic(head.layer, head.number, "peak").count == 0
+    # Another order of the same measures changes nothing.
+    swapped = ts.open(renamed(saved, tmp_path / "swapped", {"same": "first", "first": "same"}))
+    for head in swapped.heads():
+        twin = known[head.layer, head.number]
+        assert (head.first, head.same) == pytest.approx((twin.same, twin.first), rel=0, abs=0, nan_ok=True)
 
 
 @pytest.mark.parametrize(

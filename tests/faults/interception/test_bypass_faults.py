@@ -18,7 +18,9 @@ from telescope.decoding import generate
 from telescope.files.errors import LoadError
 
 NAME = "model.layers.1.self_attn"
-UNEDITED = escape(f'"{NAME}" ran, and ts.edit cannot change it: the forward support.bypassing.llama made no call through')
+UNEDITED = escape(
+    f'"{NAME}" ran, and ts.edit cannot change it: the forward support.bypassing.llama made no call through'
+)
 UNSEEN = escape(f"ran and cannot be recorded, {NAME}: the forward support.bypassing.llama made no call through")
 
 
@@ -148,7 +150,9 @@ def test_an_own_model_that_decodes_is_refused():
     """Decoding runs a copy of the model, which shares its hooks."""
     model = tiny_gpt()
     layer = model.get_submodule("blocks.0.self_attention")
-    sentence = '"blocks.0.self" ran, and ts.edit cannot change it: the forward support.bypassing.telescope made no call of its'
+    sentence = (
+        '"blocks.0.self" ran, and ts.edit cannot change it: the forward support.bypassing.telescope made no call of its'
+    )
     with (
         bypassed(layer, telescope, "instance"),
         pytest.raises(ValueError, match=sentence) as problem,

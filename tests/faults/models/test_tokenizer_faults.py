@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 import telescope as ts
 from support import writers
-from telescope.atlases.batches import encoder_of
+from telescope.atlases.texts import encoder_of
 from telescope.decoding import generate
 from telescope.files.panics import PanicError, panics_as_errors
 from telescope.models.saved.tokenizer_file import read_tokenizer

@@ -18,7 +18,7 @@ from support.watching import KEEPS, Museum, Translator, filled, sequence
 from telescope.attention.restrict import drop_first_keys, restrict_to_heads, restrict_to_sequences
 from telescope.files.definitions import from_json, to_json
 from telescope.layers import Attend
-from telescope.recording.saved import save
+from telescope.recording import saving as save
 
 
 def run(keep="summaries", make=Translator, **options):
@@ -178,6 +178,42 @@ def test_a_recording_without_checksums_still_opens(tmp_path):
     manifest(lambda contents: None)(folder)
     assert "crc32" not in (folder / "recording.json").read_text()
     assert len(everything(ts.open(folder))) == 6
+
+
+def test_measures_of_another_version_are_found_by_name(tmp_path):
+    """A recording of a later version opens, names what is left out, and has the other numbers."""
+    folder = saved(tmp_path)
+
+    def rename(contents):
+        for attention in contents["attentions"]:
+            for call in attention["calls"]:
+                call["sums"] = [{"far": "ahead"}.get(name, name) for name in call["sums"]]
+
+    known = {(head.layer, head.number): head for head in ts.open(folder).heads()}
+    assert any(head.far == head.far for head in known.values())
+    manifest(rename)(folder)
+    with pytest.warns(UserWarning, match="left out, since unknown here: ahead$"):
+        opened = ts.open(folder)
+    for head in opened.heads():
+        twin = known[head.layer, head.number]
+        assert head.far != head.far
+        for name in ("itself", "previous", "first", "sink", "spread"):
+            assert getattr(head, name) == pytest.approx(getattr(twin, name), rel=0, abs=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("names", [None, "far", [1], ["far", "far"], {}], ids=str)
+def test_names_of_sums_are_checked(tmp_path, names):
+    folder = saved(tmp_path)
+    manifest(lambda contents: call_of(contents).update(sums=names))(folder)
+    with pytest.raises(ts.LoadError, match='"sums" is not a list of different names'):
+        ts.open(folder)
+
+
+def test_sums_without_a_name_are_refused(tmp_path):
+    folder = saved(tmp_path)
+    manifest(lambda contents: call_of(contents)["sums"].pop())(folder)
+    with pytest.raises(ts.LoadError, match='tensor "shares" has shape'):
+        ts.open(folder)
 
 
 def test_a_head_is_surveyed_alone(tmp_path, monkeypatch):

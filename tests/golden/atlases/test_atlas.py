@@ -13,11 +13,10 @@ from support import mapping
 from support.mapping import LETTERS, Letters
 from telescope.atlases import Atlas
 from telescope.atlases.exact import BINS, Distribution, ExactSum, edges_table, linear_edges
-from telescope.atlases.measure import MEASURES, POSITION_BUCKETS, QUERY_STATISTICS, BatchMeasures, LayerHeads
-from telescope.atlases.sums import CLASSES, AtlasSums, group_of
+from telescope.atlases.measure import CLASSES, BatchMeasures, LayerHeads
+from telescope.atlases.sums import AtlasSums, group_of
 from telescope.layers import MultiHeadAttention
-from telescope.recording.heads import HABITS
-from telescope.recording.row_sample import BUCKETS, ROWS
+from telescope.measures import BACK, BUCKETS, HABITS, OF_QUERIES, OF_TEXTS, ROWS
 
 V, P = len(LETTERS), 160
 
@@ -132,7 +131,7 @@ def test_shares_are_those_of_the_recordings_added_up():
     for head in atlas.heads():
         twin = expected[head.layer, head.number]
         assert head.kind == twin.kind
-        for name in MEASURES:
+        for name in OF_TEXTS:
             assert getattr(head, name) == pytest.approx(getattr(twin, name), rel=1e-5, abs=1e-7, nan_ok=True), name
     calls = recording["blocks.1.self"].calls
     entropy = torch.cat([call.survey().entropy[0, 1, 1:] for call in calls]).double()
@@ -216,20 +215,20 @@ def test_compare_ranks_what_changed():
 def measures_of(weight, queries):
     """Return the measures of texts with one head: the weight of habit "previous", and how many queries count."""
     texts = len(weight)
-    numerator = torch.zeros(texts, len(MEASURES), 1, dtype=torch.float64)
-    numerator[:, MEASURES.index("previous"), 0] = torch.tensor(weight, dtype=torch.float64)
-    denominator = torch.tensor(queries, dtype=torch.float64)[:, None, None].expand(-1, len(MEASURES), 1)
+    numerator = torch.zeros(texts, len(OF_TEXTS), 1, dtype=torch.float64)
+    numerator[:, OF_TEXTS.index("previous"), 0] = torch.tensor(weight, dtype=torch.float64)
+    denominator = torch.tensor(queries, dtype=torch.float64)[:, None, None].expand(-1, len(OF_TEXTS), 1)
     empty = torch.zeros(texts, 1, 1)
     return BatchMeasures(
         heads=slice(0, 1),
         numerator=numerator,
         denominator=denominator,
         known=denominator > 0,
-        queries=dict.fromkeys(QUERY_STATISTICS, empty),
+        queries=dict.fromkeys(OF_QUERIES, empty),
         counted=empty > 0,
         distances=torch.zeros(texts, 1, BUCKETS),
         sampled=torch.zeros(texts),
-        positions=torch.zeros(texts, 1, POSITION_BUCKETS),
+        positions=torch.zeros(texts, 1, BACK),
         classes=torch.zeros(texts, 1, len(CLASSES)),
         map=torch.zeros(texts, 1, ROWS, ROWS),
         finite=torch.ones(texts, dtype=torch.bool),

@@ -12,7 +12,7 @@ import telescope as ts
 from support import mapping
 from support.mapping import Letters, tiny_gpt
 from telescope.atlases import folder
-from telescope.atlases.checksums import joined, tensor_checksums
+from telescope.atlases.fingerprint import joined, tensor_checksums
 from telescope.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Parquet tables")

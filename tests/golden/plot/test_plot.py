@@ -14,11 +14,11 @@ pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 from matplotlib.testing.compare import compare_images
 
 import telescope as ts
-from telescope.atlases.measure import MEASURES, QUERY_STATISTICS, BatchMeasures, LayerHeads
-from telescope.atlases.sums import CLASSES, AtlasSums
+from telescope.atlases.measure import CLASSES, BatchMeasures, LayerHeads
+from telescope.atlases.sums import AtlasSums
 from telescope.health import HeadHealth
-from telescope.recording.heads import Head, Heads
-from telescope.recording.row_sample import BACK, BUCKETS, ROWS
+from telescope.measures import BACK, BUCKETS, OF_QUERIES, OF_TEXTS, ROWS, Head
+from telescope.recording.heads import Heads
 from telescope.recording.segments import Segments
 from telescope.recording.sources import Sources
 from telescope.tasks.explaining.examples import journey
@@ -65,7 +65,7 @@ def heads(kinds=("previous", "first", "mixed")):
 def atlas():
     """Return an atlas whose sums are set by hand: four heads, eight texts."""
     sums = AtlasSums([LayerHeads(f"blocks.{layer}.self", (0, 1), False) for layer in range(2)])
-    for text, row in enumerate(made(8, len(MEASURES), 4).sigmoid()):
+    for text, row in enumerate(made(8, len(OF_TEXTS), 4).sigmoid()):
         numbers = row[None]
         zeros = torch.zeros(1, 4, 1)
         sums.add(
@@ -75,7 +75,7 @@ def atlas():
                     numerator=10 * numbers,
                     denominator=torch.full_like(numbers, 10.0),
                     known=torch.ones_like(numbers, dtype=torch.bool),
-                    queries=dict.fromkeys(QUERY_STATISTICS, zeros),
+                    queries=dict.fromkeys(OF_QUERIES, zeros),
                     counted=torch.ones_like(zeros, dtype=torch.bool),
                     distances=torch.zeros(1, 4, BUCKETS, dtype=torch.float64),
                     sampled=torch.ones(1, dtype=torch.float64),

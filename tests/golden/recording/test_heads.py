@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import telescope as ts
 from telescope.layers import Attend
-from telescope.recording.heads import Head, Heads
+from telescope.measures import Head
+from telescope.recording.heads import Heads
 
 STRONG = 40.0  # a score so much above the others takes all of the weight
 N = 12

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from support import corpora
 from support.data import DATA, folder
 from telescope.models import Special
-from telescope.recording.saved.token_texts import TokenTexts, learn_texts
+from telescope.recording.token_texts import TokenTexts, learn_texts
 from telescope.tasks.learning.sequence_pairs import PairTokenizer
 from telescope.text.corpora import TextPair, read_multi30k_merges
 from telescope.text.corpus_files import read_lines

@@ -15,7 +15,7 @@ import torch
 import telescope as ts
 from support.huggingface import LLAMA, bert, gpt, marian, numbered
 from telescope.decoding import generate
-from telescope.recording import head_shares
+from telescope.measures import places
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
@@ -243,7 +243,7 @@ def test_heads(name, side, keep):
 def test_heads_where_padding_has_the_id_of_a_word(name, side, keep, is_long, monkeypatch):
     """As where padding is the end of a text: it is no earlier occurrence, which a token follows, and no copy."""
     if is_long:  # of long texts the keys of each habit are listed
-        monkeypatch.setattr(head_shares, "SMALL", {"cpu": 0})
+        monkeypatch.setattr(places, "SMALL", {"cpu": 0})
     runs = Runs(name, side, lengths=LENGTHS[1:])
     word = runs.target.sentence(0)[0, 1] if runs.kind.translates else runs.source.sentence(0)[0, 0]
     for part in (runs.source, runs.target):

@@ -13,7 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-CLEAR = 0.4  # the least share of the weight, over a whole text, at which a head attends by position
+from ...measures import CLEAR, OFFSETS
+
+# Where a head may attend by position; "next" exists between the words of an encoder alone, so that
+# it names no kind of head.
+POSITIONS = {**OFFSETS, "next": 1}
 
 
 class HeadPerspective(NamedTuple):
@@ -38,6 +42,8 @@ def positional_shares(
 ) -> dict[str, float]:
     """Return the share of a head's weight that goes to each kind of position, the mean over the
     rows.
+
+    "first" and "sink" mean what they mean in the table of measures, between words.
     """
     rows, columns = weights.shape
     shares = {
@@ -46,7 +52,7 @@ def positional_shares(
     }
     if across or rows != columns:
         return shares
-    for name, offset in (("itself", 0), ("previous", -1), ("next", 1)):
+    for name, offset in POSITIONS.items():
         line = weights.diagonal(offset)
         shares[name] = float(line.mean()) if len(line) else 0.0
     return shares
@@ -84,9 +90,8 @@ def most_different(
     if len(able) < 2:
         return None
     weights = torch.stack([heads[i].weights for i in able])[:, list(columns)].double()
-    distances = torch.cdist(weights, weights, p=1).triu(
-        1
-    )  # each pair once; the first one if several differ alike
+    # Each pair once; the first one if several differ alike.
+    distances = torch.cdist(weights, weights, p=1).triu(1)
     first, second = divmod(int(distances.argmax()), len(able))
     return (able[first], able[second]) if first != second else (able[0], able[1])
 
@@ -100,10 +105,3 @@ def most_telling(heads: Sequence[HeadPerspective], row: int, columns: Sequence[i
     able = [i for i, head in enumerate(heads) if head.habit is None] or list(range(len(heads)))
     far = [column for column in columns if abs(column - row) > 1] or list(columns) or [0]
     return max(able, key=lambda i: float(heads[i].weights[far].max()))
-
-
-def stacked(
-    weights: Sequence[Float[Tensor, "head row column"]],
-) -> Float[Tensor, "layer head row column"]:
-    """Return the weights of several layers with the same number of heads as one tensor."""
-    return torch.stack(list(weights))

@@ -1,25 +1,29 @@
 """Open a saved recording: check its description at once, and read each tensor on first use."""
 
 import os
+import warnings
+from collections.abc import Mapping
 from functools import cached_property
-from math import prod
+from math import nan, prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...attention import Attention
-from ...files import paths, safetensors
-from ...files.definitions import from_json
-from ...files.errors import LoadError
-from ...files.safetensors import BYTES, read_header
-from ..edits import edits_from_json
-from ..recorded_call import RecordedCall
-from ..recording import KEEP, Recording
-from ..storage import StoredTensor
-from .manifest import FILE, KIND, VERSION, check_tensors, facts_from_json
+from ..attention import Attention
+from ..files import paths, safetensors
+from ..files.definitions import from_json
+from ..files.errors import LoadError
+from ..files.safetensors import BYTES, read_header
+from ..measures import SUMS
+from .edits import edits_from_json
+from .recorded_call import RecordedCall
+from .recording import KEEP, Recording
+from .saving import FILE, KIND, VERSION, check_tensors, facts_from_json, sums_from_json
+from .storage import StoredTensor
 from .token_texts import TokenTexts
 
 
@@ -36,6 +40,7 @@ class FileTensor(StoredTensor):
         shape: tuple[int, ...],
         checksum: int | None,
         keys: int,
+        sums: list[str],
     ) -> None:
         self.file = file
         self.name = name
@@ -44,6 +49,8 @@ class FileTensor(StoredTensor):
         self.checksum = checksum
         self.keys = keys
         """How many keys the call has: the limit of the numbers in "top_keys"."""
+        self.sums = sums
+        """The names along the last axis of "shares" in the file."""
 
     @property
     def tensor(self) -> Shaped[Tensor, "..."]:
@@ -51,7 +58,7 @@ class FileTensor(StoredTensor):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.size
+        return (*self.size[:-1], len(SUMS)) if self.name == "shares" else self.size
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +75,11 @@ class FileTensor(StoredTensor):
             raise LoadError(
                 f'{self.file}: tensor "top_keys" names keys beyond the {self.keys:,} that there are'
             )
-        return numbers
+        if self.name != "shares" or self.sums == [*SUMS]:
+            return numbers
+        unknown = numbers.new_full(numbers.shape[:-1], nan)
+        found = dict(zip(self.sums, numbers.unbind(-1), strict=True))
+        return torch.stack([found.get(name, unknown) for name in SUMS], -1)
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
@@ -108,6 +119,7 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     calls = dict(_calls(folder, keep, attention, where) for attention in attentions)
     if len(calls) < len(attentions):
         raise LoadError(f"{where} has two attentions of one name")
+    _warn_of_unknown_sums(folder, calls)
     decode = texts.decode if texts.alone else None
     special = manifest.get("special", {})  # older recordings have none
     if not isinstance(special, dict) or not all(isinstance(name, str) for name in special.values()):
@@ -160,15 +172,30 @@ def _call(folder: Path, keep: str, name: str, entry: Any, where: str) -> Recorde
     if not isinstance(attention, Attention):
         raise LoadError(f"{where} has no definition")
     facts = facts_from_json(name, entry, attention, where)
-    check_tensors(keep, facts, described, str(folder / file))
+    names = sums_from_json(entry, where)
+    check_tensors(keep, facts, described, len(names), str(folder / file))
     if sums and (differ := sorted(sums.keys() ^ described.keys())):
         raise LoadError(f'{where} has a checksum or {file} a tensor "{differ[0]}", and not both')
     parts = {
-        part: FileTensor(folder / file, part, kind, shape, sums.get(part), facts.size[1])
+        part: FileTensor(folder / file, part, kind, shape, sums.get(part), facts.size[1], names)
         for part, (kind, shape) in described.items()
         if not part.startswith("attention.")
     }
     return KEEP[keep].opened(facts, parts)
+
+
+def _warn_of_unknown_sums(folder: Path, calls: Mapping[str, list[RecordedCall]]) -> None:
+    """Name the measures that a later version kept and this one does not know."""
+    stored = [
+        call.parts["shares"] for own in calls.values() for call in own if "shares" in call.parts
+    ]
+    names = [name for part in stored if isinstance(part, FileTensor) for name in part.sums]
+    if unknown := [name for name in dict.fromkeys(names) if name not in SUMS]:
+        warnings.warn(
+            f"{folder} was saved by a later version; left out, since unknown here: "
+            f"{', '.join(unknown)}",
+            stacklevel=4,
+        )
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -1,13 +1,19 @@
-"""The entry of a call in recording.json, and the tensors that the file of such a call must have."""
+"""Save a recording to a folder: recording.json describes the calls, a safetensors file for each
+call holds its tensors. Also the checks of recording.json when it is opened.
+"""
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
-from ...attention import Attention, Bias, Mask
-from ...attention.mask import Combination, Opposite
-from ...attention.restrict import (
+from ..attention import Attention, Bias, Mask
+from ..attention.mask import Combination, Opposite
+from ..attention.restrict import (
     Renumbered,
     RenumberedBias,
     Restriction,
@@ -15,21 +21,143 @@ from ...attention.restrict import (
     SomeQueries,
     SomeSequences,
 )
-from ...files.errors import LoadError
-from ...files.safetensors import DTYPES
-from ..call_facts import CallFacts
-from ..head_shares import COUNTS, NAMES, Written
+from ..files import safetensors
+from ..files.atomic import atomic_folder, resolve_path, write_json
+from ..files.definitions import to_json
+from ..files.errors import LoadError
+from ..files.paths import read_json
+from ..files.safetensors import DTYPES
+from ..measures import SUMS, Written
+from .call_facts import CallFacts
+from .edits import edits_to_json
+from .recorded_call import RecordedCall
+from .token_texts import TokenTexts, learn_texts
 
 FILE = "recording.json"
 KIND = "telescope recording"
 VERSION = 1
+SUMS_OF_0_1 = (
+    "itself", "previous", "first", "same", "induction", "far", "queries", "repeated",
+)  # fmt: skip
+"""The sums of heads in a recording that does not name them."""
 
 Shape = tuple[int | None, ...]  # None is any size
 IDS = ("top_keys", "query_ids", "key_ids")  # integers; all other tensors are floating-point
 LARGEST = 2**31  # the limit of each size
-
-
 FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+OUR_FILES = re.compile(rf"{re.escape(FILE)}|\d+\.safetensors")
+
+
+def save_recording(
+    path: str | os.PathLike[str],
+    model: str,
+    keep: str,
+    decode: Callable[[list[int]], str] | None,
+    watched: Mapping[str, Sequence[RecordedCall]],
+    token_name: Callable[[int], str | None] | None = None,
+    *,
+    edits: tuple[Any, ...] = (),
+    left_out: Mapping[str, str] | None = None,
+    replace: bool = False,
+) -> None:
+    """Write recording.json and a safetensors file for each call; see `Recording.save`.
+
+    A tokenizer cannot be saved: see `learn_texts` for what is saved of `decode`. `token_name` is
+    called once for each token without a text. `left_out` has the reason for each attention that was
+    not watched.
+    """
+    with atomic_folder(path, lambda place: check_can_save(place, replace=replace)) as folder:
+        attentions: list[dict[str, Any]] = []
+        number = 0
+        # Each sequence of token ids once: most layers read the same.
+        sequences: dict[bytes, Tensor] = {}
+        for name, recorded in watched.items():
+            calls = []
+            for call in recorded:
+                tensors: dict[str, Tensor] = {}
+                entry = {
+                    "attention": to_json(call.saved_attention(), tensors),
+                    **facts_to_json(call.facts),
+                }
+                tensors |= {part: stored.tensor for part, stored in call.parts.items()}
+                if "shares" in tensors:
+                    entry["sums"] = [*SUMS]
+                file = f"{number}.safetensors"
+                tensors = {
+                    part: tensor.detach().cpu().contiguous() for part, tensor in tensors.items()
+                }
+                for part in ("query_ids", "key_ids"):
+                    for row in tensors.get(part, ()):
+                        sequences[row.numpy().tobytes()] = row
+                save_file(tensors, folder / file)
+                sums = {
+                    part: safetensors.tensor_checksum(tensor) for part, tensor in tensors.items()
+                }
+                calls.append({"file": file, **entry, "crc32": sums})
+                number += 1
+            attentions.append({"name": name, "calls": calls})
+
+        # What the tokens say, and everything about the recording as a whole.
+        read = [] if decode is None else [row.tolist() for row in sequences.values()]
+        texts = TokenTexts({}, {}, {}) if decode is None else learn_texts(decode, read)
+        head = {"is": KIND, "version": VERSION, "model": model, "keep": keep}
+        textless = [token for token, text in sorted(texts.alone.items()) if not text]
+        named = {} if token_name is None else {str(token): token_name(token) for token in textless}
+        special = {token: label for token, label in named.items() if label}
+        changed = {"edits": edits_to_json(edits)} if edits else {}
+        missing = {"left_out": dict(left_out)} if left_out else {}
+        manifest = {
+            **head,
+            **texts.to_json(),
+            "special": special,
+            **changed,
+            **missing,
+            "attentions": attentions,
+        }
+        write_json(folder / FILE, {**manifest, "crc32": safetensors.manifest_checksum(manifest)})
+
+
+def check_can_save(
+    path: str | os.PathLike[str],
+    *,
+    replace: bool = False,
+    way: str = "save(..., replace=True) replaces it",
+) -> None:
+    """Raise a ValueError if a recording cannot be saved to this path.
+
+    A recording may replace a recording, if `replace` is True, and nothing else. `way` tells the
+    user how to set `replace`.
+    """
+    place = resolve_path(path)
+    if not place.exists():
+        return
+    try:
+        files = sorted(os.listdir(place)) if place.is_dir() else None
+        manifest = read_json(place / FILE) if files else {}
+        ours = files == [] or manifest.get("is") == KIND
+    except LoadError:
+        files = None
+        manifest = {}
+        ours = False
+    if not ours:
+        raise ValueError(
+            f"{place} exists and is no recording, so it is left alone; save into a new folder"
+        )
+    strange = [name for name in files or () if not OUR_FILES.fullmatch(name)]
+    if strange:
+        raise ValueError(
+            f"{place} holds {strange[0]} beside a recording, which would be lost; save into a new "
+            "folder"
+        )
+    if files and not replace:
+        raise ValueError(
+            f"{place} holds a recording already, of {manifest.get('model')}, "
+            f"keep={manifest.get('keep')!r}, "
+            f"so it is left alone; {way}"
+        )
+
+
+# ------------------------------------------------------------------ the entry of a call
 
 
 def required_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
@@ -52,8 +180,10 @@ def required_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
     return kept | ({"values": (batch, key_heads, keys, None)} if keep == "steps" else {})
 
 
-def optional_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
-    """Return the names and shapes of the tensors that some calls have."""
+def optional_tensors(facts: CallFacts, sums: int) -> dict[str, Shape]:
+    """Return the names and shapes of the tensors that some calls have; `sums` is how many sums of
+    each head.
+    """
     batch, key_heads, _, _ = facts.shape
     queries, keys = facts.size
     rows = queries if facts.rows is None else len(facts.rows)
@@ -62,7 +192,7 @@ def optional_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
         "key_ids": (batch, keys),
         "lse": (batch, len(facts.heads), rows),
         "map": (batch, len(facts.heads), *(facts.recorded or (None, None))),
-        "shares": (batch, len(facts.heads), len(NAMES) + len(COUNTS)),
+        "shares": (batch, len(facts.heads), sums),
         "norms": (batch, len(facts.heads), keys),
         "gradients": (batch, key_heads, keys),
         "streaming": (batch, len(facts.heads), rows),
@@ -218,14 +348,30 @@ def _inside(part: object) -> Iterator[Mask | Bias]:
         yield part.mask
 
 
+def sums_from_json(entry: Mapping[str, Any], where: str) -> list[str]:
+    """Return the names of the sums of each head of a call; raise a LoadError if they are none."""
+    names = entry.get("sums", [*SUMS_OF_0_1])
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < len(names)
+    ):
+        raise LoadError(f'{where}: "sums" is not a list of different names: {str(names)[:80]}')
+    return names
+
+
 def check_tensors(
-    keep: str, facts: CallFacts, header: dict[str, tuple[str, tuple[int, ...]]], where: str
+    keep: str,
+    facts: CallFacts,
+    header: dict[str, tuple[str, tuple[int, ...]]],
+    sums: int,
+    where: str,
 ) -> None:
     """Raise a LoadError if the tensors of a file are not those that its entry in recording.json
     describes.
     """
     needed = required_tensors(keep, facts)
-    possible = optional_tensors(keep, facts)
+    possible = optional_tensors(facts, sums)
     for name, shape in needed.items():
         if name not in header:
             raise LoadError(f'{where} has no tensor "{name}", which keep="{keep}" keeps')
