@@ -29,12 +29,7 @@ TRANSLATORS = {
     "m2m100": Family("M2M100ForConditionalGeneration", "M2M100Config", M2M),
 }
 KINDS = ("itself", "previous", "far", "same", "induction")
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def assert_recognised(recording, source, target, is_across):

@@ -10,12 +10,7 @@ from support import huggingface
 
 transformers = huggingface.transformers
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 @pytest.fixture(scope="module", params=huggingface.GPTS)
