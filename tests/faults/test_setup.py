@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from support.installing import PROJECT
+from support.repository import PROJECT
 from telescope.tasks.doctor import TESTED_TORCH
 
 ROOT = Path(__file__).parents[2]
