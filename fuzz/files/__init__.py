@@ -90,7 +90,7 @@ def run(dice: Random, folder: Path) -> Done:
     from telescope.files.errors import WriteError
     from telescope.files.panics import PanicError
     from telescope.models import LoadError
-    from telescope.training.settings import TrainingError
+    from telescope.training import TrainingError
 
     documented = (ValueError, LoadError, WriteError, PanicError, TrainingError)
     (kind,) = dice.choices(KINDS, [it.share for it in KINDS])

@@ -15,9 +15,9 @@ from telescope import decoding
 from telescope.explorer.library import Library
 from telescope.explorer.run import run_of_recording
 from telescope.layers import LuongAttention, MultiHeadAttention
+from telescope.recording import Recording
 from telescope.recording.attention_call import AttentionCall
 from telescope.recording.recorded_call import KeepOptions
-from telescope.recording.recording import Recording
 
 TARGET = torch.tensor([[0, 8, 21, 4, 5, 9, 11, 2], [0, 3, 3, 40, 11, 17, 17, 5]])  # as many as IDS
 M2M = MARIAN | {"bos_token_id": 2}

@@ -9,8 +9,8 @@ from support.huggingface import GPT2, numbered, transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT, PADDED_RIGHT, TRANSLATORS, WRITERS, weights_by_name
 from support.watching import KEEPS
 from telescope.interception.huggingface import lazy
+from telescope.recording import Recording
 from telescope.recording.attention_call import AttentionCall
-from telescope.recording.recording import Recording
 
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
 BETWEEN = {"atol": 2e-5, "rtol": 1e-4}

@@ -10,8 +10,7 @@ from telescope.tasks.learning.recall import encode_questions, prepare, score
 from telescope.tasks.learning.recall_data import CutSpans, Lines, corrupt, draw_spans, encode, vocabulary
 from telescope.tasks.learning.registry import read
 from telescope.text.corpora import TextPair
-from telescope.training import Training
-from telescope.training.batch import IGNORE
+from telescope.training import IGNORE, Training
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 PEOPLE = ["Khatchig Mouradian is a writer born in Lebanon .", "Where was ?"]
