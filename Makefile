@@ -39,12 +39,14 @@ endif
 test: .venv/ready-to-test web-tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/count.py --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
 
 test-fast: .venv/ready-to-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/count.py --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 $(FAST)
 

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import torch
 
 import telescope as ts
+from telescope.recording import Recording
 from telescope.recording.attention_call import AttentionCall
 from telescope.recording.call_facts import KeepOptions
-from telescope.recording.recording import Recording
 
 from .measure import Row
 

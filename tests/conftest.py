@@ -153,6 +153,18 @@ def unchecked(monkeypatch):
 
 
 @pytest.fixture
+def as_users_run_it(monkeypatch):
+    """Switch off the checks of shapes and types, which only tests have: the library's own errors are tested."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
 def no_collector():
     """Switch the garbage collector off, so that reference cycles are not freed."""
     gc.collect()

@@ -33,7 +33,7 @@ UNIT = "files"
 SECONDS = 5.0  # that one file may take of a core
 HUNG = 60.0  # seconds by the clock, on a machine that has other things to do
 BYTES = 2 << 30
-STRIDE = 500  # files of one worker, whose preparation takes as long as that of some hundred files
+STRIDE = 2000  # files of one worker, whose preparation takes as long as some hundred files
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def run(dice: Random, folder: Path) -> Done:
     from telescope.files.errors import WriteError
     from telescope.files.panics import PanicError
     from telescope.models import LoadError
-    from telescope.training.settings import TrainingError
+    from telescope.training import TrainingError
 
     documented = (ValueError, LoadError, WriteError, PanicError, TrainingError)
     (kind,) = dice.choices(KINDS, [it.share for it in KINDS])

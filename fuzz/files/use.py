@@ -135,7 +135,7 @@ def use_tokenizer(folder: Path, dice: Random) -> None:
 
 def use_checkpoint(folder: Path, dice: Random) -> None:
     from telescope.files.errors import WriteError
-    from telescope.training.settings import TrainingError
+    from telescope.training import TrainingError
 
     opened(lambda: train(folder), TrainingError, WriteError)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import telescope as ts
 from telescope.decoding import generate
-from telescope.recording.recording import Recording
+from telescope.recording import Recording
 
 from .attentions import WrongError
 from .families import FAMILIES, PAD, VOCABULARY, ModelCase, Padded, padded

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import telescope as ts
-from telescope.recording.recording import Recording
+from telescope.recording import Recording
 
 from .families import FAMILIES, Inputs, ModelCase, Texts, texts_of
 

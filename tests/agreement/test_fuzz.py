@@ -141,7 +141,7 @@ def test_a_fault_in_whole_models_is_found(fault, check, family, models, monkeypa
 
 def test_errors_that_are_too_small_are_found(models, monkeypatch):
     """The null test counts changes beyond three errors: with errors of a third, far more than the bound."""
-    from telescope.atlases.atlas import Atlas
+    from telescope.atlases import Atlas
 
     own = Atlas.standard_error
     monkeypatch.setattr(Atlas, "standard_error", lambda self, name: own(self, name) / 3)

@@ -11,8 +11,8 @@ import pytest
 from support import writers
 from support.browsing import TURN, Page
 from telescope.explorer.library import Library
+from telescope.recording import Recording
 from telescope.recording.call_facts import KeepOptions
-from telescope.recording.recording import Recording
 
 LESSONS = Path(__file__).parents[2] / "web/lessons.js"
 CARDS = re.findall(r'\n    title: "(.*)"', LESSONS.read_text())

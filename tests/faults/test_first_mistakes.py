@@ -3,17 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
 
 import telescope as ts
 
-
-@pytest.fixture(autouse=True)
-def without_the_shape_checks_of_the_tests():
-    """Users run without the shape checks of the tests: what is shown here is what users see."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 Q, K = torch.ones(2, 4, 6, 8), torch.ones(2, 2, 5, 8)

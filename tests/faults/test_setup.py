@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from support.installing import PROJECT
+from support.repository import PROJECT
 from telescope.tasks.doctor import TESTED_TORCH
 
 ROOT = Path(__file__).parents[2]
@@ -52,22 +52,26 @@ def test_a_terminal_shows_the_seconds():
     assert shown.startswith("installing\rinstalling: 1 s")
 
 
+def prepare(folder, **programs):
+    """Copy what make reads into a folder, with these programs in its environment; return where they are."""
+    for name in FILES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    tools = folder / ".venv/bin"
+    if programs:
+        tools.mkdir(parents=True)
+    for name, text in programs.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    return tools
+
+
 @needs_make
 @pytest.mark.parametrize("code", [0, 3])
 def test_make_stops_where_pip_fails(tmp_path, code):
     """With a pip that fails, and an environment that exists."""
-    for name in FILES:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    tools = tmp_path / ".venv/bin"
-    tools.mkdir(parents=True)
-    for name, does in {
-        "python": "",
-        "pip": f"echo WARNING: Location; exit {code}",
-        "telescope": "echo explained",
-    }.items():
-        (tools / name).write_text(f"#!/bin/sh\n{does}\n")
-        (tools / name).chmod(0o755)
+    pip = f"#!/bin/sh\necho WARNING: Location; exit {code}\n"
+    prepare(tmp_path, python="#!/bin/sh\n", pip=pip, telescope="#!/bin/sh\necho explained\n")
     done = subprocess.run(["make", "explain"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode == 0) == (code == 0)
     assert ("WARNING" in done.stdout + done.stderr) == (code != 0)
@@ -77,9 +81,7 @@ def test_make_stops_where_pip_fails(tmp_path, code):
 
 def installs(target, folder):
     """Return the lines with which make would install packages for a target, from nothing."""
-    for name in FILES:
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, folder / name)
+    prepare(folder)
     command = ["make", "--dry-run", "--always-make", target]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
     return re.findall(r"bin/pip install .+", done.stdout.replace("\\\n", " "))
@@ -113,14 +115,8 @@ esac
 @needs_make
 @pytest.mark.parametrize("code", [0, 3])
 def test_make_wheel_fails_where_the_wheel_does_not_explain(tmp_path, code):
-    for name in FILES:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    tools = tmp_path / ".venv/bin"
-    tools.mkdir(parents=True)
-    for name in ("python", "pip"):
-        (tools / name).write_text(FAKE_PYTHON.format(code=code))
-        (tools / name).chmod(0o755)
+    fake = FAKE_PYTHON.format(code=code)
+    tools = prepare(tmp_path, python=fake, pip=fake)
     command = ["make", "wheel", f"PYTHON={tools / 'python'}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode == 0) == (code == 0), done.stderr

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 import telescope as ts
-from support.pages import HOME, blocks, names
+from support.repository import HOME, blocks, names
 
 DOCS = HOME / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name not in ("lessons", "decisions")]

@@ -3,17 +3,15 @@
 import re
 import runpy
 import shlex
-from pathlib import Path
 
 import pytest
 import torch
 
 import telescope as ts
-from support.installing import PROJECT, distributions_of, run_with_only
+from support.repository import HOME, PROJECT, distributions_of, run_with_only
 from telescope import layers
 from telescope.attention import masks
 
-HOME = Path(__file__).parents[2]
 README = (HOME / "README.md").read_text(encoding="utf-8")
 MECHANISMS = (HOME / "docs" / "reference" / "mechanisms.md").read_text(encoding="utf-8")
 HOUSE = (HOME / "docs" / "explanation" / "house.md").read_text(encoding="utf-8")

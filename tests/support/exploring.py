@@ -9,9 +9,9 @@ import telescope as ts
 from support import writers
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
+from telescope.recording import Recording
 from telescope.recording.attention_call import AttentionCall
 from telescope.recording.call_facts import KeepOptions
-from telescope.recording.recording import Recording
 
 SENTENCES = (writers.NOTES, "Good morning.", "How are you?")
 

@@ -126,11 +126,11 @@ class Museum(nn.Module):
         return self.concat_attention(self.general_attention(self.dot_attention(x, memory), memory), memory)
 
 
-def filled(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
+def filled(model: nn.Module, dtype: torch.dtype = torch.float64, *, std: float = 0.5) -> nn.Module:
     """Set every parameter to random numbers, so that all of them have an effect."""
     torch.manual_seed(7)
     for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.5)
+        nn.init.normal_(parameter, std=std)
     return model.to(dtype).eval()
 
 

@@ -1,22 +1,13 @@
 """The decoding benchmark compares two implementations that write the same tokens."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from benchmarks import decode as bench
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
-    from benchmarks import decode
-
-    return decode
-
-
-def test_both_implementations_write_the_same_tokens(bench):
+def test_both_implementations_write_the_same_tokens():
     for case in bench.cases(torch.device("cpu"), quick=True)[1:]:
         torch.manual_seed(0)
         model = case.make().eval()
@@ -27,7 +18,7 @@ def test_both_implementations_write_the_same_tokens(bench):
         assert written == theirs()
 
 
-def test_the_lower_bound_counts_the_bytes_that_a_step_reads(bench, monkeypatch):
+def test_the_lower_bound_counts_the_bytes_that_a_step_reads(monkeypatch):
     """GPT-2 in float32: its matrices, and 12 blocks of keys and values of 16 + 64 tokens."""
     monkeypatch.setattr(bench, "bandwidth", lambda _: 1e9)
     device = torch.device("cpu")

@@ -15,12 +15,7 @@ from telescope.interception.huggingface.attention_modules import attentions
 from telescope.recording.names import modules_by_path
 
 OTHER = IDS.flip(1)
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def by_hand(family, edit, inputs, padding=None):

@@ -15,12 +15,7 @@ from telescope.recording.names import modules_by_path
 
 OTHER = IDS.flip(1)
 SHARED = "encoder.albert_layer_groups.0.albert_layers.0.attention"
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def names_of(model):

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
 
@@ -65,7 +65,6 @@ def test_fewer_queries_than_keys_are_the_last_positions(uncompiled):
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_the_block_mask_lists_the_visible_blocks(data):
     """A block is listed if any of its pairs is visible, and as full if all are."""
     shape = data.draw(shapes())

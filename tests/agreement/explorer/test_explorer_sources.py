@@ -54,19 +54,25 @@ def test_a_translation_reads_its_source():
 
 
 @pytest.mark.parametrize(
-    ("parameters", "status", "message"),
+    ("path", "parameters", "status", "message"),
     [
-        ({"first": "18", "end": "99"}, 400, "is not in the text"),
-        ({"first": "18"}, 400, "end= is missing"),
-        ({"first": "18", "end": "22", "how": "gradient"}, 409, "has no gradients of"),
-        ({"first": "18", "end": "22", "how": "hidden"}, 409, "a recording holds none: type the text"),
-        ({"first": "18", "end": "22", "cuts": "0,x"}, 400, "cuts= takes the positions"),
-        ({"first": "18", "end": "22", "b": "4"}, 404, "there is no sequence 4"),
+        ("sources", {"first": "18", "end": "99"}, 400, "is not in the text"),
+        ("sources", {"first": "18"}, 400, "end= is missing"),
+        ("sources", {"first": "18", "end": "22", "how": "gradient"}, 409, "has no gradients of"),
+        ("sources", {"first": "18", "end": "22", "how": "hidden"}, 409, "a recording holds none: type the text"),
+        ("sources", {"first": "18", "end": "22", "cuts": "0,x"}, 400, "cuts= takes the positions"),
+        ("sources", {"first": "18", "end": "22", "b": "4"}, 404, "there is no sequence 4"),
+        ("sources", {"first": "18", "end": "18"}, 400, "holds no token"),
+        ("sources", {"first": "0", "end": "2"}, 400, "begins at the first token"),
+        ("sources", {"first": "18", "end": "22", "window": "0"}, 400, "window=0 tokens"),
+        ("sources", {"first": "18", "end": "22", "low": "9", "high": "9"}, 400, "low=9, high=9 is not a range"),
+        ("sources", {"first": "18", "end": "22", "by": "verse"}, 400, "known: pieces, words"),
+        ("hidden", {"first": "18", "end": "22", "start": "1", "stop": "2"}, 409, "a recording holds none"),
     ],
 )
-def test_bad_requests(run, parameters, status, message):
+def test_bad_requests(run, path, parameters, status, message):
     _, server, name = run
-    answer = server.answer("GET", f"/runs/{name}/sources", parameters)
+    answer = server.answer("GET", f"/runs/{name}/{path}", parameters)
     assert answer.status == status
     assert message in json.loads(answer.body)["error"]["message"]
 
@@ -192,24 +198,6 @@ def test_a_model_that_reads_a_whole_text_has_no_sources():
     answer = server.answer("GET", f"/runs/{name}/sources", {"first": "3", "end": "4"})
     assert answer.status == 409
     assert "writes none" in json.loads(answer.body)["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("path", "parameters", "status", "message"),
-    [
-        ("sources", {"first": "18", "end": "18"}, 400, "holds no token"),
-        ("sources", {"first": "0", "end": "2"}, 400, "begins at the first token"),
-        ("sources", {"first": "18", "end": "22", "window": "0"}, 400, "window=0 tokens"),
-        ("sources", {"first": "18", "end": "22", "low": "9", "high": "9"}, 400, "low=9, high=9 is not a range"),
-        ("sources", {"first": "18", "end": "22", "by": "verse"}, 400, "known: pieces, words"),
-        ("hidden", {"first": "18", "end": "22", "start": "1", "stop": "2"}, 409, "a recording holds none"),
-    ],
-)
-def test_more_bad_requests(run, path, parameters, status, message):
-    _, server, name = run
-    answer = server.answer("GET", f"/runs/{name}/{path}", parameters)
-    assert answer.status == status
-    assert message in json.loads(answer.body)["error"]["message"]
 
 
 def test_a_segment_outside_of_the_context_cannot_be_hidden():

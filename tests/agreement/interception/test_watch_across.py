@@ -15,9 +15,9 @@ from telescope import decoding
 from telescope.explorer.library import Library
 from telescope.explorer.run import run_of_recording
 from telescope.layers import LuongAttention, MultiHeadAttention
+from telescope.recording import Recording
 from telescope.recording.attention_call import AttentionCall
 from telescope.recording.recorded_call import KeepOptions
-from telescope.recording.recording import Recording
 
 TARGET = torch.tensor([[0, 8, 21, 4, 5, 9, 11, 2], [0, 3, 3, 40, 11, 17, 17, 5]])  # as many as IDS
 M2M = MARIAN | {"bos_token_id": 2}
@@ -29,12 +29,7 @@ TRANSLATORS = {
     "m2m100": Family("M2M100ForConditionalGeneration", "M2M100Config", M2M),
 }
 KINDS = ("itself", "previous", "far", "same", "induction")
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def assert_recognised(recording, source, target, is_across):

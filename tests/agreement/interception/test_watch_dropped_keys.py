@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -17,12 +17,7 @@ IDS = torch.tensor([[1, 5, 2, 58, 3, 9, 9, 17, 30, 31, 7, 12, 40], [4, 4, 7, 60,
 PADDING = torch.tensor([[1] * 13, [0] * 2 + [1] * 11])
 READ = 9  # unwatched; the window is 4
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def cache_of(model, kind):
@@ -134,7 +129,6 @@ def masks(draw):
     return shape, draw(definitions(shape)).mask, draw(st.integers(0, shape.keys))
 
 
-@settings(max_examples=60)
 @given(masks())
 def test_dropped_keys_are_hidden(drawn):
     shape, mask, gone = drawn

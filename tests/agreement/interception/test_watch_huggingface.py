@@ -11,17 +11,12 @@ from support.watching import KEEPS
 from telescope.interception.huggingface import lazy
 from telescope.interception.huggingface.definition import DefinitionReader
 from telescope.interception.huggingface.interception import InterfaceCall
+from telescope.recording import Recording
 from telescope.recording.attention_call import AttentionCall
-from telescope.recording.recording import Recording
 
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
 BETWEEN = {"atol": 2e-5, "rtol": 1e-4}
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def assert_summary_of(survey, weights, seeing=None):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -97,7 +97,6 @@ def parts(draw):
     return shape, draw(definitions(shape)), torch.tensor(which, dtype=torch.long), draw(seeds)
 
 
-@settings(max_examples=60)
 @given(parts())
 def test_a_definition_restricted_to_queries_computes_what_they_did(drawn):
     shape, attention, which, seed = drawn
@@ -110,7 +109,6 @@ def test_a_definition_restricted_to_queries_computes_what_they_did(drawn):
     assert_close(survey.received, whole.weights[:, :, which].sum(-2), rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=60)
 @given(parts())
 def test_a_definition_without_the_first_keys_keeps_its_meaning(drawn):
     shape, attention, _, seed = drawn

@@ -10,12 +10,7 @@ from support import huggingface
 
 transformers = huggingface.transformers
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 @pytest.fixture(scope="module", params=huggingface.GPTS)
@@ -205,18 +200,15 @@ def test_bert_with_tensor_names_of_2018_loads(bert, tmp_path):
 
 
 def test_every_gpt_survives_a_round_trip(gpt, tmp_path):
-    _, ours = gpt
-    assert_survives_round_trip(ours, tmp_path)
+    assert_survives_round_trip(gpt[1], tmp_path)
 
 
 def test_marian_survives_a_round_trip(marian, tmp_path):
-    _, ours = marian
-    assert_survives_round_trip(ours, tmp_path)
+    assert_survives_round_trip(marian[1], tmp_path)
 
 
 def test_bert_survives_a_round_trip(bert, tmp_path):
-    _, ours = bert
-    assert_survives_round_trip(ours, tmp_path)
+    assert_survives_round_trip(bert[1], tmp_path)
 
 
 def assert_survives_round_trip(ours, tmp_path):

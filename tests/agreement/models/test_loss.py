@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy as theirs
 from torch.nn.functional import linear
 from torch.testing import assert_close
 
-from support.kernels import need_triton
+from support.needs import need_triton
 from telescope.models import loss as module
 from telescope.models.loss import cross_entropy
 

@@ -1,5 +1,7 @@
 """Whole models, compared with PyTorch's own modules of the same weights: the same numbers, with padding."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch.nn.functional import cross_entropy, embedding, linear
 from torch.testing import assert_close
 
 import telescope as ts
+from support import watching
 from telescope.layers import from_torch
 from telescope.models import (
     GPT,
@@ -22,13 +25,7 @@ from telescope.models import (
 BATCH, N, M, V, W, D, HEADS, HIDDEN = 3, 7, 5, 29, 23, 12, 3, 17
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}
 LENGTHS = torch.tensor([7, 4, 1])
-
-
-def filled(module):
-    draw = torch.Generator().manual_seed(7)
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.4, generator=draw)
-    return module.double().eval()
+filled = partial(watching.filled, std=0.4)
 
 
 def ids(length, vocabulary=V, seed=3):

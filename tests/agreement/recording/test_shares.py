@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import telescope as ts
-from support.kernels import need_triton
+from support.needs import need_triton
 from support.strategies import Shape, composite, definitions, normal, seeds, shapes, tensors
 from telescope.attention import Pairs
 from telescope.attention.padding_queries import RealQueries

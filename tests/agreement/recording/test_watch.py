@@ -119,7 +119,6 @@ def some_heads(draw):
     return shape, draw(definitions(shape)), torch.tensor(which), draw(seeds)
 
 
-@settings(max_examples=60)
 @given(some_heads())
 def test_a_definition_restricted_to_heads_computes_what_they_did(drawn):
     shape, attention, which, seed = drawn
@@ -312,7 +311,6 @@ def cut(draw):
     return shape, attention, written, draw(st.booleans()), draw(seeds)
 
 
-@settings(max_examples=60)
 @given(cut())
 def test_calls_in_any_pieces_are_recorded_right(drawn):
     """With growing keys or the same keys, some of them changed in between: every recorded row is what ran."""

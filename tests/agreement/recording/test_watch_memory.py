@@ -16,12 +16,7 @@ from telescope.interception.huggingface.definition import OFFSETS, DefinitionRea
 from telescope.interception.huggingface.masks import MaskOffsets
 
 LEFT_OUT = (type, ModuleType, FunctionType, nn.Module)
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def held_by(*roots):

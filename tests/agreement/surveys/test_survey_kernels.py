@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import telescope as ts
-from support.kernels import need_triton
+from support.needs import need_triton
 from support.strategies import Shape, assert_near, normal, tensors
 from telescope.attention import values
 from telescope.surveys import exact_rows, launch, reference

@@ -9,7 +9,7 @@ from time import sleep
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -137,7 +137,6 @@ def test_every_tile_of_4096_tokens_is_the_matrix(z):
 
 
 @given(st.data(), shapes(), seeds, st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
-@settings(max_examples=60)
 def test_any_head_of_any_definition(data, shape, seed, dtype):
     """One head of one sequence of a call, of random masks, biases and scores; tiles of 4 x 4."""
     with small_blocks() if data.draw(st.booleans()) else nullcontext():

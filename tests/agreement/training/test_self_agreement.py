@@ -6,8 +6,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from torch.testing import assert_close
 
 from support.learning import gpt, luong, pairs, transformer
-from telescope.training import Examples, Training, language, translation
-from telescope.training.batch import IGNORE
+from telescope.training import IGNORE, Examples, Training, language, translation
 from telescope.training.objectives import Learner, agreement_loss, repeat_rows
 
 pytestmark = pytest.mark.usefixtures("on_cpu")

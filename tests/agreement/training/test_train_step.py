@@ -1,22 +1,12 @@
 """The benchmark of training compares implementations of one model: from the same weights all have the same loss."""
 
-from pathlib import Path
-
-import pytest
 import torch
+from benchmarks import train_step as bench
 from torch.nn.functional import cross_entropy, pad
 from torch.testing import assert_close
 
 
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
-    from benchmarks import train_step
-
-    return train_step
-
-
-def test_nano_and_torch_are_the_same_model(bench):
+def test_nano_and_torch_are_the_same_model():
     size = bench.Sizes(2, 7, 12, 2, 3, 100, 1)
     ours, nano, theirs = bench.ours(size).double(), bench.Nano(size).double(), bench.TorchGPT(size).double()
     with torch.no_grad():
@@ -49,7 +39,7 @@ def test_nano_and_torch_are_the_same_model(bench):
         assert_close(other.loss(ids, targets), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_a_step_changes_every_model(bench):
+def test_a_step_changes_every_model():
     size = bench.sizes(torch.device("cpu"), quick=True)
     text = torch.randint(size.words, (size.batch, size.tokens + 1))
     for name in ("telescope", "nanoGPT", "torch.nn"):

@@ -5,7 +5,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
 from torch.testing import assert_close
 
 import telescope as ts
@@ -13,14 +12,7 @@ from telescope.attention.normalizers import ZeroSumError
 from telescope.attention.positions import LinearScaling, Llama3Scaling
 
 nan, inf = torch.nan, torch.inf
-
-
-@pytest.fixture(autouse=True)
-def without_the_shape_checks_of_the_tests():
-    """Users run without the shape checks of the tests: what is shown here is what users see."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def t(*shape, dtype=torch.float32, device="cpu"):

@@ -12,21 +12,13 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
+from benchmarks import explore as bench  # it starts the server and sends requests as these tests do
 
 from support import writers
 from support.exploring import recorded
 
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    """Import the benchmark, which starts the server and sends requests as these tests do."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
-    from benchmarks import explore
-
-    return explore
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +30,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_64_clients_at_once(folder, bench):
+def test_64_clients_at_once(folder):
     """No request is lost, every answer is right, and memory does not grow."""
 
     def paths(dice):
@@ -60,7 +52,7 @@ def test_64_clients_at_once(folder, bench):
     assert printed.mib[1] - printed.mib[0] < 100
 
 
-def test_ctrl_c_frees_the_port(folder, bench):
+def test_ctrl_c_frees_the_port(folder):
     with bench.serving(folder / "long.telescope") as server, bench.Client(server) as client:
         process, port = server.process, int(server.host.rpartition(":")[2])
         assert client.get("/api/v1/runs")[0] == 200  # a line that is still open
@@ -123,7 +115,7 @@ def test_ctrl_c_ends_whatever_is_being_computed(work):
     assert [line.split()[5] for line in logged] == ["499"] * 4
 
 
-def test_a_recording_opens_at_once_and_a_link_leads_to_it(folder, bench):
+def test_a_recording_opens_at_once_and_a_link_leads_to_it(folder):
     with bench.serving(folder / "long.telescope") as server, bench.Client(server) as client:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/s/long/heads\?token=[\w-]{32}", server.link)
         began = monotonic()

@@ -13,11 +13,7 @@ from support.watched import FAMILIES, IDS
 from telescope.interception.huggingface import interception as weights
 from telescope.recording import storage as stores
 
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def test_a_model_that_bypasses_the_interface_is_refused_by_name():

@@ -1,6 +1,5 @@
 """A mistake in the use of a layer is answered in one sentence: the argument, what came, what fits."""
 
-import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -23,11 +22,7 @@ from telescope.layers import (
     from_torch,
 )
 
-
-@pytest.fixture(autouse=True)
-def as_users_run_it(monkeypatch):
-    """Switch off the checks of signatures, which only tests have: the layers' own errors are tested here."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 # -------------------------------------------------------------------------------------------------- building a layer

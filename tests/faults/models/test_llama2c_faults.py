@@ -7,13 +7,7 @@ import torch
 
 import telescope as ts
 from support import llama2c
-
-
-def says(path, *parts):
-    with pytest.raises(ts.LoadError) as caught:
-        ts.load(path)
-    missing = [part for part in parts if part not in str(caught.value)]
-    assert not missing, caught.value
+from support.sentences import load_says as says
 
 
 def header(file, **changed):

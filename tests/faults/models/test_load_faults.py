@@ -6,23 +6,18 @@ import pickle
 import shutil
 import struct
 
-import jaxtyping
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import telescope as ts
 from support import writers
+from support.sentences import load_says as says
 from telescope.models import GPT, GPTConfig
 from telescope.models.saved import build
 
 SHAPE = {"vocabulary": 11, "max_positions": 8, "d_model": 8, "blocks": 2, "heads": 2}
-
-
-@pytest.fixture(autouse=True)
-def as_users_run_it(monkeypatch):
-    """Switch off the checks of types, which only tests have: the configs' own errors are tested here."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +32,6 @@ def whole(tmp_path_factory):
 def saved(whole, tmp_path):
     """Return the folder of a saved model, for a test to break."""
     return shutil.copytree(whole, tmp_path / "saved")
-
-
-def says(path, *parts, **how):
-    """Check that ts.load(path) fails with one sentence that has all the parts."""
-    with pytest.raises(ts.LoadError) as caught:
-        ts.load(path, **how)
-    message = str(caught.value)
-    missing = [part for part in parts if part not in message]
-    assert not missing, message
-    assert "\n" not in message, message
-    assert len(message.replace(str(path), "")) < 330, message
-    assert caught.value.__cause__ is None
-    return message
 
 
 # ---------------------------------------------------------------------------------------------------------- the path

@@ -4,7 +4,6 @@ import pickle
 from copy import deepcopy
 from dataclasses import replace
 
-import jaxtyping
 import pytest
 import torch
 
@@ -22,10 +21,7 @@ from telescope.models import (
     TransformerConfig,
 )
 
-
-@pytest.fixture(autouse=True)
-def as_users_run_it(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 # ---------------------------------------------------------------------------------------------------------- configs

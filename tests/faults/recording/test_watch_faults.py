@@ -3,20 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
 from torch import nn
 
 import telescope as ts
 from support.watching import D, Museum, Translator, filled, hooks_of, sequence
 from telescope.layers import Attend, MultiHeadAttention
 
-
-@pytest.fixture(autouse=True)
-def without_the_shape_checks_of_the_tests():
-    """Users run without the shape checks of the tests: what is shown here is what users see."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 model = filled(Translator(), torch.float32)

@@ -4,21 +4,13 @@ from math import log
 
 import pytest
 import torch
-from jaxtyping import config
 from torch.testing import assert_close
 
 import telescope as ts
 from telescope.surveys import ENGINES, chunked
 
 on_every_engine = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "triton"])
-
-
-@pytest.fixture(autouse=True)
-def without_the_shape_checks_of_the_tests():
-    """Users run without the shape checks of the tests: what is shown here is what users see."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def t(*shape, dtype=torch.float32, device="cpu"):

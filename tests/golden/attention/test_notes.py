@@ -219,20 +219,12 @@ def turn(a, b, angle):
     return a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle)
 
 
-def test_rotary_pairs_halves():
+def test_rotary_rotates_pairs_or_a_fraction_of_the_features():
     features = torch.tensor([1.0, 2.0, 3.0, 4.0])[None, None, None]
     (a, c), (b, d) = turn(1, 3, 5.0), turn(2, 4, 0.05)  # base^(-2/4) = 0.01 turns per step in the second pair
+    neighbours = [*turn(1, 2, 5.0), *turn(3, 4, 0.05)]
     assert ts.rotary()(features, 5).flatten().tolist() == pytest.approx([a, b, c, d])
-
-
-def test_rotary_pairs_neighbours():
-    features = torch.tensor([1.0, 2.0, 3.0, 4.0])[None, None, None]
-    (a, b), (c, d) = turn(1, 2, 5.0), turn(3, 4, 0.05)
-    assert ts.rotary(pairs="neighbours")(features, 5).flatten().tolist() == pytest.approx([a, b, c, d])
-
-
-def test_rotary_rotates_a_fraction_of_the_features():
-    features = torch.tensor([1.0, 2.0, 3.0, 4.0])[None, None, None]
+    assert ts.rotary(pairs="neighbours")(features, 5).flatten().tolist() == pytest.approx(neighbours)
     assert ts.rotary(fraction=0.5)(features, 5).flatten().tolist() == pytest.approx([*turn(1, 2, 5.0), 3, 4])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.pages import HOME, blocks
+from support.repository import HOME, blocks
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 import telescope

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import telescope as ts
-from support import data
+from support.needs import need_data
 
 # of llama2.c's test_all.py: ./run stories260K.bin -z tok512.bin -t 0.0 -n 200
 PUBLISHED = (
@@ -24,7 +24,7 @@ PUBLISHED = (
 
 @pytest.fixture(scope="module")
 def stories():
-    return ts.load(data.folder("stories260K"))
+    return ts.load(need_data("stories260K"))
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def test_sizes_are_those_of_the_header(stories):
 
 
 def test_the_file_itself_can_be_named(stories):
-    again = ts.load(data.folder("stories260K") / "stories260K.bin", dtype=torch.float64)
+    again = ts.load(need_data("stories260K") / "stories260K.bin", dtype=torch.float64)
     assert again.tokenizer is not None
     assert all(torch.equal(a, b.double()) for a, b in zip(again.parameters(), stories.parameters(), strict=True))
 
@@ -74,7 +74,7 @@ def test_the_file_itself_can_be_named(stories):
 
 @pytest.fixture(scope="module")
 def pieces():
-    contents, at, found = (data.folder("stories260K") / "tok512.bin").read_bytes(), 4, []
+    contents, at, found = (need_data("stories260K") / "tok512.bin").read_bytes(), 4, []
     while at < len(contents):
         score, length = struct.unpack_from("<fi", contents, at)
         found.append((contents[at + 8 : at + 8 + length].decode(), score))

@@ -3,11 +3,11 @@
 from test_stories import PUBLISHED
 
 import telescope as ts
-from support import data
+from support.needs import need_data
 
 
 def test_200_tokens_are_the_published_text():
-    model = ts.load(data.folder("stories260K"))
+    model = ts.load(need_data("stories260K"))
     how = {"max_new_tokens": 200, "temperature": 0.0, "end": ()}
     start = [model.special.start]
     (line,) = ts.decoding.generate(model, [start], **how)

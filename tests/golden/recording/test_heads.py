@@ -162,24 +162,18 @@ def test_a_head_that_prefers_the_first_token_to_a_match_is_named_first(back):
     assert head.kind == "first"
 
 
-def test_the_first_token_may_be_what_repeats():
-    """In 1 2 1 3 1 4 1 5 the first token is the earlier occurrence of every repeated one."""
-    model = Made(looks_at(lambda i: 0, 8))
+@pytest.mark.parametrize(
+    ("kind", "ids", "key"),
+    [("first", [1, 2, 1, 3, 1, 4, 1, 5], lambda i: 0), ("previous", [1, 1, 2, 2, 3, 3], lambda i: max(i - 1, 0))],
+)
+def test_a_position_is_not_mistaken_for_a_match(kind, ids, key):
+    """The first token, or the token before, is the earlier occurrence of every repeated one."""
+    model = Made(looks_at(key, len(ids)))
     with ts.watch(model) as recording:
-        model(torch.tensor([[1, 2, 1, 3, 1, 4, 1, 5]]))
+        model(torch.tensor([ids]))
     (head,) = recording.heads()
-    assert (head.first, head.same) == pytest.approx((1.0, 1.0))
-    assert head.kind == "first"
-
-
-def test_a_position_is_not_mistaken_for_a_match():
-    """In 1 1 2 2 3 3 the token before is the earlier occurrence of every repeated one."""
-    model = Made(looks_at(lambda i: max(i - 1, 0), 6))
-    with ts.watch(model) as recording:
-        model(torch.tensor([[1, 1, 2, 2, 3, 3]]))
-    (head,) = recording.heads()
-    assert (head.previous, head.same) == pytest.approx((1.0, 1.0))
-    assert head.kind == "previous"
+    assert (getattr(head, kind), head.same) == pytest.approx((1.0, 1.0))
+    assert head.kind == kind
 
 
 def test_a_sink_besides_the_first_token():

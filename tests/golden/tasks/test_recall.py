@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.data import folder
+from support.needs import need_data
 from telescope.tasks.learning.recall import encode_questions, prepare, score
 from telescope.tasks.learning.recall_data import CutSpans, Lines, corrupt, draw_spans, encode, vocabulary
 from telescope.tasks.learning.registry import read
 from telescope.text.corpora import TextPair
-from telescope.training import Training
-from telescope.training.batch import IGNORE
+from telescope.training import IGNORE, Training
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 PEOPLE = ["Khatchig Mouradian is a writer born in Lebanon .", "Where was ?"]
@@ -91,7 +90,7 @@ def test_answers_must_match_exactly():
 def test_the_recipes_on_the_files_of_the_course(name, parameters, steps):
     """2,937 lines of 254 characters, 2,000 questions: 23 batches of 128 and 8 of 256."""
     recipe = read(RECIPES / f"recall-{name}.toml")
-    work = prepare(recipe, folder("cs224n_a5").parent, None)
+    work = prepare(recipe, need_data("cs224n_a5").parent, None)
     assert sum(parameter.numel() for parameter in work.model.parameters()) == parameters
     assert work.model.config.vocabulary == 256
     assert [work.model.tokenizer.id_to_token(i) for i in range(5)] == ["□", "⁇", "\n", " ", "!"]

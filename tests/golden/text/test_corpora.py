@@ -3,7 +3,7 @@
 import pytest
 
 from support import corpora
-from support.data import DATA, folder
+from support.needs import DATA, need_data
 from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS, TextPair, rename_speakers, tatoeba_split
 from telescope.text.corpus_files import data_folder
 
@@ -93,7 +93,7 @@ def test_where_data_are_looked_for(monkeypatch, tmp_path):
     ],
 )
 def test_counts_of_the_real_corpora(name, where, counts):
-    folder(where)
+    need_data(where)
     languages = ("en", "de") if name in TRANSLATIONS else ()
     read = (TRANSLATIONS | SUMMARIES)[name]
     splits = [read(DATA, split, *languages) for split in ("train", "validation", "test")]
@@ -105,5 +105,5 @@ def test_counts_of_the_real_corpora(name, where, counts):
 
 
 def test_the_real_shakespeare():
-    folder("tiny_shakespeare")
+    need_data("tiny_shakespeare")
     assert [len(TEXTS["tiny-shakespeare"](DATA, split)) for split in ("train", "validation")] == [1003854, 111540]

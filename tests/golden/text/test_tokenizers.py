@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from support import corpora
-from support.data import DATA, folder
+from support.needs import DATA, need_data
 from telescope.models import Special
 from telescope.recording.token_texts import TokenTexts, learn_texts
 from telescope.tasks.learning.sequence_pairs import PairTokenizer
@@ -54,7 +54,7 @@ def test_given_merges():
 
 
 def test_given_merges_are_as_published():
-    folder("multi30k")
+    need_data("multi30k")
     texts = {language: read_lines(DATA / f"multi30k/tok/train.lc.norm.tok.{language}") for language in ("de", "en")}
     tokenizer = bpe_from_merges(read_multi30k_merges(DATA), texts["de"] + texts["en"])
     assert tokenizer.get_vocab_size() == 10126

@@ -4,15 +4,24 @@ import pytest
 
 from telescope.training import Training, learning_rate
 
+FLOOR = {"warmup": 10, "decay": 70, "floor": 0.25}
 
-def rates(steps, **settings):
+
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        # climbs, and falls as the root of the step; to its floor and not below
+        ({"schedule": "inverse-sqrt", "warmup": 4}, {1: 2.0, 2: 4.0, 4: 8.0, 16: 4.0, 64: 2.0}),
+        ({"schedule": "inverse-sqrt", "floor": 0.5}, {100: 4.0}),
+        # a cosine falls to its floor and stays, half-way it is the mean of 8 and 2; or it ends with the run
+        (FLOOR, {5: 4.0, 10: 8.0, 40: 5.0, 70: 2.0, 71: 2.0, 100: 2.0}),
+        ({}, {50: 4.0, 100: 0.0}),
+        ({"schedule": "constant", "warmup": 2}, {1: 4.0, 2: 8.0, 3: 8.0, 99: 8.0}),
+    ],
+)
+def test_rates(settings, rates):
     training = Training(steps=100, rows=1, lr=8.0, **settings)
-    return [learning_rate(step, training, 100) for step in steps]
-
-
-def test_inverse_sqrt_climbs_and_falls_as_the_root_of_the_step():
-    actual = rates([1, 2, 4, 16, 64], schedule="inverse-sqrt", warmup=4)
-    assert actual == pytest.approx([2.0, 4.0, 8.0, 4.0, 2.0])
+    assert {step: learning_rate(step, training, 100) for step in rates} == pytest.approx(rates)
 
 
 def test_inverse_sqrt_is_noam():
@@ -22,20 +31,3 @@ def test_inverse_sqrt_is_noam():
     for step in (1, 7, 39, 40, 41, 100):
         noam = d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
         assert learning_rate(step, training, 100) == pytest.approx(noam)
-
-
-def test_cosine_falls_to_its_floor_and_stays():
-    actual = rates([5, 10, 40, 70, 71, 100], warmup=10, decay=70, floor=0.25)
-    assert actual == pytest.approx([4.0, 8.0, 5.0, 2.0, 2.0, 2.0])  # half-way: the mean of 8 and 2
-
-
-def test_cosine_ends_with_the_run():
-    assert rates([50, 100]) == pytest.approx([4.0, 0.0], abs=1e-12)
-
-
-def test_constant_stays():
-    assert rates([1, 2, 3, 99], schedule="constant", warmup=2) == pytest.approx([4.0, 8.0, 8.0, 8.0])
-
-
-def test_no_schedule_falls_below_its_floor():
-    assert rates([100], schedule="inverse-sqrt", floor=0.5) == pytest.approx([4.0])

@@ -26,7 +26,6 @@ def same(one: ts.Mask, other: ts.Mask, shape: Shape) -> bool:
     return torch.equal(pairs(one, shape), pairs(other, shape))
 
 
-@settings(max_examples=60)
 @given(several())
 def test_masks_are_sets(drawn):
     shape, a, b, c = drawn
@@ -47,7 +46,6 @@ def test_masks_are_sets(drawn):
     assert ~~a == a
 
 
-@settings(max_examples=60)
 @given(several())
 def test_everyone_and_its_complement_are_the_bounds(drawn):
     shape, a, *_ = drawn
@@ -58,7 +56,6 @@ def test_everyone_and_its_complement_are_the_bounds(drawn):
     assert pairs(a | ~a, shape).all()
 
 
-@settings(max_examples=60)
 @given(several(), st.data())
 def test_a_block_is_that_slice_of_the_whole(drawn, data):
     shape, a, b, c = drawn
@@ -72,7 +69,6 @@ def test_a_block_is_that_slice_of_the_whole(drawn, data):
     assert torch.equal(block.expand_as(whole), whole)
 
 
-@settings(max_examples=60)
 @given(several())
 def test_masks_that_are_the_same_for_all_queries_need_one_row(drawn):
     shape, a, b, c = drawn
@@ -82,7 +78,6 @@ def test_masks_that_are_the_same_for_all_queries_need_one_row(drawn):
             assert torch.equal(seen, seen[:, :, :1].expand_as(seen))
 
 
-@settings(max_examples=60)
 @given(several())
 def test_combined_masks_are_equal_by_content(drawn):
     _, a, b, _ = drawn

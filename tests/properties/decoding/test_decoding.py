@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 import telescope as ts
-from support import data
+from support.needs import need_data
 from telescope.decoding import beam, generate, inference_copy, stream
 from telescope.decoding.generate import draw_noise
 from telescope.decoding.sampling import draw, greedy, largest, min_p, temperature, top_k, top_p
@@ -288,7 +288,7 @@ def test_an_incomplete_character_at_the_end_is_replaced(spelling):
 
 def test_text_is_what_follows_the_prompt():
     """With the space between them, which a tokenizer strips where a text begins."""
-    model = ts.load(data.folder("stories260K"))
+    model = ts.load(need_data("stories260K"))
     (line,) = generate(model, "Once upon a time, there", max_new_tokens=6, temperature=0.0)
     assert line.text == " was a little girl"
     assert line.text == "".join(

@@ -17,12 +17,7 @@ from telescope.interception.find_attentions import find_attentions
 from telescope.models import GPT, GPTConfig
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def case(kind):

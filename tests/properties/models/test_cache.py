@@ -1,19 +1,22 @@
 """A cache changes nothing: token by token equals all at once, for every model, padding and shape of the cache."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
 import telescope as ts
+from support import watching
 from telescope.layers import CachePosition, MultiHeadAttention
 from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Transformer, TransformerConfig
 
 N, V, ROOM = 9, 31, 12
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}
 STEPS = [4, 1, 3, 1]
+filled = partial(watching.filled, std=0.3)
 SMALL = {"vocabulary": V, "max_positions": 16, "d_model": 24, "blocks": 2, "heads": 4}
 LLAMA = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "bias": False}
 KINDS = {
@@ -34,13 +37,6 @@ DEFINITIONS = {
     "prefix": ts.Attention(mask=ts.causal | ts.prefix(2)),
 }
 every_kind = pytest.mark.parametrize("kind", [*KINDS, *DEFINITIONS])
-
-
-def filled(module):
-    draw = torch.Generator().manual_seed(7)
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.3, generator=draw)
-    return module.double().eval()
 
 
 def made(kind):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -32,14 +31,7 @@ from telescope.models import (
 )
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def as_users_run_it():
-    """Switch off the checks of types, which only tests have: the configs' own errors are tested here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-        yield
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def small(**options):

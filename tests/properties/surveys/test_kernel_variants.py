@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import telescope as ts
-from support.kernels import need_triton
+from support.needs import need_triton
 from telescope.surveys import compiling, launch_cache
 from telescope.surveys import triton as engine
 from telescope.surveys.cells import grid

@@ -1,4 +1,6 @@
-"""What a `pip install` line brings, and code that runs where nothing else is installed."""
+"""The repository as tests see it: pages and the tools that run them, what a `pip install` line brings, and code that
+runs where nothing else is installed.
+"""
 
 import json
 import subprocess
@@ -9,6 +11,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tools import blocks, names
+
+__all__ = ["HOME", "PROJECT", "blocks", "distributions_of", "names", "requirements_of", "run_with_only"]
 
 HOME = Path(__file__).parents[2]
 PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]

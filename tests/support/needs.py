@@ -1,9 +1,24 @@
-"""Triton kernels in tests: on a GPU, or by triton's interpreter without one."""
+"""What a test needs and a machine may lack: data that are not in the repository, and a triton that runs.
+
+The data lie in a folder beside the repository, or in the one that TELESCOPE_DATA names.
+"""
+
+import os
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 from packaging.version import Version
+
+DATA = Path(os.environ.get("TELESCOPE_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+
+def need_data(name):
+    """Return a folder of data; skip the test where there is none."""
+    if not (DATA / name).is_dir():
+        pytest.skip(f"there is no {DATA / name}; TELESCOPE_DATA says where the data are")
+    return DATA / name
 
 
 def need_triton():
