@@ -36,7 +36,7 @@ class KeepOptions:
     """Of ALSO."""
     sample: bool = False
     """Whether to keep the pooled rows of a few queries of each sequence, with "summaries"; see
-    row_sample.py.
+    measures/row_sample.py.
     """
 
 

@@ -16,9 +16,28 @@ from telescope.attention.restrict import restrict_to_queries
 from telescope.measures import BatchTokens, Places, habit_sums, habits
 from telescope.measures import places as module
 from telescope.measures.habits import NAMES
+from telescope.measures.table import KEY_RULES, AtOffset, FarKeys, FirstToken, TokenMatch
 from telescope.surveys import ENGINES, blocks, fused, launch, reference, survey_unchecked, within
 from telescope.surveys import marks as marked
 from telescope.surveys import triton as engine
+
+
+RULES = [*KEY_RULES.values()]
+
+
+def belongs(rule, j, place, tokens, first, back):
+    """Return whether key j belongs to a habit of the query at this place."""
+    match rule:
+        case AtOffset(offset):
+            return j == place + offset
+        case FirstToken():
+            return j == first
+        case FarKeys():
+            return place - j > back
+        case TokenMatch(0):
+            return tokens[j] == tokens[place] and j < place
+        case TokenMatch(steps):
+            return first + steps <= j < place and tokens[j - steps] == tokens[place]
 
 
 def truth(q, k, attention, positions, ids, first, back=module.FAR):
@@ -32,16 +51,15 @@ def truth(q, k, attention, positions, ids, first, back=module.FAR):
         for row, place in enumerate(positions):
             if place <= first[b]:
                 continue
+            habits = [[belongs(rule, j, place, tokens, first[b], back) for j in range(columns)] for rule in RULES]
             same = [tokens[j] == tokens[place] and j < place for j in range(columns)]
-            followed = [first[b] < j < place and tokens[j - 1] == tokens[place] for j in range(columns)]
-            habits = [[j == at for j in range(columns)] for at in (place, place - 1, first[b])]
-            where = torch.tensor([*habits, same, followed, [place - j > back for j in range(columns)]])
             counts = seen[b, :, row].any(-1)
             again = (seen[b, :, row] & torch.tensor(same)).any(-1) & counts
-            share = weights[b, :, row] @ where.double().T
-            total[b, :, :6] += share * torch.stack([counts] * 3 + [again] * 2 + [counts], 1)
-            total[b, :, 6] += counts
-            total[b, :, 7] += again
+            share = weights[b, :, row] @ torch.tensor(habits).double().T
+            counting = [again if isinstance(rule, TokenMatch) else counts for rule in RULES]
+            total[b, :, :-2] += share * torch.stack(counting, 1)
+            total[b, :, -2] += counts
+            total[b, :, -1] += again
     return total
 
 
