@@ -4,6 +4,7 @@ units.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from errno import ELOOP
 from operator import index
 from typing import Any
 
@@ -82,3 +83,12 @@ def format_bytes(bytes: float) -> str:
         if bytes < 1024:
             return f"{bytes:.1f} {unit}"
     return f"{bytes / 1024:,.1f} GiB"
+
+
+def describe_error(error: Exception) -> str:
+    """Return the reason of a failed system call in a few words."""
+    if isinstance(error, PermissionError):
+        return "no permission"
+    if isinstance(error, OSError) and error.errno == ELOOP:
+        return "its links go in a circle"
+    return str(error.strerror or error).lower() if isinstance(error, OSError) else str(error)

@@ -11,7 +11,7 @@ import telescope as ts
 from support import writers
 from telescope.atlases.batches import encoder_of
 from telescope.decoding import generate
-from telescope.files.panics import PanicError, panics_as_errors
+from telescope.files import PanicError, panics_as_errors
 from telescope.models.saved.tokenizer_file import read_tokenizer
 from telescope.tasks.writing.rewrite import encode_text
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
-from ..files.optional import import_optional
+from ..files import import_optional
 from ..recording.heads import HABITS, Head, Heads, kind_of
 from ..recording.names import list_names
 from ..recording.row_sample import BUCKETS, bucket_limits

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..files.panics import panics_as_errors
+from ..files import panics_as_errors
 from .texts import Text
 
 DEFAULT_LENGTH = 2048  # tokens of a sequence, where the model would take more

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..files.optional import import_optional
+from ..files import import_optional
 
 
 def upload(

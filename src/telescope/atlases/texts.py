@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..files.optional import import_optional
-from ..files.parquet import read_texts
+from ..files import import_optional, read_texts
 from .checksums import checksum, file_checksum
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")

@@ -71,7 +71,7 @@ def atlas(
     import torch
 
     from ..atlases import atlas as make_atlas
-    from ..files.writable import check_can_write
+    from ..files import check_can_write
     from ..models.device import check_device
     from ..tasks.look import open_model
 

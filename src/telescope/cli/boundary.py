@@ -25,8 +25,7 @@ from typing import Any, TextIO
 
 import typer
 
-from ..files.paths import describe_error
-from ..words import one_line
+from ..words import describe_error, one_line
 
 DONE = 0
 FAILED = 1

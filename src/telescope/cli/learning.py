@@ -82,8 +82,8 @@ def recipe(
     """Write a recipe for data of your own: a TOML file with a comment at each setting."""
     from pathlib import Path
 
+    from ..files import check_can_write
     from ..files.atomic import atomic_file
-    from ..files.writable import check_can_write
     from ..tasks.learning.new_recipe import new_recipe
 
     place = Path(file or f"{task}.toml")

@@ -2,14 +2,14 @@
 of one sentence.
 """
 
+import fnmatch
 import json
 import os
 import stat
-from errno import ELOOP
 from pathlib import Path
 from typing import Any
 
-from ..words import closest_name
+from ..words import closest_name, describe_error
 from .errors import LoadError
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -27,7 +27,7 @@ def check_exists(path: str | os.PathLike[str]) -> Path:
             raise LoadError(
                 f"{place} is a link to {os.readlink(place)}, which does not exist"
             ) from None
-        raise LoadError(f"{place} does not exist{_suggestion(place)}") from None
+        raise LoadError(f"{place} does not exist{suggest_name(place)}") from None
     except (OSError, ValueError) as error:
         raise LoadError(f"{place} cannot be read: {describe_error(error)}") from None
     return place
@@ -39,8 +39,8 @@ def is_missing(path: str) -> bool:
         os.lstat(path)
     except FileNotFoundError:
         return True
-    except (OSError, ValueError):
-        return False
+    except (OSError, ValueError):  # not readable, or with characters that no name has
+        pass
     return False
 
 
@@ -87,8 +87,7 @@ def pickle_error(place: Path) -> LoadError:
     """Return the error for a pickle, with the line that converts it to safetensors."""
     return LoadError(
         f"{place} is a pickle, which can run any code when it is opened, so it is not; where you "
-        "trust it, "
-        f'safetensors.torch.save_file(torch.load("{place.name}", weights_only=True), '
+        f'trust it, safetensors.torch.save_file(torch.load("{place.name}", weights_only=True), '
         '"model.safetensors") converts it'
     )
 
@@ -115,19 +114,6 @@ def parse_json(contents: bytes, name: str) -> dict[str, Any]:
     return parsed
 
 
-def describe_error(error: Exception) -> str:
-    """Return the reason of a failed system call in a few words."""
-    if isinstance(error, PermissionError):
-        return "no permission"
-    if isinstance(error, OSError):
-        return (
-            "its links go in a circle"
-            if error.errno == ELOOP
-            else str(error.strerror or error).lower()
-        )
-    return str(error)
-
-
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of a JSON object; a ValueError where a field occurs twice."""
     fields: dict[str, Any] = {}
@@ -138,12 +124,13 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _suggestion(place: Path) -> str:
+def suggest_name(place: Path, pattern: str = "*") -> str:
     """Return '; did you mean "gpt2"?' with the most similar name in the same folder, or an empty
-    string.
+    string; only names that fit `pattern` are suggested.
     """
     try:
-        similar = closest_name(place.name, os.listdir(place.parent))
+        names = os.listdir(place.parent)
     except OSError:
         return ""
+    similar = closest_name(place.name, fnmatch.filter(names, pattern))
     return f'; did you mean "{place.parent / similar}"?' if similar else ""

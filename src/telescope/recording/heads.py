@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from rich.table import Table
 
-from ..files.frames import Columns, Names, frame
+from ..files import Columns, Names, frame
 from ..traces.numbers import round_numbers
 from ..traces.render import FirstThatFits, render_text
 from ..words import hint, index_range, whole_number

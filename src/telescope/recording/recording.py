@@ -9,7 +9,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..attention import Attention
-from ..files.frames import frame
+from ..files import frame
 from ..surveys.extend import Size
 from ..traces.render import render_text
 from ..words import format_bytes, hint

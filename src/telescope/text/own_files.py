@@ -20,7 +20,7 @@ from io import StringIO
 from itertools import chain
 from pathlib import Path
 
-from ..files import parquet
+from ..files import tables as parquet
 from ..words import closest_name, hint, one_line
 from .corpus_files import MAX_BYTES, Split, check_characters, parse_json, read_lines, read_text
 

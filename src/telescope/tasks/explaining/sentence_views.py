@@ -14,7 +14,7 @@ from torch import Tensor
 from ...decoding import Written
 from ...decoding.output import IncrementalDecoder
 from ...decoding.writers import start_token
-from ...files.panics import panics_as_errors
+from ...files import panics_as_errors
 from ...interception.watch import watch
 from ...models import GPT, Model, Transformer
 from ...recording.names import select_layers

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...files.writable import check_can_write
+from ...files import check_can_write
 from ...text.corpus_files import Split, data_folder
 from ...training.processes import uses_gpu
 from ...training.progress import format_counts, format_duration

@@ -10,8 +10,8 @@ from typing import cast, get_args
 
 import torch
 
+from ...files import check_can_write
 from ...files.atomic import atomic_file
-from ...files.writable import check_can_write
 from ...layers.check_sizes import check_choice
 from ...models import load
 from ...models.saved.load import find_model

@@ -9,9 +9,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ... import training
+from ...files import check_can_write
 from ...files.atomic import sync_file
 from ...files.locks import LOCK
-from ...files.writable import check_can_write
 from ...models import Model
 from ...models.saved.tokenizer_file import read_tokenizer
 from ...text.corpus_files import data_folder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ...decoding import Written, beam
-from ...files.panics import panics_as_errors
+from ...files import panics_as_errors
 from ...models import LuongTranslator, Model, Transformer
 
 BATCH = 32
