@@ -93,6 +93,9 @@ def beside(label: str, drawn: Iterable[RenderableType]) -> list[RenderableType]:
     return [f"{label:<10}{line}" if isinstance(line, str) else line for line in drawn]
 
 
+# What only one command needs is imported when it runs: importing torch takes seconds.
+
+
 def load_model(name: str, device: str = "cpu") -> Any:
     """Load a model in float32, whatever its file holds, so that what it writes does not depend on
     the machine.

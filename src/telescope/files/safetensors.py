@@ -45,8 +45,7 @@ class TensorEntry:
         if self.kind not in DTYPES:
             raise LoadError(
                 f'{self.file}: tensor "{self.name}" is {self.kind}; weights are '
-                f"{', '.join(DTYPES)}, "
-                "so quantised weights must be dequantised first"
+                f"{', '.join(DTYPES)}, so quantised weights must be dequantised first"
             )
         return DTYPES[self.kind]
 
@@ -75,7 +74,8 @@ class StoredTensors(Mapping[str, TensorEntry]):
         """
         renamed: dict[str, TensorEntry] = {}
         for name, entry in self.items():
-            if (other := renamed.setdefault(rename(name), entry)) is not entry:
+            other = renamed.setdefault(rename(name), entry)
+            if other is not entry:
                 raise LoadError(
                     f'{entry.file}: tensors "{other.name}" and "{name}" are two names of the same '
                     "tensor"
@@ -89,7 +89,7 @@ class StoredTensors(Mapping[str, TensorEntry]):
         """
         with ExitStack() as stack:
 
-            @cache
+            @cache  # each file is opened once, when the first of its tensors is read
             def open_file(file: Path) -> Any:
                 return stack.enter_context(safe_open(file, "pt"))
 
@@ -162,13 +162,8 @@ def scan_folder(folder: Path) -> StoredTensors:
 
 def scan_file(file: Path) -> StoredTensors:
     """Return the tensors of one file, from its header."""
-    return StoredTensors(
-        file,
-        {
-            name: TensorEntry(file, name, kind, shape)
-            for name, (kind, shape) in read_header(file).items()
-        },
-    )
+    header = read_header(file)
+    return StoredTensors(file, {name: TensorEntry(file, name, *header[name]) for name in header})
 
 
 def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -188,11 +183,14 @@ def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         raise LoadError(
             f"{file}: its header has {length:,} bytes; more than {MAX_HEADER_BYTES:,} are not read"
         )
+    # The header is read by the checks of any other JSON: no field twice, not nested too deep.
     described = paths.parse_json(paths.read_start(file, 8 + length)[8:], f"{file}: its header")
     described.pop("__metadata__", None)
 
+    # Tensors lie one after another, without gaps and without overlap, up to the end of the file.
+    available = size - 8 - length
     spans = {
-        name: _byte_range(f'{file}: tensor "{name}"', entry, size - 8 - length)
+        name: _byte_range(f'{file}: tensor "{name}"', entry, available)
         for name, entry in described.items()
     }
     stop = 0
@@ -203,9 +201,9 @@ def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
                 "free"
             )
         stop = past
-    if stop != size - 8 - length:
+    if stop != available:
         raise LoadError(
-            f"{file} has {size - 8 - length - stop:,} bytes after its last tensor, which its "
+            f"{file} has {available - stop:,} bytes after its last tensor, which its "
             "header does not describe"
         )
     return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in described.items()}
@@ -236,11 +234,11 @@ def _byte_range(tensor: str, entry: Any, available: int) -> tuple[int, int]:
             f"{tensor} should end at byte {past:,}, but only {available:,} are there: the file is "
             "truncated"
         )
-    if prod(shape) * BYTES[kind] != past - start:
+    needed = prod(shape) * BYTES[kind]
+    if needed != past - start:
         raise LoadError(
-            f"{tensor} should be {kind} of shape {list(shape)}, {prod(shape) * BYTES[kind]:,} "
-            "bytes, "
-            f"and has {past - start:,}"
+            f"{tensor} should be {kind} of shape {list(shape)}, {needed:,} bytes, and has "
+            f"{past - start:,}"
         )
     return start, past
 
@@ -257,6 +255,7 @@ def _scan_shards(folder: Path) -> StoredTensors:
         or not all(isinstance(shard, str) for shard in weight_map.values())
     ):
         raise LoadError(f'{index} has no "weight_map" that says in which file each tensor lies')
+    # The index may be hostile: a shard must not lead out of the folder.
     shards = sorted(set(weight_map.values()))
     for shard in shards:
         if (
@@ -267,6 +266,7 @@ def _scan_shards(folder: Path) -> StoredTensors:
             raise LoadError(
                 f"{index} names {shard!r}, which is not a safetensors file in the same folder"
             )
+    # Index and files must agree, in both directions.
     entries: dict[str, TensorEntry] = {}
     for shard in shards:
         for name, entry in scan_file(folder / shard).items():

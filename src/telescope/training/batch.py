@@ -3,7 +3,7 @@ produces them.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from .settings import Training
 
-IGNORE = (
-    -100
-)  # the target of padding and of rows that only fill up a batch: no loss is computed for it
+# The target of padding and of rows that only fill up a batch: no loss is computed for it.
+IGNORE = -100
 
 
 class TextBatch(NamedTuple):
@@ -81,6 +80,7 @@ class Spec(NamedTuple):
     chances: Float[Tensor, "batch n"] | None = None
 
 
+@runtime_checkable
 class Data(Protocol):
     """The interface of training data: `Examples`, `Windows`, `Gapped`, or any class with these
     members.
@@ -130,6 +130,7 @@ def generator(seed: int, epoch: int, device: torch.device | str = "cpu") -> torc
         >>> torch.equal(first, torch.rand(2, generator=generator(seed=0, epoch=3)))
         True
     """
+    # A prime larger than any number of epochs keeps the seeds of two runs apart.
     return torch.Generator(device).manual_seed(1_000_003 * seed + epoch)
 
 
@@ -143,7 +144,7 @@ def process_share(batch: Batch, rank: int, processes: int) -> Batch:
     size = -(-rows // processes)
     own_rows = torch.arange(rank * size, (rank + 1) * size, device=batch[0].device)
     is_padding = own_rows >= rows
-    cut: Any = type(batch)(*(tensor[own_rows.masked_fill(is_padding, 0)] for tensor in batch))
-    cut = cut._replace(targets=cut.targets.masked_fill(is_padding[:, None], IGNORE))
-    share: Batch = cut
-    return share
+    own_rows = own_rows.masked_fill(is_padding, 0)
+    share: Any = type(batch)(*(tensor[own_rows] for tensor in batch))
+    targets = share.targets.masked_fill(is_padding[:, None], IGNORE)
+    return cast(Batch, share._replace(targets=targets))

@@ -11,11 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..files.definitions import check_savable, to_json
-from ..files.locks import locked_folder
-from ..layers.attend import DefinedLayer
+from ..files import locked_folder
 from ..models import Model
-from ..models.model import custom_attention
 from . import checkpoint, processes
 from .batch import Data
 from .checkpoint import Checkpoint
@@ -29,22 +26,15 @@ from .events import (
     Started,
     Stopped,
     Validated,
-    tensorboard,
 )
-from .health import Heads, health
-from .json_log import LOG, json_log
-from .objectives import Learner, Objective
-from .processes import Processes
-from .progress import Clock, terminal_report
+from .health import health
+from .objectives import Criterion, Learner, Objective, Validate, WeightAverage
+from .processes import Processes, StopRequest, stop_error
+from .reports import Clock, default_report
 from .settings import Training, TrainingError, learning_rate
 from .step import TrainingStep
-from .stopping import StopRequest, stop_error
-from .validation import Criterion, Validate, WeightAverage
 
 T = TypeVar("T")
-
-# Settings that may differ when a run is resumed: none of them changes a number.
-FREE_SETTINGS = ("compile", "capture", "shard", "log_every", "watch_every", "save_every")
 
 
 def train(
@@ -158,21 +148,22 @@ class TrainingRun:
         self.out = out
         self.validate = validate
         self.criterion = criterion
-        self.model = deepcopy(model).to(self.device)  # the copy that learns
-        self.model.zero_grad(
-            set_to_none=True
-        )  # gradients of the caller's model must not enter the first step
-        self.eval_model = deepcopy(
-            self.model
-        ).eval()  # validated and returned; validation never touches self.model
-        _check_savable(model)
-        self.identity = _run_identity(model, data, settings)
+
+        # One copy learns; gradients of the caller's model must not enter its first step.
+        self.model = deepcopy(model).to(self.device)
+        self.model.zero_grad(set_to_none=True)
+        # Another copy is validated and returned: validation never touches the one that learns.
+        self.eval_model = deepcopy(self.model).eval()
+
+        self.identity = checkpoint.run_identity(model, data, settings)
         _check_ids(model, data)
         self.data = data.to(self.device)
         per_epoch = -(-len(self.data.batches(settings, 0)) // settings.accumulate)
-        self.steps = per_epoch * settings.epochs if settings.steps is None else settings.steps  # type: ignore[operator]
+        self.steps = settings.steps or per_epoch * (settings.epochs or 1)
 
-        _broadcast_weights(self.model)
+        # Every process begins with the weights of the first.
+        own_weights = self.model.state_dict() if self.processes.is_first else {}
+        processes.load_weights(self.model, own_weights)
         self.step = TrainingStep(
             self.processes, Learner(self.model, objective, settings).train(), settings
         )
@@ -181,9 +172,9 @@ class TrainingRun:
         self.state = RunState()
         self.saved_step = 0
         checkpoint.seed_generators(settings.seed, self.processes.rank)
-        self.report = (
-            _default_report(self.out) if report is None and self.processes.is_first else report
-        )
+        self.report = report
+        if report is None and self.processes.is_first:
+            self.report = default_report(self.out)
         self.clock = Clock()
         self.stop = StopRequest()
 
@@ -212,8 +203,8 @@ class TrainingRun:
             self._emit(Stopped(self.state.step, self.saved_step))
             raise
         weights = self.best_weights if self.best_weights is not None else self._candidate_weights()
-        best_step = self.state.best_step
-        self._emit(Finished(self.state.step, self.state.step if best_step is None else best_step))
+        kept = self.state.step if self.state.best_step is None else self.state.best_step
+        self._emit(Finished(self.state.step, kept))
         processes.load_weights(self.eval_model, weights)
         return self.eval_model
 
@@ -293,11 +284,9 @@ class TrainingRun:
         weights = self._current_weights()
         if self.processes.is_first:
             specs = self.data.batches(self.settings, None)
-            measured = self._evaluate(weights, self._measure_heads(specs[len(specs) // 2]))
+            batch = self.data.take(specs[len(specs) // 2])
+            measured = self._evaluate(weights, lambda model: health(model, batch, self.objective))
             self._emit(HeadsWatched(self.state.step, *measured))
-
-    def _measure_heads(self, spec: Any) -> Callable[[Model], tuple[Heads, Heads]]:
-        return lambda model: health(model, self.data.take(spec), self.objective)
 
     def _evaluate(self, weights: dict[str, Tensor], function: Callable[[Model], T]) -> T:
         """Call the function on the evaluation model with these weights; the random generators are
@@ -339,23 +328,17 @@ class TrainingRun:
         finite.
         """
         weights = processes.gather_weights(self.model)
-        parameters = dict(
-            self.model.named_parameters(remove_duplicate=False)
-        )  # a mask kept as a buffer may hold -inf
-        finite = all(
-            bool(tensor.isfinite().all()) for name, tensor in weights.items() if name in parameters
-        )
+        # Parameters alone: a mask kept as a buffer may hold -inf.
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        finite = all(bool(weights[name].isfinite().all()) for name in parameters)
         self._check_finite(finite, "weights are no longer numbers")
         return weights
 
     def _check_finite(self, finite: bool, problem: str) -> None:
         if not finite:
-            saved = self.saved_step
-            kept = (
-                f"the checkpoint of step {saved:,} is kept"
-                if saved
-                else "there is no checkpoint yet"
-            )
+            kept = "there is no checkpoint yet"
+            if self.saved_step:
+                kept = f"the checkpoint of step {self.saved_step:,} is kept"
             raise TrainingError(
                 f"at step {self.state.step:,} {problem}; {kept}; a lower lr, a longer warmup or "
                 "clip=1.0 usually helps"
@@ -396,14 +379,15 @@ class TrainingRun:
         """Load the last checkpoint of `out`, if there is one; raise a TrainingError if it is that
         of another run.
         """
-        checkpoints: list[Checkpoint] = []  # in the first process, the last checkpoint
+        # The first process reads the checkpoint, and tells the others its JSON.
+        found: list[Checkpoint] = []
 
         def read() -> Mapping[str, Any] | None:
-            found = checkpoint.read(self.out, RunState)
-            if found is None:
+            last = checkpoint.read(self.out, RunState)
+            if last is None:
                 return None
-            checkpoints.append(found)
-            return found.state
+            found.append(last)
+            return last.state
 
         contents = self.processes.in_first(read)
         if contents is None:
@@ -411,56 +395,37 @@ class TrainingRun:
         for difference in checkpoint.differences(self.identity, contents["recipe"]):
             raise TrainingError(
                 f"{self.out} holds a checkpoint of another run: {difference}; choose another "
-                "folder, "
-                "or remove its checkpoints to start anew"
+                "folder, or remove its checkpoints to start anew"
             )
-
-        def check() -> None:
-            checkpoint.check_tensors(checkpoints[0], self.out, self.model)
-
-        self.processes.in_first(check)
+        self.processes.in_first(lambda: checkpoint.check_tensors(found[0], self.out, self.model))
         self.state = RunState(**contents["standing"])
         self.saved_step = self.state.step
-        if (
-            self.processes.is_first
-        ):  # a run that was killed right after it saved has not removed the one before
+        # A run that was killed right after it saved has not removed the checkpoint before.
+        if self.processes.is_first:
             checkpoint.remove_others(self.out, self.saved_step)
-        tensors: Any = checkpoints[0].tensors if checkpoints else {}
+
+        # All that changes a number: weights, optimiser, sums of losses, random generators.
+        tensors: Any = found[0].tensors if found else {}
         processes.load_weights(self.model, tensors.get("weights", {}))
         processes.load_optimiser_state(
             self.model, self.step.optimiser, tensors.get("optimiser", {})
         )
-        self.step.set_sums(self._own_total(contents["totals"]), contents["targets"])
+        # Each process takes its own sum; with more or fewer processes, the first takes all.
+        totals = contents["totals"]
+        if len(totals) == self.processes.count:
+            own_total = totals[self.processes.rank]
+        else:
+            own_total = sum(totals) if self.processes.is_first else 0.0
+        self.step.set_sums(own_total, contents["targets"])
         random = self.processes.broadcast(tensors.get("random"))
         checkpoint.restore_generators(random, self.processes.rank, self.device)
         self.average.restore(self.processes.broadcast(tensors.get("average", {})))
         self.best_weights = self.processes.broadcast(tensors.get("best"))
 
-    def _own_total(self, totals: list[float]) -> float:
-        """Return this process's part of the saved losses: its own, or all in the first if there
-        were more or fewer.
-        """
-        if len(totals) == self.processes.count:
-            return totals[self.processes.rank]
-        return sum(totals) if self.processes.is_first else 0.0
-
     def _emit(self, event: Event) -> None:
         """Pass an event to the report, in the first process."""
         if self.processes.is_first and self.report is not None:
             self.report(event)
-
-
-def _run_identity(model: Model, data: Data, settings: Training) -> dict[str, Any]:
-    """Return all that must be equal for a run to be resumed: settings that change numbers, model
-    and data, as JSON.
-    """
-    training = {
-        name: value for name, value in settings.to_dict().items() if name not in FREE_SETTINGS
-    }
-    config = {"kind": type(model).__name__, **model.config.to_dict()}
-    attention = custom_attention(model)
-    own = {} if attention is None else {"attention": to_json(attention, {})}
-    return {"training": training, "model": config | own, "data": data.describe()}
 
 
 def _check_ids(model: Model, data: Data) -> None:
@@ -471,30 +436,3 @@ def _check_ids(model: Model, data: Data) -> None:
         raise ValueError(
             f"the data has the id {data.largest}; the vocabulary is 0 to {vocabulary - 1}"
         )
-
-
-def _check_savable(model: Model) -> None:
-    """Raise before training, not after it, if an attention definition of the model cannot be
-    saved.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, DefinedLayer):
-            check_savable(f"{name}.attention", module.attention)
-
-
-def _broadcast_weights(model: Model) -> None:
-    """Copy the first process's weights into the model of every process."""
-    for tensor in model.state_dict(keep_vars=True).values():
-        is_other = processes.is_distributed() and torch.distributed.get_rank()
-        processes.broadcast_into(None if is_other else tensor.detach(), tensor)
-
-
-def _default_report(out: Path) -> Report:
-    """Return a report to the terminal, to TensorBoard logs in out/log and to out/log.jsonl."""
-    reports = terminal_report(), tensorboard(out / "log"), json_log(out / LOG)
-
-    def report(event: Event) -> None:
-        for each in reports:
-            each(event)
-
-    return report

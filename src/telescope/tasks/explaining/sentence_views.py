@@ -22,8 +22,14 @@ from ...recording.recording import Recording
 from ...recording.watched import Watched
 from ...traces.trace import Trace
 from ...traces.whole_words import Span, Words
-from ..writing.rewrite import check_rewrites, do_not_split, encode_text, max_source_tokens, rewrite
-from ..writing.write_on import encode_prompt
+from ..writing import (
+    check_rewrites,
+    do_not_split,
+    encode_prompt,
+    encode_text,
+    max_source_tokens,
+    rewrite,
+)
 
 
 @dataclass(frozen=True, eq=False)
