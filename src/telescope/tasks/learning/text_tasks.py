@@ -228,7 +228,7 @@ LARGEST_LOSS = 700.0  # nats per token; the perplexity of larger losses overflow
 
 
 @dataclass(frozen=True)
-class RunningText(OwnData):
+class TextData(OwnData):
     """The table [data]: one long text, of a corpus or of files of one's own."""
 
     text: str | None = None  # the column of texts, where the file is a table
@@ -255,7 +255,7 @@ class TextTokenizer(Config):
     def check(self) -> None:
         check_vocabulary_size(self.size)
 
-    def learn(self, data: Path, corpus: RunningText) -> Tokenizer:
+    def learn(self, data: Path, corpus: TextData) -> Tokenizer:
         """Return a new tokenizer, trained on the corpus."""
         if self.kind == "bpe":
             lines = corpus.read(data, "train").splitlines(keepends=True)
@@ -270,7 +270,7 @@ class GenerateRecipe(Recipe):
     its loss.
     """
 
-    data: RunningText
+    data: TextData
     tokenizer: TextTokenizer
     model: Shape
     training: Training
