@@ -75,6 +75,7 @@ def _epilog(command: str) -> str:
     return f"\b\nExamples:{lines}"
 
 
+# No markup: brackets in a help text are brackets. In the order in which --help lists them.
 app = typer.Typer(rich_markup_mode=None)
 for command in (
     explain,
@@ -128,5 +129,6 @@ def _run_command() -> int | None:
     if sys.argv[1:] == ["--version"]:
         print(VERSION)
         return None
+    # Errors come to boundary.py, instead of being printed by typer.
     code: int | None = app(standalone_mode=False)
     return code

@@ -1,5 +1,5 @@
-"""telescope train | evaluate | new recipe | atlas | compare: commands that take long, and what reads
-the folders that they leave.
+"""telescope train | evaluate | new recipe | atlas | compare: commands that take long, and what
+reads the folders that they leave.
 """
 
 import os
@@ -52,6 +52,7 @@ def train(
     """Train the model of a recipe. The same command continues a run that was stopped."""
     from ..tasks.learning import train as training
 
+    # The command line counts more than the recipe.
     chosen = training.override(training.read(recipe), seed=seed, steps=steps, watch=watch)
     if check:
         for line in training.check(chosen, data=data, out=out):
@@ -89,6 +90,7 @@ def recipe(
     from ..files import atomic_file, check_can_write
     from ..tasks.learning.new_recipe import new_recipe
 
+    # Check first, write last: a mistake leaves no half of a file.
     place = Path(file or f"{task}.toml")
     check_can_write(place)
     text = new_recipe(task, str(place), train=train, source=source, target=target, data=data)
@@ -132,6 +134,7 @@ def evaluate(
     """
     from ..tasks.learning import evaluate as evaluation
 
+    # The two halves run on different machines: one with a GPU, one with the metrics.
     if predict and score:
         raise ValueError(
             "--predict and --score are the two halves of evaluate; leave both out to run the whole"
@@ -155,6 +158,7 @@ def evaluate(
             print(f"{result.recipe}   {split} ({result.answers:,})   {figures}", flush=True)
     if as_json and results:
         print_json([asdict(result) for result in results], indent=1)
+    # Several folders are runs of one recipe with different seeds.
     elif len(results) > 1:
         spread = evaluation.spread(results).items()
         figures = "   ".join(
@@ -231,8 +235,10 @@ def atlas(
     # Each process of a machine has its own GPU.
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    # Before the model is loaded, which takes long: can it run, and can the result be kept?
     computes_on = check_device(device)
     check_can_write(out, name="--out")
+    # Each process loads the whole model and reads its part of the texts.
     loaded, tokenizer = open_model(model)
     loaded = loaded.to(device=computes_on, dtype=dtypes[dtype]).eval()
     is_number = layers is not None and layers.lstrip("-").isdecimal()
@@ -262,6 +268,7 @@ def atlas(
         print_json({"texts": found.texts, "tokens": found.tokens, "heads": [*found.rows()]})
         return
     print_all([found], plain)
+    # A corpus may have thousands of broken texts; a few tell what is wrong.
     for sentence in [*found.skipped.values()][:5]:
         print(f"telescope: skipped {sentence}", file=sys.stderr)
     print(f"saved as {out}")
@@ -301,6 +308,7 @@ def _reporter() -> Callable[[Any], None]:
         nonlocal last
         now = monotonic()
         on_terminal = sys.stderr.isatty()
+        # A log file gets a line a minute, a terminal five a second.
         if now - last < (0.2 if on_terminal else 60.0):
             return
         last = now
@@ -310,7 +318,8 @@ def _reporter() -> Callable[[Any], None]:
         skipped = f"  {progress.skipped:,} skipped" if progress.skipped else ""
         line = (
             f"{progress.texts:,} texts  {progress.tokens:,} tokens  "
-            f"{progress.tokens_per_second:,.0f} tokens/s  {bar} {progress.done:.0%}  {left}{skipped}"
+            f"{progress.tokens_per_second:,.0f} tokens/s  {bar} {progress.done:.0%}  "
+            f"{left}{skipped}"
         )
         print(line, end="\r" if on_terminal else "\n", file=sys.stderr, flush=True)
 

@@ -61,6 +61,7 @@ def translate(
     edits = read_edits(mute, hide)
     loaded = load_model(model, device)
     lines = _read_lines(text or [])
+    # A person who types waits for each line; a file is translated in batches.
     while batch := list(islice(lines, 1 if _is_typed(text or []) else LINES)):
         # All lines by the model as it is, then all by the edited one; printed line by line.
         results = []
@@ -178,6 +179,7 @@ def recall(
     from ..tasks.learning.recall import answer_questions, as_question
 
     loaded = load_model(model, device)
+    # All names before the first answer: they are answered in batches.
     questions = [as_question(line.strip()) for line in _read_lines(name or []) if line.strip()]
     for question, answer in zip(questions, answer_questions(loaded, questions), strict=True):
         if as_json:
@@ -260,6 +262,7 @@ def _stdin_is_terminal() -> bool:
 
 def _arguments_or_stdin(arguments: Sequence[str]) -> Sequence[str | None]:
     """Return the arguments, or None alone, which stands for standard input."""
+    # What was read is gone: a second "-" would be empty.
     if list(arguments).count("-") > 1:
         raise ValueError('"-" is given twice; standard input can be read once')
     return arguments or (None,)
@@ -270,9 +273,9 @@ def _open_argument(argument: str | None) -> Iterator[IO[str]]:
     """Open an argument as a stream: a text, or the name of a file; `-` and None are standard
     input.
     """
+    name = "standard input"
     try:
         if argument is None or argument == "-":
-            name = "standard input"
             yield _open_stdin(argument)  # which is not closed: it is the process's
         else:
             name = argument
@@ -290,6 +293,7 @@ def _open_stdin(argument: str | None) -> IO[str]:
         raise ValueError(
             'there is nothing to read; give a text in quotes, a file, or "-" for a pipe'
         )
+    # utf-8-sig, as for files: Windows puts a mark before the text.
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig")
     return sys.stdin
@@ -304,6 +308,7 @@ def _open_file_or_text(text: str) -> IO[str]:
     except (OSError, ValueError):
         # Too long for a file's name, or with characters that no name has: a text.
         return StringIO(text)
+    # A misspelt file would otherwise be translated as a text.
     if LIKE_A_FILE.fullmatch(text):
         raise ValueError(f'there is no file "{text}"; if that is a text, send it through a pipe')
     return StringIO(text)

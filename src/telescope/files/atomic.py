@@ -1,5 +1,5 @@
-"""Write files and folders as a whole or not at all, and find out before long work whether they can be
-written: a new folder is filled next to its destination, and renamed once everything is on disk.
+"""Write files and folders as a whole or not at all, and find out before long work whether they can
+be written: a new folder is filled next to its destination, and renamed once everything is on disk.
 """
 
 import ctypes
@@ -299,7 +299,7 @@ def sync_file(path: Path) -> None:
         os.close(opened)
 
 
-# --------------------------------------------------------------------------- before long work starts
+# -------------------------------------------------------------------------- before long work starts
 
 
 def check_can_write(path: str | os.PathLike[str], *, size: int = 0, name: str = "") -> None:

@@ -44,6 +44,7 @@ VALUE_CLASSES: dict[str, type[Value]] = {
     and kind.__module__ == module.__name__
     and kind.__name__ not in _NOT_SAVED
 } | {"Attention": Attention}
+# Functions have names in files: nothing that is read is ever executed.
 NORMALIZERS = {"softmax": softmax, "by_sum": by_sum}
 MAX_DEPTH = 32  # levels of nesting that are read; definitions that are saved have a handful
 MAX_INT = 2**62  # whole numbers must be smaller: the sum of two still fits into a tensor's int64
@@ -71,7 +72,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value
     # By identity: a class of the user's own may have the name of one of ours.
     if VALUE_CLASSES.get(type(value).__name__) is type(value):
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
+        parts = {name: getattr(value, name) for name in _field_types(type(value))}
         functions = [
             part for part in parts.values() if callable(part) and not isinstance(part, Value)
         ]

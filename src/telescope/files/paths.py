@@ -12,6 +12,7 @@ from typing import Any
 from ..words import closest_name, describe_error
 from .errors import LoadError
 
+# Files that torch.load opens, which may run code.
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -21,6 +22,7 @@ def check_exists(path: str | os.PathLike[str]) -> Path:
     """
     place = Path(path)
     try:
+        # stat, not exists: it tells why a path cannot be used.
         place.stat()
     except FileNotFoundError:
         if place.is_symlink():
@@ -66,6 +68,7 @@ def check_is_file(place: Path) -> Path:
 
 def read_bytes(place: Path, *, at_most: int) -> bytes:
     """Return the contents of a file; a LoadError where the file has more than `at_most` bytes."""
+    # The size that a file claims may be wrong, as that of /proc is: read one byte more.
     contents = read_start(place, at_most + 1)
     if len(contents) > at_most:
         raise LoadError(
@@ -102,6 +105,7 @@ def read_json(place: Path) -> dict[str, Any]:
 def parse_json(contents: bytes, name: str) -> dict[str, Any]:
     """Return the JSON object in `contents`; `name` is the name of the file, for errors."""
     try:
+        # Of two equal fields json.loads keeps the last; another reader may keep the first.
         parsed = json.loads(contents.decode("utf-8"), object_pairs_hook=_reject_duplicates)
     except RecursionError:
         raise LoadError(f"{name} is not JSON that can be read: it is nested too deep") from None

@@ -25,6 +25,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
+# Of weights; and the size of each dtype that the format has.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1}
 BYTES |= {f"{kind}{bits}": bits // 8 for kind in "IU" for bits in (8, 16, 32, 64)}
@@ -113,6 +114,7 @@ class TensorsInMemory(StoredTensors):
     """Tensors that were read from a file of another format."""
 
     def __init__(self, source: Path, tensors: dict[str, Tensor]) -> None:
+        # The dtypes that weights can have: a reader of another format makes these.
         kinds = {dtype: kind for kind, dtype in DTYPES.items()}
         entries = {
             name: TensorEntry(source, name, kinds[tensor.dtype], tuple(tensor.shape))
@@ -149,6 +151,7 @@ def scan_folder(folder: Path) -> StoredTensors:
     """Return the tensors of a folder: of model.safetensors or, where there is an index instead, of
     all its files.
     """
+    # The single file first: that is what Telescope writes.
     names = paths.list_names(folder)
     if WEIGHTS_FILE in names:
         return scan_file(folder / WEIGHTS_FILE)
@@ -172,6 +175,7 @@ def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     The format: 8 bytes with the length of the header, the header as JSON, then the tensors without
     gaps.
     """
+    # The length is checked before so many bytes are read.
     size = paths.check_is_file(file).stat().st_size
     length = int.from_bytes(paths.read_start(file, 8), "little")
     if size < 8 or length > size - 8:
@@ -217,6 +221,7 @@ def _byte_range(tensor: str, entry: Any, available: int) -> tuple[int, int]:
     available  the number of bytes after the header
     """
     match entry:
+        # Python has whole numbers of any size; tensors have those below 2**63, and few axes.
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [start, past]} if (
             len(entry) == 3
             and len(shape) < 9
@@ -292,6 +297,7 @@ def tensor_checksum(tensor: Shaped[Tensor, "..."]) -> int:
     detected too.
     """
     description = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    # The bytes as they are in memory, without a copy.
     numbers = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
     return crc32(numbers, crc32(description.encode()))
 
@@ -300,5 +306,6 @@ def manifest_checksum(manifest: dict[str, Any]) -> int:
     """Return the CRC-32 of a manifest's content, independent of its layout and without its field
     "crc32".
     """
+    # Sorted and without spaces: a file that was formatted anew has the same checksum.
     rest = {name: value for name, value in manifest.items() if name != "crc32"}
     return crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())

@@ -1,5 +1,5 @@
-"""Checks of lessons 1 to 7: one attention, its weights, its scale, its geometry, its masks, and what
-one head reads.
+"""Checks of lessons 1 to 7: one attention, its weights, its scale, its geometry, its masks, and
+what one head reads.
 """
 
 from collections.abc import Sequence
@@ -112,6 +112,7 @@ def negative_weight(row: Sequence[float] | Tensor) -> None:
             "reason for softmax"
         )
     weights = numbers / numbers.sum()
+    # Weights sum to 1: if none is negative, none is above one.
     if bool((weights >= 0).all()):
         raise WrongAnswer(
             f"the weights are {weights.tolist()}, all from 0 to 1; a score must have the other sign"
@@ -133,6 +134,7 @@ def negative_weight(row: Sequence[float] | Tensor) -> None:
 @exercise("attention", "agrees with ts.attend")
 def attention_of() -> Cases:
     """Check attention(x, W_q, W_k, W_v): softmax(q k^T / √d_k) v."""
+    # Sizes that are all different in one of the two: a mixed-up one is noticed.
     for n, d, d_k, d_v in ((6, 3, 2, 2), (5, 4, 3, 6)):
         x = normal(n, d)
         W_q = normal(d, d_k, seed=1)
@@ -176,6 +178,7 @@ def even_weights(W_k: Tensor) -> None:
     k = (x @ W_k)[None, None]
     weights = trace(normal(1, 1, 6, W_k.shape[1]), k, k).weights[0, 0]
     if not torch.allclose(weights, torch.full_like(weights, 1 / 6), atol=1e-4):
+        # The place that is farthest from even, as query and key.
         i, j = divmod(int((weights - 1 / 6).abs().argmax()), 6)
         raise WrongAnswer(
             f"query {i} gives key {j} the weight {weights[i, j]:.3f}, not 1/6: are all keys the "
@@ -273,6 +276,7 @@ def towards(x: Tensor) -> None:
     river = torch.tensor([0.0, 2.0, 0.0])
     if not isinstance(x, Tensor) or x.shape != (3,):
         raise WrongAnswer("bank should be a vector of three numbers")
+    # The words themselves are queries, keys and values.
     tokens = torch.stack([money, river, x])[None, None]
     moved = trace(tokens, tokens, tokens).context[0, 0, 2]
     near, far = ((moved - word).norm().item() for word in (money, river))
@@ -291,11 +295,13 @@ def causal_mask(function: Solution) -> None:
     """Check causal_mask(queries, keys): True where a query may see a key; the last query sees the
     last key.
     """
+    # A whole text, several new tokens after a cache, and one.
     for queries, keys in ((4, 4), (2, 5), (1, 3)):
         right = causal_matrix(queries, keys)
         strict = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries - 1)
         top_left = torch.ones(queries, keys, dtype=torch.bool).tril()
         found = call("causal_mask", function, queries, keys)
+        # 0 and 1 would pass the comparison, and fail in ~mask.
         if isinstance(found, Tensor) and found.dtype != torch.bool:
             raise WrongAnswer(
                 f"causal_mask holds {found.dtype}; True and False say who may see, so use "
@@ -352,6 +358,7 @@ def two_readings(function: Solution) -> None:
     """Check query_for(target): a query, of the features of the telescope sentence, that reads one
     word.
     """
+    # One key for each feature of the sentence.
     features = torch.eye(6)
     for target, name in ((1, "subject"), (3, "object")):
         query = as_tensor(call("query_for", function, target))
@@ -378,6 +385,7 @@ def reads(function: Solution) -> None:
     """Check reads(weights, even): which of two words gets more than even, and more so than the
     other; else None.
     """
+    # The second list: what each word would get if all tokens got the same.
     cases = [
         (([0.5, 0.1], [0.1, 0.1]), 0),
         (([0.1, 0.5], [0.1, 0.1]), 1),

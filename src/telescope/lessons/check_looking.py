@@ -37,6 +37,7 @@ def attend_in_blocks(function: Solution) -> None:
     k[7] *= 6  # the largest score comes late: what was summed before has to be rescaled
     right = attend(q[None, None], k[None, None], v[None, None])[0, 0]
     raw = q @ k.mT / sqrt(8)
+    # What one gets without rescaling: a softmax for each block of three keys.
     each = torch.stack([raw[:, i : i + 3].softmax(-1) @ v[i : i + 3] for i in range(0, 10, 3)])
     compare(
         "attend_in_blocks",
@@ -88,6 +89,7 @@ def received() -> Cases:
     """
     q = normal(9, 4)
     k = normal(7, 4, seed=1)
+    # top=0: only the sums are compared.
     seen = survey(q[None, None], k[None, None], top=0)
     assert seen.lse is not None
     raw = q @ k.mT / 2
@@ -130,6 +132,7 @@ def previous_share() -> Cases:
     """Check previous_share(weights): the mean weight that queries, from the second on, give to the
     token before.
     """
+    # Three heads with random causal weights.
     weights = normal(3, 6, 6).masked_fill(~causal_matrix(6, 6), -torch.inf).softmax(-1)
     before = weights.diagonal(-1, 1, 2)
     right = before.mean(-1)
@@ -191,6 +194,7 @@ def muted() -> Cases:
         (x[0] @ w[name]).reshape(5, 4, 2).transpose(0, 1)[None] for name in ("W_q", "W_k", "W_v")
     )
     context = attend(q, k, v)[0]
+    # The first head and one in the middle: off by one is noticed.
     for off in (0, 2):
         kept = context.clone()
         kept[off] = 0.0
@@ -221,6 +225,7 @@ def hidden() -> Cases:
     o_g = raw[:, group].softmax(-1) @ v[group]
     lse = raw.logsumexp(-1)
     lse_g = raw[:, group].logsumexp(-1)
+    # The share of the weight that the group had.
     a = (lse_g - lse).exp()[:, None]
     others = [0, 1, 5, 6, 7, 8]
     yield Case(
@@ -246,6 +251,7 @@ def carried() -> Cases:
     values = normal(3, 6, 2, seed=1)
     W_o = normal(3, 2, 5, seed=2)
     values[:, 0] *= 0.01  # a key that is looked at and carries nothing
+    # What each key of each head would add to the residual stream, as a length.
     norms = (values @ W_o).norm(dim=-1)
     right = (weights * norms[:, None]).sum((0, 1))
     without_W_o = (weights * values.norm(dim=-1)[:, None]).sum((0, 1))

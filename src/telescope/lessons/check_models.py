@@ -71,6 +71,7 @@ def multi_head() -> Cases:
     w = matrices(layer)
     q, k, v = (x[0] @ w[name] for name in ("W_q", "W_k", "W_v"))
     heads = [tensor.reshape(5, 2, 4).transpose(0, 1)[None] for tensor in (q, k, v)]
+    # The same by hand, so that each step can be left out or done wrongly.
     context = attend(heads[0], heads[1], heads[2])[0].transpose(0, 1).reshape(5, 8)
     scaled = attend(heads[0], heads[1], heads[2], Attention(scale=1 / sqrt(8)))[0]
     wide = scaled.transpose(0, 1).reshape(5, 8) @ w["W_o"]
@@ -186,6 +187,7 @@ def synthesizer() -> Cases:
     )
     x = normal(1, 5, 4)
     with torch.no_grad():
+        # Numbers that count in B and b2; W_O and the bias of V are no part of this exercise.
         layer.B.normal_()
         assert layer.b2 is not None
         layer.b2.normal_()
@@ -302,6 +304,7 @@ def encoder_block() -> Cases:
         before = other(x)[0]
         attended = block.self_attention(x)
         no_residual = norm(block.feed_forward(norm(attended, (8,))), (8,))[0]
+        # The feed-forward network as two products without the ReLU between them.
         linear = norm(x + attended, (8,))
         w = matrices(block)["feed_forward"]
         flat = norm(linear + linear @ w["W_1"] @ w["W_2"], (8,))[0]
@@ -332,6 +335,7 @@ def decoder_block() -> Cases:
     memory = normal(1, 6, 8, seed=5)
     with torch.no_grad():
         right = block(y, memory)[0]
+        # The same weights without the mask, then with the wrong memory.
         masked.attention = Attention()
         seeing = block(y, memory)[0]
         masked.attention = Attention(mask=causal)
@@ -397,6 +401,7 @@ def gpt() -> Cases:
         GPTConfig(vocabulary=11, max_positions=16, d_model=8, blocks=2, heads=2, bias=False)
     ).eval()
     with torch.no_grad():
+        # Larger weights than a new model has: with small ones every mistake gives nearly the same.
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.normal_(std=0.4)

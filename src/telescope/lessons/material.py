@@ -52,6 +52,7 @@ def call(name: str, function: Solution, *arguments: Any, optional: bool = False)
 
 def given(name: str, value: Any) -> None:
     """Raise a WrongAnswer where the reader has not replaced the three dots of an exercise yet."""
+    # The page of an exercise says `answer = ...`.
     if value is ...:
         raise WrongAnswer(f"{name} is not given yet: replace the three dots by your answer")
 
@@ -92,6 +93,7 @@ def compare(
         if found.shape == wrong.shape and _near(found, wrong, tolerance):
             raise WrongAnswer(f"{name}: {sentence}")
     if found.shape != right.shape:
+        # The most usual reason of a wrong shape.
         turned = found.ndim >= 2 and found.mT.shape == right.shape
         hint = "; it looks transposed" if turned else ""
         raise WrongAnswer(
@@ -104,13 +106,16 @@ def compare(
             f"{name} has NaN at {_place(found.isnan())}: look for 0 / 0, or a softmax over nothing "
             "but -inf"
         )
+    # Of a square matrix the shape does not tell.
     if found.ndim >= 2 and found.shape[-1] == found.shape[-2] and _near(found.mT, right, tolerance):
         raise WrongAnswer(f"{name} is transposed: queries are rows, keys are columns")
+    # A missing √d_k, a sum for a mean: all numbers are off by one factor.
     ratio = _constant_ratio(found, right)
     if ratio is not None:
         raise WrongAnswer(
             f"{name} is {ratio:.4g} times too large everywhere: a factor is missing or too many"
         )
+    # Nothing is known about the mistake: show the place where it is largest.
     difference = (found - right).abs()
     where = int(difference.argmax())
     raise WrongAnswer(

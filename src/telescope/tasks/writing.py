@@ -114,7 +114,7 @@ def max_source_tokens(model: Model) -> int:
     return int(model.config.to_dict().get("max_positions", LONGEST))
 
 
-# --------------------------------------------------------------------------------- parts of a text
+# ---------------------------------------------------------------------------------- parts of a text
 
 END = re.compile(r"[.!?…。！？]+[\"'”’»)\]]*(?=\s)|[。！？]")
 # A full stop after these ends no sentence: titles, abbreviations, initials, and numbers of days.
@@ -174,7 +174,7 @@ def _halve(sentence: str, fits: Fits) -> list[str]:
     return [*_halve(sentence[:cut].strip(), fits), *_halve(sentence[cut:].strip(), fits)]
 
 
-# ------------------------------------------------------------------------------ continuing a text
+# -------------------------------------------------------------------------------- continuing a text
 
 
 def stream_text(
@@ -237,6 +237,7 @@ def encode_prompt(model: Model, prompt: str) -> list[int]:
     """
     _check_tokenizer(model)
     start = model.special.start
+    # A GPT predicts from at least one token.
     ids = encode_text(model, prompt) or ([start] if start is not None else encode_text(model, "\n"))
     if not ids:
         raise ValueError(

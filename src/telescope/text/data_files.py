@@ -42,7 +42,7 @@ LONE_SURROGATE = re.compile("[\\ud800-\\udfff]")  # in a str of Python every sur
 DEFAULT_FOLDERS = ("data", "shared/data", "../shared/data")
 
 
-# ------------------------------------------------------------------------------- where the data lies
+# ------------------------------------------------------------------------------ where the data lies
 
 
 def data_folder(given: str | os.PathLike[str] | None = None) -> Path:
@@ -76,13 +76,14 @@ def find_file(data: Path, name: str) -> Path:
     for place in places:
         if place.is_file() or place.with_name(f"{place.name}.gz").is_file():
             return place
+    # A folder of this name is the likelier mistake than a misspelt file.
     for place in places:
         if place.is_dir():
             raise ValueError(f"{place} is a folder; name a file in it")
     raise ValueError(f"there is no file {name}, here or in {data}{suggest_name(places[0])}")
 
 
-# ----------------------------------------------------------------------------- what a recipe reads
+# ------------------------------------------------------------------------------ what a recipe reads
 
 
 def read_rows(
@@ -103,6 +104,7 @@ def read_rows(
         rows: Iterable[Row] = read_parallel(*files)
     else:
         rows = _read_table(find_file(data, name), columns)
+    # White space around a text is no part of it, and a row of spaces is empty.
     stripped = [tuple(cell.strip() for cell in row) for row in rows]
     texts = [row for row in stripped if all(row)]
     if left_out is not None:
@@ -189,7 +191,9 @@ def _read_cells(file: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the place and the cells of each line. In TSV a quote is a character; in CSV it encloses
     a cell.
     """
+    # No quoting in TSV: a single quote in a text would swallow the lines after it.
     tabs = _ending(file) == ".tsv"
+    # Excel begins a file with a mark of its encoding.
     text = read_text(file).removeprefix("\ufeff")
     if tabs:
         reader = csv.reader(text.split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -299,7 +303,7 @@ def _read_parquet(file: Path, columns: Sequence[str]) -> Iterator[Row]:
         raise ValueError(f"{file} {problem}") from None
 
 
-# ---------------------------------------------------------------------------------------- plain text
+# --------------------------------------------------------------------------------------- plain text
 
 
 def read_text(file: Path) -> str:
@@ -311,6 +315,7 @@ def read_text(file: Path) -> str:
     if not path.is_file():
         raise ValueError(f"{path} cannot be read: it is not a file")  # opening a pipe would block
     try:
+        # One byte more than is allowed: longer files are noticed without being read.
         with gzip.open(path) if path is packed else path.open("rb") as opened:
             contents = opened.read(MAX_BYTES + 1)
         if len(contents) > MAX_BYTES:

@@ -97,6 +97,7 @@ def train_bpe(
     # Words to be kept whole are repeated so often that their merges are among the first.
     repeated = (" ".join([word] * WHOLE_COUNT) for word in whole)
     tokenizer.train_from_iterator(chain(texts, repeated), trainer)
+    # Whether the vocabulary was large enough is seen only afterwards.
     cut = [word for word in whole if len(tokenizer.encode(word, add_special_tokens=False).ids) > 1]
     if cut:
         raise ValueError(
@@ -121,10 +122,12 @@ def bpe_from_merges(lines: Sequence[str], texts: Iterable[str]) -> Tokenizer:
             f'the codes begin with "{header}"; those of subword-nmt begin with "#version: 0.2"'
         )
     merges = [(left, right) for left, _, right in (line.partition(" ") for line in merge_lines)]
+    # Each letter within a word and at its end: merges start from these.
     letters = sorted({letter for text in texts for letter in text} - {" "})
     pieces = [piece for letter in letters for piece in (letter, letter + WORD_END)]
     pieces += [piece for left, right in merges for piece in (left, right, left + right)]
     vocabulary = dict(SPECIAL_IDS)
+    # Letters first, then pieces in the order of their merges: each gets the next free id.
     for piece in pieces:
         vocabulary.setdefault(piece, len(vocabulary))
     tokenizer = Tokenizer(
@@ -190,6 +193,7 @@ def encode_with_dropout(
     for encoding in tokenizer.encode_batch(list(texts)):
         ids: list[int] = []
         tokens = zip(encoding.word_ids, encoding.ids, strict=True)
+        # Special tokens belong to no word.
         for word, word_tokens in groupby(tokens, key=lambda token: token[0]):
             pieces = tuple(piece for _, piece in word_tokens)
             ids += pieces if word is None else splitter.split(pieces)
@@ -241,5 +245,6 @@ class _WordSplitter:
             ]
             if not possible:
                 return pieces
+            # The merge that was learnt first, the leftmost of several.
             _, i = min(possible)
             pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]

@@ -45,8 +45,8 @@ class PairBatch(NamedTuple):
         >>> from telescope.training import Examples, Training
         >>> data = Examples([[5, 6, 7]], [[1, 7, 6, 5, 2]])
         >>> batch = data.take(data.batches(Training(steps=1, rows=1), epoch=None)[0])
-        >>> batch.source[0, :3].tolist(), batch.target[0, :4].tolist(), batch.targets[0, :4].tolist()
-        ([5, 6, 7], [1, 7, 6, 5], [7, 6, 5, 2])
+        >>> [part[0, :4].tolist() for part in (batch.source, batch.target, batch.targets)]
+        [[5, 6, 7, 0], [1, 7, 6, 5], [7, 6, 5, 2]]
     """
 
     source: Int[Tensor, "batch n"]
@@ -69,7 +69,8 @@ class Spec(NamedTuple):
 
     Example:
         >>> from telescope.training import Training, Windows
-        >>> spec = Windows([0, 1, 2, 3, 4], block=2).batches(Training(steps=1, rows=3), epoch=None)[0]
+        >>> data = Windows([0, 1, 2, 3, 4], block=2)
+        >>> spec = data.batches(Training(steps=1, rows=3), epoch=None)[0]
         >>> spec.rows.tolist(), spec.widths, spec.real
         ([0, 2, 0], (2,), 2)
     """

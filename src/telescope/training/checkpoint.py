@@ -82,6 +82,7 @@ def read(out: Path, standing: type) -> Checkpoint | None:
     steps = saved_steps(out)
     if not steps:
         return None
+    # Whatever is wrong with the files, say how to go on.
     folder = _folder(out, steps[-1])
     try:
         state = paths.read_json(folder / STATE)
@@ -103,6 +104,7 @@ def read(out: Path, standing: type) -> Checkpoint | None:
 
 def _is_state(state: Any, standing: type) -> bool:
     """Return whether state.json has the fields of a run."""
+    # Whatever a file holds, it is not used before it has this form.
     match state:
         case {"recipe": dict(), "standing": dict(fields), "totals": list(totals), "targets": int()}:
             return _fits(fields, get_type_hints(standing)) and all(
@@ -122,6 +124,7 @@ def check_tensors(found: Checkpoint, out: Path, model: nn.Module) -> None:
     optimiser: dict[str, tuple[int, ...]] = {}
     for name, shape in parameters.items():
         optimiser |= {f"{name}/exp_avg": shape, f"{name}/exp_avg_sq": shape, f"{name}/step": ()}
+    # Snapshots are numbered: 0/blocks.0.norm.weight.
     snapshots = {name.partition("/")[0] for name in found.tensors.get("average", {})}
     average = {
         f"{i}/{name}": shape for i in snapshots if i.isdecimal() for name, shape in weights.items()
@@ -131,6 +134,7 @@ def check_tensors(found: Checkpoint, out: Path, model: nn.Module) -> None:
         if name not in found.tensors and name in ("average", "best"):
             continue  # a run need not have them
         given = {part: tuple(tensor.shape) for part, tensor in found.tensors.get(name, {}).items()}
+        # In both directions: a tensor may be missing, or too many.
         for part in shapes.keys() | given.keys():
             if given.get(part) != shapes.get(part):
                 raise _damaged(
@@ -166,7 +170,7 @@ def saved_steps(out: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
 
 
-# --------------------------------------------------------------------------------------- same run?
+# ---------------------------------------------------------------------------------------- same run?
 
 # Settings that may differ when a run is resumed: none of them changes a number.
 FREE_SETTINGS = {"compile", "capture", "shard", "log_every", "watch_every", "save_every"}
@@ -200,6 +204,7 @@ def differences(
     """Yield where a run's identity differs from a checkpoint's: "training.lr is 0.001 there and
     0.002 here".
     """
+    # Each name once, those of the file first.
     for name in dict.fromkeys((*theirs, *ours)):
         our_value = ours.get(name)
         their_value = theirs.get(name)
@@ -217,6 +222,7 @@ def remove_others(out: Path, kept: int) -> None:
     """Delete all checkpoints but that of step `kept`, and what a run has left that was killed while
     writing.
     """
+    # Hidden folders are what `atomic_folder` had not finished.
     others = [_folder(out, step) for step in saved_steps(out) if step != kept]
     for folder in (*others, *(out / "checkpoints").glob(".step-*")):
         shutil.rmtree(folder, ignore_errors=True)
@@ -229,6 +235,7 @@ def seed_generators(seed: int, rank: int) -> None:
     """Seed torch's generators, differently in every process: each has its own rows and needs its
     own dropout.
     """
+    # The same prime as that of `generator`: far from the seeds of other runs.
     torch.manual_seed(seed + 1_000_003 * rank)
 
 
@@ -245,6 +252,7 @@ def restore_generators(states: Mapping[str, Tensor], rank: int, device: torch.de
     this rank.
     """
     try:
+        # A run may be resumed by more processes than have saved it.
         if f"{rank}/cpu" in states:
             torch.set_rng_state(states[f"{rank}/cpu"])
         if device.type == "cuda" and f"{rank}/cuda" in states:

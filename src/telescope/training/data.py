@@ -1,5 +1,5 @@
-"""Data to train on: `Examples`, texts or pairs of texts; `Windows` of one long text; and `Gapped` texts
-to be restored. Ids are kept on the device, one after another, and batches are gathered from them.
+"""Data to train on: `Examples`, texts or pairs of texts; `Windows` of one long text; and `Gapped`
+texts to be restored. Ids are kept on the device, one after another, and batches are gathered.
 """
 
 import zlib
@@ -57,6 +57,7 @@ class Examples:
         id_columns = [self.targets] if self.sources is None else [self.sources, self.targets]
         self.largest = max(int(column.ids.max()) for column in id_columns)
         self.description = _describe(id_columns)
+        # The last id of a target is only predicted, never read: inputs are shorter by one.
         input_lengths = [*(column.lengths for column in id_columns[:-1]), self.targets.lengths - 1]
         self.widths = round_widths(torch.stack(input_lengths))  # (column, example), on the CPU
 
@@ -112,6 +113,7 @@ class Examples:
     def take(self, spec: Spec) -> TextBatch | PairBatch:
         """Return the batch of a spec, gathered on the device."""
         width = spec.widths[-1]
+        # One more than the width: inputs and targets are the same ids, shifted by one.
         target, _ = self.targets.gather(spec.rows, width + 1, IGNORE)
         ids = target[:, :-1].clamp(min=0)
         targets = target[:, 1:].contiguous()
@@ -150,6 +152,7 @@ class IdColumn:
         """Return the sequences with these indices, padded to the width, and their lengths."""
         lengths = self.lengths[rows]
         column = torch.arange(width, device=rows.device)
+        # Places behind the last sequence are clamped, and overwritten by padding.
         places = (self.starts[rows, None] + column).clamp(max=len(self.ids) - 1)
         return self.ids[places].masked_fill(column >= lengths[:, None], padding), lengths
 
@@ -170,6 +173,7 @@ def _order_by_width(widths: Int[Tensor, "column n"]) -> Int[Tensor, " n"]:
     each column.
     """
     key = widths.amax(0)
+    # All widths as one number, whose digits are the columns: one sort instead of several.
     base = int(key.max()) + 1
     for column in widths:
         key = key * base + column
@@ -273,7 +277,7 @@ class Windows:
         return TextBatch(text[:, :-1].contiguous(), targets)
 
 
-# ------------------------------------------------------------------------------------ texts with gaps
+# ---------------------------------------------------------------------------------- texts with gaps
 
 MAX_GAP = 5  # ids of a gap: uniformly 1 to 5, longer where gaps overlap
 GAP_SHARE = 0.3  # approximate share of all ids that lie in gaps
@@ -348,7 +352,8 @@ def cut_gaps(
     # An id is inside a gap if a gap that started before ends after it; the end id never is.
     inside = (gap_ends.cummax(1).values > place) & (place < last)
     first = inside & ~pad(inside[:, :-1], (1, 0))
-    # Of each gap the first place stays, with the gap's id. A stable sort moves what is kept forward.
+    # Of each gap the first place stays, with the gap's id. A stable sort moves forward what is
+    # kept.
     kept = (~inside | first) & (place <= last)
     order = (~kept).int().argsort(dim=1, stable=True)
     shortened = ids.masked_fill(first, gap).gather(1, order)

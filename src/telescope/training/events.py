@@ -17,7 +17,7 @@ class Started:
 
     Example:
         >>> from telescope.training import Started
-        >>> Started(step=0, steps=100, parameters=5, data="2 examples", device="cpu", processes=1).steps
+        >>> Started(0, 100, parameters=5, data="2 examples", device="cpu", processes=1).steps
         100
     """
 
@@ -64,7 +64,8 @@ class HeadsWatched:
 
     Example:
         >>> from telescope.training import HeadsWatched
-        >>> HeadsWatched(step=10, entropy={"blocks.0.self": (1.2, 0.1)}, logit={"blocks.0.self": (3.0, 9.5)}).step
+        >>> entropy = {"blocks.0.self": (1.2, 0.1)}
+        >>> HeadsWatched(step=10, entropy=entropy, logit={"blocks.0.self": (3.0, 9.5)}).step
         10
     """
 
@@ -133,5 +134,6 @@ class Finished:
     kept: int
 
 
+# Each event is a value of its own: a report matches those that it wants.
 Event = Started | Logged | HeadsWatched | Validated | Saved | Stopped | Finished
 Report = Callable[[Event], None]

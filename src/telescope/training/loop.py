@@ -84,7 +84,8 @@ def train(
         >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
         >>> events = []
         >>> settings = Training(steps=2, rows=2)
-        >>> trained = train(model, Windows([0, 1, 2, 3] * 8, block=8), language, settings, "run", report=events.append)
+        >>> data = Windows([0, 1, 2, 3] * 8, block=8)
+        >>> trained = train(model, data, language, settings, "run", report=events.append)
         >>> [type(event).__name__ for event in events]
         ['Started', 'Logged', 'Saved', 'Finished']
     """
@@ -101,6 +102,7 @@ def locked(folder: Path, among: Processes) -> Iterator[None]:
     ValueError in all.
     """
     with ExitStack() as stack:
+        # Entered in the first process alone, and left in it: the others hold nothing.
         among.in_first(lambda: stack.enter_context(locked_folder(folder)))
         yield
 
@@ -171,6 +173,7 @@ class TrainingRun:
         self.best_weights: dict[str, Tensor] | None = None
         self.state = RunState()
         self.saved_step = 0
+        # Only now: whatever was drawn before must not matter.
         checkpoint.seed_generators(settings.seed, self.processes.rank)
         self.report = report
         if report is None and self.processes.is_first:
@@ -199,9 +202,11 @@ class TrainingRun:
             with self.stop:
                 while not self.state.finished:
                     self._run_epoch()
+        # Ctrl-C too: the report tells from where the next run goes on.
         except BaseException:
             self._emit(Stopped(self.state.step, self.saved_step))
             raise
+        # The best weights by validation; without a validation, the last ones.
         weights = self.best_weights if self.best_weights is not None else self._candidate_weights()
         kept = self.state.step if self.state.best_step is None else self.state.best_step
         self._emit(Finished(self.state.step, kept))
@@ -219,6 +224,7 @@ class TrainingRun:
             lr = learning_rate(state.step, self.settings, self.steps)
             self.step([self.data.take(spec) for spec in step_specs], lr)
             state.finished = state.step >= self.steps
+            # The state already names the next batch when a checkpoint is saved.
             epoch_ended = state.batch >= len(specs)
             if epoch_ended:
                 state.epoch = state.epoch + 1
@@ -234,6 +240,7 @@ class TrainingRun:
         settings = self.settings
         if state.step % settings.log_every == 0 or state.finished:
             self._log()
+        # What follows is not part of the speed that is reported.
         with self.clock.paused():
             if settings.watch_every and state.step % settings.watch_every == 0:
                 self._watch_heads()
@@ -248,6 +255,7 @@ class TrainingRun:
 
     def _stop_if_asked(self) -> None:
         """Save a checkpoint and raise, if a signal asks this process or another one to stop."""
+        # The last step waits for the flags of all processes: no later step would.
         number = self.stop.agreed(last=self.state.finished)
         if number:
             if self.saved_step != self.state.step:
@@ -292,6 +300,7 @@ class TrainingRun:
         """Call the function on the evaluation model with these weights; the random generators are
         left as they were.
         """
+        # Validation draws as it likes: the training goes on with the same random numbers.
         gpus = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(gpus), torch.no_grad():
             self.eval_model.load_state_dict(weights)
@@ -303,6 +312,7 @@ class TrainingRun:
         """
         state = self.state
         candidate = self._candidate_weights()
+        # The first process validates; all must agree on which weights are the best.
         metrics = self.processes.broadcast(
             dict(self._evaluate(candidate, validate)) if self.processes.is_first else {}
         )
@@ -430,6 +440,7 @@ class TrainingRun:
 
 def _check_ids(model: Model, data: Data) -> None:
     """Raise a ValueError if the data has an id outside the model's vocabularies."""
+    # An id outside would fail in a GPU kernel, without a sentence.
     sizes = [getattr(model.config, name, None) for name in ("vocabulary", "target_vocabulary")]
     vocabulary = max((size for size in sizes if size is not None), default=None)
     if vocabulary is not None and data.largest >= vocabulary:

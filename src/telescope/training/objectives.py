@@ -1,5 +1,6 @@
-"""Objectives: functions from a model and a batch to the summed loss, which a step divides by all its
-targets. Validation: the mean loss over data, the criterion for the best weights, averages of weights.
+"""Objectives: functions from a model and a batch to the summed loss, which a step divides by all
+its targets. Validation: the mean loss over data, the criterion for the best weights, and averages
+of weights.
 """
 
 from collections import deque
@@ -64,7 +65,8 @@ def translation(
     Example:
         >>> from telescope.models import Transformer, TransformerConfig
         >>> from telescope.training import Examples, Training, translation
-        >>> shape = {"d_model": 8, "heads": 2, "encoder_blocks": 1, "decoder_blocks": 1, "d_hidden": 16}
+        >>> blocks = {"encoder_blocks": 1, "decoder_blocks": 1}
+        >>> shape = {"d_model": 8, "heads": 2, "d_hidden": 16, **blocks}
         >>> model = Transformer(TransformerConfig(vocabulary=8, **shape))
         >>> data = Examples([[5, 6, 7]], [[1, 7, 6, 5, 2]])
         >>> batch = data.take(data.batches(Training(steps=1, rows=1), epoch=None)[0])
@@ -114,6 +116,7 @@ def agreement_loss(
         label_smoothing=label_smoothing,
         reduction="sum",
     )
+    # Two passes over the same rows, which differ by their dropout.
     z_1, z_2 = z.chunk(2)
     p_1, p_2 = z.softmax(-1).chunk(2)
     divergence = 0.5 * ((p_1 - p_2) * (z_1 - z_2)).sum(-1)
@@ -169,7 +172,8 @@ def mean_loss(model: Model, data: Data, objective: Objective, settings: Training
         >>> from telescope.training import Training, Windows, language, mean_loss
         >>> _ = torch.manual_seed(0)
         >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
-        >>> 1.0 < mean_loss(model, Windows([0, 1, 2, 3] * 8, 8), language, Training(steps=1, rows=2)) < 2.0
+        >>> data = Windows([0, 1, 2, 3] * 8, block=8)
+        >>> 1.0 < mean_loss(model, data, language, Training(steps=1, rows=2)) < 2.0
         True
     """
     data = data.to(next(model.parameters()).device)
@@ -225,6 +229,7 @@ class WeightAverage:
     """Keep the last `count` snapshots of weights, in `last`, and average them."""
 
     def __init__(self, count: int) -> None:
+        # The oldest snapshot is dropped when another one is appended.
         self.last: deque[Weights] = deque(maxlen=count)
 
     def mean(self) -> dict[str, Tensor]:
@@ -253,6 +258,7 @@ class WeightAverage:
         """Append the snapshots that `tensors` returned."""
         snapshots: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
+            # Snapshots may be stored in any order.
             i, _, name = key.partition("/")
             snapshots.setdefault(int(i), {})[name] = tensor
         self.last.extend(snapshots[i] for i in sorted(snapshots))

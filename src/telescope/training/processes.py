@@ -1,6 +1,6 @@
-"""The processes that share a run, by accelerate: several under torchrun or accelerate launch, otherwise
-this one. And how they stop together: SIGTERM and SIGINT end a run after the current step, with a
-checkpoint of that step.
+"""The processes that share a run, by accelerate: several under torchrun or accelerate launch,
+otherwise this one. And how they stop together: SIGTERM and SIGINT end a run after the current step,
+with a checkpoint of that step.
 """
 
 import os
@@ -146,7 +146,7 @@ def shard(learner: nn.Module, device: torch.device) -> nn.Module:
     return learner
 
 
-# ------------------------------------------------------------------------- weights of a sharded model
+# ----------------------------------------------------------------------- weights of a sharded model
 
 Tensors = dict[str, Tensor]
 
@@ -180,6 +180,7 @@ def load_optimiser_state(model: nn.Module, optimiser: Any, states: Mapping[str, 
     """Load the first process's AdamW states into the optimiser of every process. The others may
     pass none.
     """
+    # AdamW makes its states in its first step; here they are made before, to be filled.
     for name, parameter in model.named_parameters():
         state = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
         state["step"] = torch.zeros((), device=parameter.device)
@@ -215,7 +216,7 @@ def is_distributed() -> bool:
     return is_running and distributed.get_world_size() > 1
 
 
-# ------------------------------------------------------------------------------------------- stopping
+# ----------------------------------------------------------------------------------------- stopping
 
 DOUBLED = 1.0  # seconds: torchrun passes Ctrl-C on to processes that the terminal has told already
 

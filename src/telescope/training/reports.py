@@ -1,4 +1,6 @@
-"""Reports of a run: lines or a progress bar on standard error, TensorBoard, and a log of JSON lines."""
+"""Reports of a run: lines or a progress bar on standard error, TensorBoard, and a log of JSON
+lines.
+"""
 
 import json
 import os
@@ -80,6 +82,7 @@ class ProgressBar:
         self.task = self.progress.add_task("", total=None)
 
     def __call__(self, event: Event) -> None:
+        # Checkpoints are not shown: there are many, and the bar says that the run lives.
         text = format_event(event)
         if isinstance(event, Started):
             self.progress.update(self.task, total=event.steps, completed=event.step)
@@ -117,6 +120,7 @@ def format_event(event: Event) -> str | None:
         case HeadsWatched():
             entropies = chain.from_iterable(event.entropy.values())
             collapsed = sum(entropy < COLLAPSED for entropy in entropies)
+            # One head with exploding logits is enough to watch out.
             largest, name = max((max(heads), name) for name, heads in event.logit.items())
             text = f"step {event.step:,}  attention  largest logit {largest:.1f} ({name})"
             return f"{text}  heads that attend to one key alone: {collapsed}" if collapsed else text
@@ -164,6 +168,7 @@ class Clock:
         steps = step - self.step
         self.lap_start = now
         self.step = step
+        # Never 0, by which the speed is divided.
         return max(seconds, 1e-9), steps
 
     @contextmanager
@@ -174,7 +179,7 @@ class Clock:
         self.lap_start += perf_counter() - before
 
 
-# ------------------------------------------------------------------------------------- TensorBoard
+# -------------------------------------------------------------------------------------- TensorBoard
 
 
 def tensorboard(folder: Path) -> Report:
@@ -206,17 +211,19 @@ def tensorboard(folder: Path) -> Report:
                     for name, per_head in by_name.items()
                     for head, number in enumerate(per_head)
                 }
+        # Events of other kinds have no numbers.
         assert writer is not None, "the first event must be Started"
         for name, number in numbers.items():
             if number is not None:
                 writer.add_scalar(name, number, event.step)
+        # Closing flushes what is still in memory.
         if isinstance(event, Finished | Stopped):
             writer.close()
 
     return report
 
 
-# ------------------------------------------------------------------------------------- JSON lines
+# --------------------------------------------------------------------------------------- JSON lines
 
 
 def json_log(file: Path) -> Report:
@@ -231,6 +238,7 @@ def json_log(file: Path) -> Report:
             if isinstance(event, Started):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 _remove_unfinished_line(file)
+            # One write for each line: a reader, or a kill, sees whole lines.
             with file.open("ab", buffering=0) as opened:
                 opened.write(_to_line(event))
         except OSError as problem:
@@ -257,7 +265,8 @@ def read_log(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Example:
         >>> from pathlib import Path
         >>> from telescope.training import read_log
-        >>> _ = Path("log.jsonl").write_text('{"event": "logged", "step": 1, "loss": 2.5}\\n{"event": "sav')
+        >>> lines = '{"event": "logged", "step": 1, "loss": 2.5}\\n{"event": "sav'
+        >>> _ = Path("log.jsonl").write_text(lines)
         >>> read_log("log.jsonl")
         [{'event': 'logged', 'step': 1, 'loss': 2.5}]
     """
@@ -321,6 +330,7 @@ def _remove_unfinished_line(file: Path) -> None:
     if not file.exists():
         return
     contents = file.read_bytes()
+    # What follows the last line break was not finished.
     whole = contents.rfind(b"\n") + 1
     if whole < len(contents):
         os.truncate(file, whole)

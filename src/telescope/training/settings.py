@@ -120,7 +120,10 @@ class Training(Config):
 
     def rows_of(self, width: int) -> int:
         """Return the number of rows of a batch whose widest column has this width."""
-        return self.rows if self.tokens is None else max(1, self.tokens // width)  # type: ignore[return-value]
+        if self.tokens is not None:
+            return max(1, self.tokens // width)
+        assert self.rows is not None  # `check` saw to it
+        return self.rows
 
 
 def learning_rate(step: int, settings: Training, steps: int) -> float:

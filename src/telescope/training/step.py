@@ -43,6 +43,7 @@ class TrainingStep:
         layers = [] if sharded else learner.modules()
         biases = (layer.ignored_bias() for layer in layers if isinstance(layer, MultiHeadAttention))
         self.ignored = [bias for bias in biases if bias is not None]
+        # A graph of several GPUs would have to hold their communication.
         capture = settings.capture and device.type == "cuda" and processes.count == 1
         self.captured = CapturedStep(lambda batch: self._run([batch])) if capture else None
         self.optimiser = _make_optimiser(self.parameters, settings, capture)
@@ -108,6 +109,7 @@ class TrainingStep:
 
         Waits for the GPU.
         """
+        # Targets are counted before the rows are shared: each process has the number of all.
         total = self.processes.sum(self.total).item()
         targets = int(self.targets)
         norm = self.norm.item() if self.settings.clip else None
@@ -209,6 +211,7 @@ class CapturedStep:
         graph.replay()
 
     def _run_eagerly(self, batch: Any) -> None:
+        # Each stream waits for the other: the batch is made on one, the step runs on the other.
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):

@@ -69,16 +69,19 @@ def predict(
 
     The arguments are those of `evaluate`.
     """
+    # Everything that can be wrong is checked before the model runs.
     settings = read(recipe or find_model(folder) / RECIPE)
     if out is None and not Path(folder).is_dir() and find_shipped(folder) is None:
         raise ValueError(f"{folder} is no folder in which answers can be kept; --out names one")
     check_choice("split", split, get_args(Split))
     file = _file(folder, split, out)
     check_can_write(file)  # before the model runs, which may take long
+    # In float32, whatever the file holds, so that figures do not depend on the machine.
     model = load(folder, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
     answers = settings.answer(model, data_folder(data), cast(Split, split))
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
+    # Answers are kept: they can be scored again, elsewhere and by other metrics.
     with atomic_file(file) as new:
         new.write_text(lines, encoding="utf-8")
     return file
@@ -101,6 +104,7 @@ def score(
 
 def spread(runs: Sequence[Evaluation]) -> dict[str, tuple[float, float]]:
     """Return the mean and the standard deviation of each figure over several runs."""
+    # Runs of one recipe have the same figures.
     columns = {name: [run.figures[name] for run in runs] for name in runs[0].figures}
     return {name: (mean(column), stdev(column)) for name, column in columns.items()}
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ...text import PLAIN, TABLES, column_names, data_folder, find_file
 from ...words import hint
 
+# The recipe is put together from texts, not from a recipe object: its comments are what it is for.
 HEAD = """# Train a model that {what}.
 #
 #   telescope train {file} --check                  what it will do, and how long that takes
@@ -178,6 +179,7 @@ def new_recipe(
     columns = [json.dumps(name) for name in _columns(task, train, source, target, data)]
     if task == "generate":  # plain text has no column, and the recipe no line for it
         columns = [f"text = {columns[0]}\n" if columns else ""]
+    # JSON quotes a text as TOML does.
     head = HEAD.format(
         what=template.what, task=task, file=file, name=Path(file).stem, sample=template.sample
     )
@@ -208,6 +210,7 @@ def _columns(
     folder = data_folder(data)
     place = find_file(folder, train)
     header = column_names(folder, train)
+    # Plain text.
     if task == "generate" and not header:
         return []
     if not header and Path(place.name.removesuffix(".gz")).suffix.lower() in PLAIN:
@@ -219,12 +222,14 @@ def _columns(
         raise ValueError(
             f"{train} is empty; a recipe to {task} needs a table with {len(given)} columns"
         )
+    # A number names a column of a table without a header.
     missing = [
         name for name in given if name is not None and name not in header and not name.isdecimal()
     ]
     if missing:
         raise ValueError(f'{train} has no column "{missing[0]}"; {hint(missing[0], header)}')
     usual = [name for name in known if name in header]
+    # The usual names if all are there, else the columns from left to right.
     guessed = usual if len(usual) == len(given) else [name for name in header if name not in given]
     found = [name or (guessed.pop(0) if guessed else "") for name in given]
     if "" in found:

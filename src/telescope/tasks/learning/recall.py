@@ -137,7 +137,7 @@ def as_question(name: str) -> str:
     return name if name.endswith("?") else f"Where was {name} born?"
 
 
-# --------------------------------------------------------------------------------------------- ids
+# ---------------------------------------------------------------------------------------------- ids
 
 
 def vocabulary(lines: Sequence[str]) -> Tokenizer:

@@ -114,6 +114,7 @@ class Recipe(ABC):
         """
         hints = get_type_hints(cls)
         kinds = {part.name: hints[part.name] for part in fields(cls)[2:]}  # after name and task
+        # A misspelt table must not be taken for one that was left out.
         for key, table in tables.items():
             if key not in kinds:
                 raise ValueError(f'{name}: a recipe to {task} has no "{key}"; {hint(key, kinds)}')
@@ -125,6 +126,7 @@ class Recipe(ABC):
             if NoneType in options and key not in tables:
                 read[key] = None
                 continue
+            # What is wrong in a table is reported with the name of the table.
             try:
                 read[key] = (options[0] if options else kind).from_dict(tables.get(key, {}))
             except (TypeError, ValueError) as error:
@@ -175,7 +177,7 @@ def check_fields(answers: Sequence[Answer], **types: type | tuple[type, ...]) ->
                 raise ValueError(f'answer {number}: "{name}" holds something else than texts')
 
 
-# ---------------------------------------------------------------- tables that several tasks have
+# ------------------------------------------------------------------- tables that several tasks have
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ class Shape:
 
     def build(self, vocabulary: int, seed: int) -> Model:
         """Return a new model with random weights, the same for the same seed."""
+        # The seed counts for the weights alone; the training seeds again.
         torch.manual_seed(seed)
         try:
             return self.kind(replace(self.config, vocabulary=vocabulary))  # type: ignore[call-arg]
@@ -270,6 +273,7 @@ class OwnData(Config):
         rows = read_rows(data, file, (source, target), counted)
         if shared:
             wanted = "train" if split == "train" else "validation"
+            # By a hash of the source: equal sources are never in both parts.
             rows = [row for row in rows if split_of(row[0], self.held_out) == wanted]
             if not rows:
                 raise ValueError(

@@ -85,6 +85,7 @@ class PairTokenizer(Config):
         """Return a new tokenizer, trained on the texts of these pairs."""
         sources = [pair.source for pair in pairs]
         targets = [target for pair in pairs for target in pair.targets]
+        # Words of both sides, each once.
         frequent = [*self._frequent_words(sources), *self._frequent_words(targets)]
         whole = list(dict.fromkeys([*frequent, *self.words.split()]))
         return train_bpe([*sources, *targets], self.size, lower=self.lower, whole=whole)
@@ -253,7 +254,7 @@ class PairsRecipe(Recipe):
         return answers(model, self.data.read(data, split), source, self.decoding)
 
 
-# -------------------------------------------------------------------------- what a model writes
+# ------------------------------------------------------------------------------ what a model writes
 
 
 def answers(
@@ -309,7 +310,7 @@ def predictions(answers: Sequence[Answer]) -> tuple[list[str], list[list[str]]]:
     return written, [answer["references"] for answer in answers]
 
 
-# ------------------------------------------------------------------------------------------- metrics
+# ------------------------------------------------------------------------------------------ metrics
 
 Tokens = Literal["13a", "none"]
 References = Sequence[Sequence[str]]  # all right texts for each prediction
@@ -327,6 +328,7 @@ def bleu(
     tokens="none" is for texts that are tokenized already, with spaces between tokens: the result is
     multi-bleu's.
     """
+    # multi-bleu does not smooth.
     smooth = "none" if tokens == "none" else "exp"
     metric = _import_metric("sacrebleu").metrics.BLEU(
         lowercase=lower, tokenize=tokens, smooth_method=smooth, force=True

@@ -52,7 +52,7 @@ from .sequence_pairs import (
     rouge,
 )
 
-# --------------------------------------------------------------------------------------- translate
+# ---------------------------------------------------------------------------------------- translate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,7 @@ class Translations(PairData):
         if self.corpus is not None or self.also is not None:
             for name in ("source", "target"):
                 check_choice(name, getattr(self, name), ("en", "de"))
+        # Of a corpus, source and target are languages; of one's own files, columns.
         elif self.source == self.target:
             raise ValueError(
                 f'source and target are both "{self.source}"; a translation has two columns'
@@ -166,7 +167,7 @@ class TranslateRecipe(PairsRecipe):
         return bleu(*predictions(answers), lower=self.metric.lower, tokens=self.metric.tokens)
 
 
-# --------------------------------------------------------------------------------------- summarize
+# ---------------------------------------------------------------------------------------- summarize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +223,7 @@ class SummarizeRecipe(PairsRecipe):
         return {**rouge(*predictions(answers)), "chrf": chrf(*predictions(answers))}
 
 
-# ---------------------------------------------------------------------------------------- generate
+# ----------------------------------------------------------------------------------------- generate
 
 LARGEST_LOSS = 700.0  # nats per token; the perplexity of larger losses overflows a float
 
@@ -260,6 +261,7 @@ class TextTokenizer(Config):
         if self.kind == "bpe":
             lines = corpus.read(data, "train").splitlines(keepends=True)
             return train_bpe(lines, self.size, special=False)
+        # A character that occurs in the held-out text alone could not be encoded later.
         splits: tuple[Split, ...] = ("train", "validation", "test")
         return character_tokenizer("".join(corpus.read(data, split) for split in splits))
 
