@@ -51,23 +51,14 @@ class TensorEntry:
         return DTYPES[self.kind]
 
 
-class StoredTensors(Mapping[str, TensorEntry]):
-    """The tensors of one or several files: a mapping from name to description. `reader()` reads
-    their numbers.
+class StoredTensors(dict[str, TensorEntry]):
+    """The tensors of one or several files: their descriptions by name. `reader()` reads their
+    numbers.
     """
 
-    def __init__(self, source: Path, entries: dict[str, TensorEntry]) -> None:
+    def __init__(self, source: Path, entries: Mapping[str, TensorEntry]) -> None:
+        super().__init__(entries)
         self.source = source  # the file that lists all tensors: the index, or the only file
-        self._entries = entries
-
-    def __getitem__(self, name: str) -> TensorEntry:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def renamed(self, rename: Callable[[str], str]) -> "StoredTensors":
         """Return the same tensors under the names that `rename` returns; a LoadError where two

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Protocol, Self, get_args, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 import torch
 from tokenizers import Tokenizer
@@ -68,15 +68,6 @@ class LeftOut:
 
 
 # --------------------------------------------------------------------------------------- the recipe
-
-
-class RecipeTable(Protocol):
-    """A table of the file, as `Config` is: immutable, and an unknown key is an error."""
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Self: ...
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -142,7 +133,7 @@ class Recipe(ABC):
         }
         return replace(self, **trainings)
 
-    def tables(self) -> dict[str, RecipeTable]:
+    def tables(self) -> dict[str, "Config | Shape"]:
         """Return the tables that are not None, by name."""
         tables = {part.name: getattr(self, part.name) for part in fields(self)[2:]}
         return {name: table for name, table in tables.items() if table is not None}
