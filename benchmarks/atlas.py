@@ -24,7 +24,7 @@ import torch
 import telescope as ts
 from telescope.interception.watch import record_calls
 from telescope.recording.call_facts import KeepOptions
-from telescope.text.corpus_files import data_folder
+from telescope.text.data_files import data_folder
 
 from .measure import Row, seconds
 from .watch import _model, qwen2

@@ -110,7 +110,7 @@ def _by_eager_hook(model: Any, ids: Tensor, keys: range) -> Any:
 
 def _sentence() -> Iterator[Row]:
     """Yield the time of one sentence on the shipped translator, plain and with one edit."""
-    from telescope.tasks.writing.rewrite import do_not_split, rewrite
+    from telescope.tasks.writing import do_not_split, rewrite
 
     model = ts.load("translator-en-de", dtype=torch.float32)
     edits = {

@@ -26,7 +26,7 @@ from torch import Tensor
 import telescope as ts
 from telescope.decoding.writers import start_token
 from telescope.text.corpora import SUMMARIES, TRANSLATIONS
-from telescope.text.corpus_files import data_folder
+from telescope.text.data_files import data_folder
 
 from .measure import Row, race
 from .survey import CAUSAL, _cudnn

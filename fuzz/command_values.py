@@ -255,8 +255,7 @@ def _make_run(place: Path) -> None:
     """Write a recipe that trains in a second, and train it."""
     from support.recipes import small
     from telescope.tasks.learning.new_recipe import new_recipe
-    from telescope.tasks.learning.registry import read
-    from telescope.tasks.learning.train import train
+    from telescope.tasks.learning.train import read, train
 
     file = place / "small.toml"
     file.write_text(

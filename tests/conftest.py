@@ -64,9 +64,9 @@ ATLAS = [f"telescope.atlases.{name}" for name in ("atlas", "exact", "measure", "
 MODELS = [
     f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer", "translator")
 ]
-TRAINING = [f"telescope.training.{name}" for name in ("batch", "examples", "objectives", "windows")]
+TRAINING = [f"telescope.training.{name}" for name in ("batch", "data", "objectives")]
 DECODING = [f"telescope.decoding.{name}" for name in ("beam", "inference_copy", "sampling", "writers")]
-TASKS = [f"telescope.tasks.{name}" for name in ("explaining.sentence_views", "explaining.show", "learning.recall_data")]
+TASKS = [f"telescope.tasks.{name}" for name in ("explaining.sentence_views", "explaining.show", "learning.recall")]
 HOOKED = (
     *ATTENTION,
     *ENGINES,

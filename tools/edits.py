@@ -22,9 +22,9 @@ import torch
 
 import telescope as ts
 from telescope.tasks.learning.sequence_pairs import bleu
-from telescope.tasks.writing.rewrite import do_not_split, rewrite
+from telescope.tasks.writing import do_not_split, rewrite
 from telescope.text.corpora import TEXTS, TRANSLATIONS
-from telescope.text.corpus_files import data_folder
+from telescope.text.data_files import data_folder
 
 SENTENCE = "The man saw the astronomer with a telescope"
 SENTENCES, BEAMS = 200, 5

@@ -21,10 +21,10 @@ from itertools import islice
 import torch
 
 import telescope as ts
-from telescope.tasks.learning.registry import read
 from telescope.tasks.learning.sequence_pairs import TextColumn, examples
+from telescope.tasks.learning.train import read
 from telescope.text.corpora import TextPair
-from telescope.text.corpus_files import data_folder
+from telescope.text.data_files import data_folder
 from telescope.training import Training, mean_loss, translation
 
 WORDS = {"student": "Student", "president": "Präsident", "patient": "Patient"}

@@ -87,8 +87,8 @@ def prepare() -> None:
 
 def run(dice: Random, folder: Path) -> Done:
     """Corrupt a file of some kind and use it; raise any undocumented error."""
+    from telescope.files import PanicError
     from telescope.files.errors import WriteError
-    from telescope.files.panics import PanicError
     from telescope.models import LoadError
     from telescope.training import TrainingError
 

@@ -145,7 +145,7 @@ def use_model(folder: Path, dice: Random) -> None:
 
     import telescope as ts
     from telescope.models import GPT, Encoder
-    from telescope.tasks.writing.rewrite import encode_text
+    from telescope.tasks.writing import encode_text
 
     model = opened(
         lambda: ts.load(folder, dtype=torch.float32)
@@ -164,7 +164,7 @@ def use_recipe(folder: Path, dice: Random) -> None:
     from dataclasses import replace
 
     from support.recipes import small
-    from telescope.tasks.learning.registry import TASKS, read
+    from telescope.tasks.learning.train import read
 
     recipe = opened(lambda: read(folder / "recipe.toml"), ValueError)
     read_again = folder / "again.toml"
@@ -172,7 +172,7 @@ def use_recipe(folder: Path, dice: Random) -> None:
     assert replace(read(read_again), name=recipe.name) == recipe
     if dice.random() < 0.1 and recipe.task != "recall":
         recipe = small(recipe)  # its model and its steps; the rest comes from the file
-        stage = TASKS[recipe.task].prepare(recipe, data(), None).stages["training"]
+        stage = recipe.prepare(data(), None).stages["training"]
         stage.data.batches(stage.settings, 0)
 
 
@@ -202,7 +202,7 @@ def use_corpus(folder: Path, dice: Random) -> None:
 
 
 def use_own(folder: Path, dice: Random) -> None:
-    from telescope.text.own_files import column_names, read_rows, read_running_text
+    from telescope.text.data_files import column_names, read_rows, read_running_text
 
     for name in sorted(os.listdir(folder)):
         file = str(folder / name)

@@ -34,7 +34,7 @@ STOPPED = 128 + signal.SIGTERM  # the exit code of a run that was asked to stop
 WRITERS = {
     "telescope.files.atomic": ("_sync_folder", "_put_in_place", "_exchange", "sync_file"),
     "telescope.training.checkpoint": ("save_file", "write_json"),
-    "telescope.training.json_log": ("_to_line",),
+    "telescope.training.reports": ("_to_line",),
     "telescope.tasks.learning.train": ("_write_whole", "save"),
     "shutil": ("rmtree",),
     "os": ("replace", "rename"),
@@ -347,7 +347,7 @@ def recipe() -> Any:
     """Return a recipe of a few steps with everything that a checkpoint must carry: dropout,
     averages, the best.
     """
-    from telescope.tasks.learning.registry import read
+    from telescope.tasks.learning.train import read
 
     whole = read(Path(__file__).parents[2] / "recipes" / "shakespeare-char.toml")
     config = replace(

@@ -22,15 +22,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-LAZY = (
-    "callbacks",
-    "explorer",
-    "lessons",
-    "plot",
-    "tasks",
-    "text",
-    "training",
-)  # rooms that need more than the public names do
+# Rooms that need more than the public names do, such as packages of an extra.
+LAZY = ("callbacks", "explorer", "lessons", "plot", "tasks", "text", "training")
 
 
 def __getattr__(name: str) -> Any:
@@ -40,11 +33,12 @@ def __getattr__(name: str) -> Any:
     """
     if name in LAZY:
         return import_module(f".{name}", __name__)
+    # Python asks for names such as __path__ by itself: they must not import torch.
     if not name.startswith("__") or name == "__all__":
         public = import_module(".public", __name__)
         if hasattr(public, name):
-            globals()[name] = getattr(public, name)
-            return globals()[name]
+            # Kept, so that this function is called once for each name.
+            return globals().setdefault(name, getattr(public, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -52,6 +46,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *LAZY, *import_module(".public", __name__).__all__, "open"})
 
 
-logging.getLogger(__name__).addHandler(
-    logging.NullHandler()
-)  # silent unless the program configures logging
+# Silent unless the program configures logging.
+logging.getLogger(__name__).addHandler(logging.NullHandler())

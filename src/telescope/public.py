@@ -4,9 +4,9 @@ at first use.
 
 from . import decoding, layers, models
 from .atlases import Atlas, Comparison, atlas, compare
-from .atlases import (
-    open as open,
-)  # not in __all__: `from telescope import *` leaves the builtin alone
+
+# Not in __all__: `from telescope import *` leaves the builtin alone.
+from .atlases import open as open
 from .attention import (
     Attention,
     Bias,

@@ -4,6 +4,7 @@ units.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from errno import ELOOP
 from operator import index
 from typing import Any
 
@@ -16,6 +17,7 @@ def closest_name(given: str, known: Iterable[str]) -> str | None:
     """
     names = {name.lower(): name for name in known}
     wanted = given.lower()
+    # With a lower cutoff names are suggested that nobody meant.
     found = get_close_matches(wanted, names, n=1, cutoff=0.5) or [
         name for name in names if wanted and wanted in name
     ]
@@ -39,6 +41,7 @@ def whole_number(name: str, given: Any) -> int:
         number = index(given)
     except TypeError:
         number = None
+    # True is a whole number to Python.
     if number is None or isinstance(given, bool):
         raise TypeError(
             f"{name}={given!r} is {type(given).__name__}; it takes a whole number, such as {name}=1"
@@ -71,6 +74,7 @@ def one_line(sentence: str) -> str:
     """Return `sentence` on one line of at most `MAX_LENGTH` characters, for errors that quote a
     file.
     """
+    # A name in a hostile file may have megabytes, or move the cursor of a terminal.
     cut = sentence if len(sentence) <= MAX_LENGTH else f"{sentence[:MAX_LENGTH]} …"
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
 
@@ -82,3 +86,12 @@ def format_bytes(bytes: float) -> str:
         if bytes < 1024:
             return f"{bytes:.1f} {unit}"
     return f"{bytes / 1024:,.1f} GiB"
+
+
+def describe_error(error: Exception) -> str:
+    """Return the reason of a failed system call in a few words."""
+    if isinstance(error, PermissionError):
+        return "no permission"
+    if isinstance(error, OSError) and error.errno == ELOOP:
+        return "its links go in a circle"
+    return str(error.strerror or error).lower() if isinstance(error, OSError) else str(error)

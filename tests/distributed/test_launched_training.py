@@ -14,8 +14,7 @@ from torch.testing import assert_close
 import telescope as ts
 from support import corpora
 from support.recipes import RECIPES, small
-from telescope.tasks.learning.registry import read
-from telescope.tasks.learning.train import train
+from telescope.tasks.learning.train import read, train
 from telescope.training import Logged, read_log
 
 BIN = Path(sys.executable).parent

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from telescope.tasks.learning.recall_data import Lines
+from telescope.tasks.learning.recall import Lines
 from telescope.training import Training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

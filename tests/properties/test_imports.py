@@ -34,8 +34,7 @@ HOUSE = [
 EXCEPTIONS = {
     ("cli/__init__.py", "__init__"),  # telescope.__version__
     ("tasks/doctor.py", "__init__"),  # likewise
-    ("training/processes.py", "__init__"),  # imports by a name that it is given: packages of the train extra
-    ("files/optional.py", "__init__"),  # likewise, packages of all extras
+    ("files/errors.py", "__init__"),  # imports by a name that it is given: packages of all extras
 }
 FLOOR = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms}
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from telescope.tasks.learning.registry import read
+from telescope.tasks.learning.train import read
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 OURS = ("translate", "summarize", "generate")

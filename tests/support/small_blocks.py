@@ -32,8 +32,8 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
 OTHERS = {  # sizes by these names that are not shrunk here, and why
     "telescope.decoding.sampling": "tests/properties/decoding/test_decoding.py crosses it: 64 words of a vocabulary",
     "telescope.engines.tables": "FEW is how many numbers make a tensor worth comparing, and nothing is cut by it",
-    "telescope.files.parquet": "tests/faults/atlases/test_atlas_files.py has damage before and after a batch of rows",
-    "telescope.files.writable": "bytes of a trial file",
+    "telescope.files.tables": "tests/faults/atlases/test_atlas_files.py has damage before and after a batch of rows",
+    "telescope.files.atomic": "bytes of a trial file",
     "telescope.models.loss_kernel": "tests/agreement/models/test_loss.py shrinks its BLOCK; a program reads one row",
     "telescope.surveys.dispatch": "FEW chooses an engine; the tests of `fused` name it",
     "telescope.measures.row_sample": "how many rows an atlas looks at, not how many at a time",

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
-from ..files.optional import import_optional
+from ..files import import_optional
 from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kind_of
 from ..recording.heads import Heads
 from ..recording.names import list_names

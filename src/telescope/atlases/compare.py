@@ -14,7 +14,7 @@ from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
-from ..files.optional import import_optional
+from ..files import import_optional
 from ..measures import HABITS, Head
 from ..traces.render import render_text
 from .atlas import Atlas

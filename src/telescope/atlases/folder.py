@@ -12,10 +12,9 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..files import paths, safetensors
+from ..files import import_optional, paths, safetensors
 from ..files.atomic import atomic_folder, resolve_path, write_json
 from ..files.errors import LoadError
-from ..files.optional import import_optional
 from ..measures import HABIT_KEYS
 from ..recording.heads import Heads
 from .sums import AtlasSums, unknown_measures

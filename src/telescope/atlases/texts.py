@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..files.optional import import_optional
-from ..files.panics import panics_as_errors
-from ..files.parquet import read_texts
+from ..files import import_optional, read_texts
+from ..files.errors import panics_as_errors
 from .fingerprint import checksum, file_checksum
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")

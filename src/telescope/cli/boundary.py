@@ -21,12 +21,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
-from ..files.paths import describe_error
-from ..words import one_line
+from ..words import describe_error, one_line
 
 DONE = 0
 FAILED = 1
@@ -41,6 +40,7 @@ def run(command: Callable[[], int | None]) -> int:
     """Run a command and return the exit code; print one sentence to standard error if the command
     fails.
     """
+    # Run the command, and note how it ended.
     problem: BaseException | None = None
     code = DONE
     try:
@@ -56,14 +56,15 @@ def run(command: Callable[[], int | None]) -> int:
     except BaseException as raised:
         problem = raised
         code = exit_code(raised)
+
+    # Say what went wrong, after everything that was printed.
     _give_up_output()
     if problem is not None and os.environ.get("TELESCOPE_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(problem)
-    sentence = describe(problem) if problem is not None and code != UNREAD else None
     if code == STOPPED:
-        sentence = "stopped by Ctrl-C"
-    if sentence is not None:
-        _say(sentence)
+        _say("stopped by Ctrl-C")
+    elif problem is not None and code != UNREAD:
+        _say(describe(problem))
     return code
 
 
@@ -157,9 +158,8 @@ def _give_up_output() -> None:
 
 def _say(sentence: str) -> None:
     """Print a sentence to standard error, on one line."""
-    with suppress(
-        OSError
-    ):  # standard error may be full or closed too: then only the exit code is left
+    # Standard error may be full or closed too: then only the exit code is left.
+    with suppress(OSError):
         print(f"telescope: {one_line(' '.join(sentence.split()))}", file=sys.stderr, flush=True)
 
 
@@ -167,18 +167,8 @@ def _say(sentence: str) -> None:
 def _spoken_warnings() -> Iterator[None]:
     """Print each warning as one sentence, without the line of code that it came from."""
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        _say(str(message))
-
     with warnings.catch_warnings():
-        warnings.showwarning = show
+        warnings.showwarning = lambda message, *_, **__: _say(str(message))
         yield
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
+# Options with the same name mean the same in every command.
 Texts = Annotated[
     list[str] | None,
     typer.Argument(
@@ -68,6 +69,7 @@ def read_edits(mute: list[str] | None, hide: list[str] | None) -> list[Any]:
 
     edits: list[Any] = []
     for given in mute or ():
+        # "decoder.1.cross:2,3"; without a colon, all heads.
         layers, _, heads = given.partition(":")
         try:
             numbers = [int(number) for number in heads.split(",")] if heads else None
@@ -93,6 +95,9 @@ def beside(label: str, drawn: Iterable[RenderableType]) -> list[RenderableType]:
     return [f"{label:<10}{line}" if isinstance(line, str) else line for line in drawn]
 
 
+# What only one command needs is imported when it runs: importing torch takes seconds.
+
+
 def load_model(name: str, device: str = "cpu") -> Any:
     """Load a model in float32, whatever its file holds, so that what it writes does not depend on
     the machine.
@@ -112,6 +117,7 @@ def print_all(renderables: Iterable[RenderableType], plain: bool) -> None:
     from ..traces.render import render_text
 
     for renderable in renderables:
+        # A text is printed to the letter: rich would wrap it.
         if isinstance(renderable, str):
             print(renderable)
         elif plain or not sys.stdout.isatty():
@@ -129,5 +135,6 @@ def print_json(contents: object, indent: int | None = None, digits: int | None =
     """
     from ..traces.numbers import DIGITS, round_numbers
 
+    # allow_nan=False: NaN is no JSON, and other programs refuse it.
     contents = round_numbers(contents, digits or DIGITS)
     print(json.dumps(contents, ensure_ascii=False, allow_nan=False, indent=indent), flush=True)

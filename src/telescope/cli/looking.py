@@ -218,7 +218,7 @@ def watch(
     plain: Plain = False,
 ) -> None:
     """Record the attention of a model that reads a text. Prints what kind each head is."""
-    from ..files.writable import check_can_write
+    from ..files import check_can_write
     from ..models.device import check_device
     from ..recording.saving import check_can_save
     from ..tasks.look import to_json, watch_text
@@ -412,7 +412,7 @@ def _read_text(file: Path) -> str:
     """Return the text of a file or a pipe; raise a ValueError for a device, which may never end, as
     /dev/zero does.
     """
-    from ..files.paths import describe_error
+    from ..words import describe_error
 
     try:
         if not (file.is_file() or file.is_fifo() or not file.exists()):

@@ -5,7 +5,7 @@ standard input.
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from io import StringIO, TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
@@ -36,6 +36,7 @@ TRANSLATOR = "translator-en-de"
 SUMMARIZER = "summarizer"
 WRITER = "shakespeare"
 LINES = 64  # how many lines are read and translated together before their translations are printed
+# What looks like a path or ends like a file's name, and is one word.
 LIKE_A_FILE = re.compile(r"(?:\.{0,2}/|~).*|\S*\.[a-z]{2,5}")
 
 
@@ -55,35 +56,21 @@ def translate(
 
     With --mute or --hide, each translation is followed by the one that the edited model writes.
     """
-    from ..tasks.explaining import show as output
-    from ..tasks.writing.rewrite import rewrite, split_by_sentence
+    from ..tasks.writing import rewrite, split_by_sentence
 
     edits = read_edits(mute, hide)
     loaded = load_model(model, device)
     lines = _read_lines(text or [])
+    # A person who types waits for each line; a file is translated in batches.
     while batch := list(islice(lines, 1 if _is_typed(text or []) else LINES)):
+        # All lines by the model as it is, then all by the edited one; printed line by line.
         results = []
-        for used in [[], edits] if edits else [[]]:
+        for used in _versions(edits):
             with editing(loaded, used):
                 written = rewrite(loaded, batch, split_by_sentence, beams=beams, n_best=n_best)
-            results.append(
-                [(line, parts, used) for line, parts in zip(batch, written, strict=True)]
-            )
-        for of_a_line in zip(*results, strict=True):
-            contents = dict[str, Any]()
-            drawn = list[Any]()
-            for line, parts, used in of_a_line:
-                with editing(loaded, used if show else []):
-                    if as_json:
-                        contents |= _beside_json(
-                            output.to_dict(loaded, line, parts, show=show), used
-                        )
-                    else:
-                        own = output.draw(loaded, parts, show=show)
-                        drawn += (
-                            beside("edited" if used else "as it is", own) if edits else list(own)
-                        )
-            print_json(contents) if as_json else print_all(drawn, plain)
+            results.append([(used, parts) for parts in written])
+        for line, *versions in zip(batch, *results, strict=True):
+            _print_texts(loaded, line, versions, show=show, as_json=as_json, plain=plain)
 
 
 def summarize(
@@ -99,17 +86,14 @@ def summarize(
     """Summarize documents. A document too long for the model is summarized in parts, one line for
     each part.
     """
-    from ..tasks.explaining import show as output
-    from ..tasks.writing.rewrite import rewrite, split_by_length
+    from ..tasks.writing import rewrite, split_by_length
 
     loaded = load_model(model, device)
     documents = list(_read_documents(text or []))
     summaries = rewrite(loaded, documents, split_by_length, beams=beams, n_best=n_best)
+    layout: dict[str, Any] = {"show": show, "as_json": as_json, "plain": plain, "between": "\n"}
     for document, parts in zip(documents, summaries, strict=True):
-        if as_json:
-            print_json(output.to_dict(loaded, document, parts, between="\n", show=show))
-        else:
-            print_all(output.draw(loaded, parts, between="\n", show=show), plain)
+        _print_texts(loaded, document, [([], parts)], **layout)
 
 
 def generate(
@@ -146,39 +130,32 @@ def generate(
 
     With --mute or --hide, each text is followed by the one that the edited model writes.
     """
-    from ..tasks.explaining import show as output
-    from ..tasks.writing import write_on
-    from ..tasks.writing.rewrite import RewrittenPart
+    from ..tasks.writing import RewrittenPart, sample_text, search_text, stream_text
 
     edits = read_edits(mute, hide)
     loaded = load_model(model, device)
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     sampling |= {"max_new_tokens": max_new_tokens}
     for text in _read_documents(prompt or []) if prompt or not _stdin_is_terminal() else [""]:
+        # One text as it is: print each token as soon as it is written.
         if beams is None and n_best == 1 and not (as_json or show or edits):
-            tokens = write_on.stream_text(loaded, text, seed=seed, **sampling)
+            tokens = stream_text(loaded, text, seed=seed, **sampling)
             for piece in chain([text], (token.text or "" for token in tokens), ["\n"]):
                 print(piece, end="", flush=True)
             continue
-        contents = dict[str, Any]()
-        drawn = list[Any]()
-        for used in [[], edits] if edits else [[]]:
+        versions = []
+        for used in _versions(edits):
             with editing(loaded, used):
                 if beams is not None:
                     limits = {"max_new_tokens": max_new_tokens, "beams": beams, "n_best": n_best}
-                    found = write_on.search_text(loaded, text, **limits)
+                    found = search_text(loaded, text, **limits)
                 else:
                     found = [
-                        write_on.sample_text(loaded, text, seed=seed + i, **sampling)
-                        for i in range(n_best)
+                        sample_text(loaded, text, seed=seed + i, **sampling) for i in range(n_best)
                     ]
-                parts = [RewrittenPart(text, found)]
-                if as_json:
-                    contents |= _beside_json(output.to_dict(loaded, text, parts, show=show), used)
-                else:
-                    own = output.draw(loaded, parts, before=text, show=show)
-                    drawn += beside("edited" if used else "as it is", own) if edits else list(own)
-        print_json(contents) if as_json else print_all(drawn, plain)
+            versions.append((used, [RewrittenPart(text, found)]))
+        layout: dict[str, Any] = {"show": show, "as_json": as_json, "plain": plain}
+        _print_texts(loaded, text, versions, before=text, **layout)
 
 
 def recall(
@@ -202,6 +179,7 @@ def recall(
     from ..tasks.learning.recall import answer_questions, as_question
 
     loaded = load_model(model, device)
+    # All names before the first answer: they are answered in batches.
     questions = [as_question(line.strip()) for line in _read_lines(name or []) if line.strip()]
     for question, answer in zip(questions, answer_questions(loaded, questions), strict=True):
         if as_json:
@@ -210,9 +188,43 @@ def recall(
             print(answer)
 
 
-def _beside_json(contents: dict[str, Any], edits: Sequence[Any]) -> dict[str, Any]:
-    """Return the contents; those of an edited model under "edited", with the edits as sentences."""
-    return {"edited": contents, "edits": [str(edit) for edit in edits]} if edits else contents
+def _versions(edits: list[Any]) -> list[list[Any]]:
+    """Return the edits with which a text is written: none and, where there are edits, those."""
+    return [[], edits] if edits else [[]]
+
+
+def _print_texts(
+    model: Any,
+    text: str,
+    versions: Sequence[tuple[list[Any], Any]],
+    *,
+    show: bool,
+    as_json: bool,
+    plain: bool,
+    before: str = "",
+    between: str = " ",
+) -> None:
+    """Print what was written of one text, by the model as it is and by the edited one.
+
+    versions  the edits, and the parts that were written with them
+    before    a text that stands before what was written
+    between   what stands between two parts
+    """
+    from ..tasks.explaining import show as output
+
+    contents: dict[str, Any] = {}
+    drawn: list[Any] = []
+    for used, parts in versions:
+        # The tables of --show run the model again.
+        with editing(model, used if show else []):
+            if as_json:
+                one = output.to_dict(model, text, parts, between=between, show=show)
+                contents |= {"edited": one, "edits": [*map(str, used)]} if used else one
+            else:
+                own = output.draw(model, parts, before=before, between=between, show=show)
+                label = "edited" if used else "as it is"
+                drawn += beside(label, own) if len(versions) > 1 else own
+    print_json(contents) if as_json else print_all(drawn, plain)
 
 
 # ------------------------------------------------------------------- the texts that a command reads
@@ -250,6 +262,7 @@ def _stdin_is_terminal() -> bool:
 
 def _arguments_or_stdin(arguments: Sequence[str]) -> Sequence[str | None]:
     """Return the arguments, or None alone, which stands for standard input."""
+    # What was read is gone: a second "-" would be empty.
     if list(arguments).count("-") > 1:
         raise ValueError('"-" is given twice; standard input can be read once')
     return arguments or (None,)
@@ -260,16 +273,15 @@ def _open_argument(argument: str | None) -> Iterator[IO[str]]:
     """Open an argument as a stream: a text, or the name of a file; `-` and None are standard
     input.
     """
-    stdin = argument is None or argument == "-"
+    name = "standard input"
     try:
-        with (
-            nullcontext(_open_stdin(argument))
-            if stdin
-            else _open_file_or_text(str(argument)) as stream
-        ):
-            yield stream
+        if argument is None or argument == "-":
+            yield _open_stdin(argument)  # which is not closed: it is the process's
+        else:
+            name = argument
+            with _open_file_or_text(argument) as stream:
+                yield stream
     except UnicodeDecodeError:
-        name = "standard input" if stdin else argument
         raise ValueError(f"{name} is not UTF-8 text; iconv -t utf-8 makes it so") from None
 
 
@@ -281,6 +293,7 @@ def _open_stdin(argument: str | None) -> IO[str]:
         raise ValueError(
             'there is nothing to read; give a text in quotes, a file, or "-" for a pipe'
         )
+    # utf-8-sig, as for files: Windows puts a mark before the text.
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig")
     return sys.stdin
@@ -292,11 +305,10 @@ def _open_file_or_text(text: str) -> IO[str]:
             return Path(text).open(encoding="utf-8-sig")
     except PermissionError:
         raise ValueError(f"{text} cannot be read: no permission") from None
-    except (
-        OSError,
-        ValueError,
-    ):  # too long for a file's name, or with characters that no name has: a text
+    except (OSError, ValueError):
+        # Too long for a file's name, or with characters that no name has: a text.
         return StringIO(text)
+    # A misspelt file would otherwise be translated as a text.
     if LIKE_A_FILE.fullmatch(text):
         raise ValueError(f'there is no file "{text}"; if that is a text, send it through a pipe')
     return StringIO(text)

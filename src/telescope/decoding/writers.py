@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Mask, padding
-from ..files.panics import panics_as_errors
+from ..files import panics_as_errors
 from ..layers import Cache
 from ..models import (
     GPT,

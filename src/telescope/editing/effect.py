@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
-from ..files.frames import frame
+from ..files import frame
 from ..recording.names import list_names
 from ..traces.render import render_text
 from ..words import hint

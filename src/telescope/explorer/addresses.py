@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 
-from ..files.paths import describe_error
+from ..words import describe_error
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 IPV4_ROUTES = Path("/proc/net/fib_trie")

@@ -19,7 +19,7 @@ from ..tasks.explaining.sentence_views import (
     watch_translation,
     written_words,
 )
-from ..tasks.writing.rewrite import encode_text, max_source_tokens
+from ..tasks.writing import encode_text, max_source_tokens
 from ..traces.whole_words import Words
 from .output import Output
 from .requests import Refusal

@@ -1,5 +1,5 @@
-"""Atomic writes: a new folder is filled next to its destination and renamed once everything is on
-disk.
+"""Write files and folders as a whole or not at all, and find out before long work whether they can
+be written: a new folder is filled next to its destination, and renamed once everything is on disk.
 """
 
 import ctypes
@@ -9,16 +9,16 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from time import time
 
 from safetensors import SafetensorError, safe_open
 
+from ..words import describe_error, format_bytes
 from .errors import WriteError
-from .paths import describe_error
+from .locks import lock_descriptor
 from .safetensors import WEIGHTS_FILE
 
 # The metadata in the header of our weights, by which a folder that Telescope wrote is recognised.
@@ -26,6 +26,7 @@ from .safetensors import WEIGHTS_FILE
 WRITTEN_BY = {"format": "pt", "written_by": "telescope"}
 OUR_FILES = {WEIGHTS_FILE, "config.json", "tokenizer.json", "tokenizer_config.json"}
 DAY = 24 * 60 * 60  # seconds
+BLOCK = 4096  # bytes of a trial file: a full disk takes an empty file
 
 
 @contextmanager
@@ -53,6 +54,7 @@ def atomic_folder(
         place.parent.mkdir(parents=True, exist_ok=True)
         with _new_folder(place) as new:
             yield new
+            # What is renamed before it is on disk may be empty after a power failure.
             _sync_folder(new)
             _put_in_place(new, place)
 
@@ -72,14 +74,15 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             yield place
             return
         recover(place)
-        with _new_folder(place) as new:
-            yield new / place.name
+        with _new_folder(place) as folder:
+            new = folder / place.name
+            yield new
             if place.exists():
-                shutil.copymode(place, new / place.name)
-            sync_file(new / place.name)
-            (new / place.name).replace(place)
+                shutil.copymode(place, new)
+            sync_file(new)
+            new.replace(place)
             sync_file(place.parent)
-            new.rmdir()
+            folder.rmdir()
 
 
 @contextmanager
@@ -141,10 +144,11 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
 
 def _put_in_place(new: Path, place: Path) -> None:
     """Rename the folder `new` to `place`, and remove the folder that had this name before."""
-    old = new
+    old = new  # after an exchange the old folder has the new one's name
     if not place.exists():
         new.rename(place)
     elif not _exchange(new, place):
+        # Two renames: a process that is killed between them is helped by `recover`.
         old = _hidden_sibling(place, "replaced")
         place.rename(old)
         try:
@@ -153,6 +157,7 @@ def _put_in_place(new: Path, place: Path) -> None:
             if not place.exists():
                 old.rename(place)
             raise
+    # The new name must be on disk before the old folder is removed.
     sync_file(place.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -161,20 +166,16 @@ def _exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two folders in one step; return False where the system or the disk
     cannot.
     """
-    names = os.fsencode(one), os.fsencode(other)
-    try:
+    first = os.fsencode(one)
+    second = os.fsencode(other)
+    failed = True
+    with suppress(AttributeError, OSError):  # a C library without this function
         if sys.platform == "linux":
-            at_fdcwd = -100
-            rename_exchange = 2  # the C constants AT_FDCWD and RENAME_EXCHANGE
-            return bool(
-                ctypes.CDLL(None).renameat2(at_fdcwd, names[0], at_fdcwd, names[1], rename_exchange)
-                == 0
-            )
-        if sys.platform == "darwin":
-            return bool(ctypes.CDLL(None).renamex_np(*names, 2) == 0)  # RENAME_SWAP
-    except (AttributeError, OSError):  # a C library without this function
-        pass
-    return False
+            # -100 is the C constant AT_FDCWD, 2 is RENAME_EXCHANGE.
+            failed = ctypes.CDLL(None).renameat2(-100, first, -100, second, 2)
+        elif sys.platform == "darwin":
+            failed = ctypes.CDLL(None).renamex_np(first, second, 2)  # RENAME_SWAP
+    return not failed
 
 
 def _hidden_sibling(place: Path, use: str) -> Path:
@@ -223,26 +224,11 @@ def _remove_if_abandoned(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder and return the file descriptor that holds the lock until it is closed or the
-    process ends.
-
-    Returns None where the system or the disk cannot lock folders; raises a BlockingIOError where
-    another process has the lock.
-    """
+    """Lock a folder; see `lock_descriptor`."""
     try:
-        fcntl = import_module("fcntl")
-        opened = os.open(folder, os.O_RDONLY)
-    except (ImportError, PermissionError):  # Windows
+        return lock_descriptor(folder)
+    except PermissionError:  # a folder that cannot be opened for reading cannot be locked
         return None
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(opened)
-        raise
-    except OSError:  # a network disk without locks
-        os.close(opened)
-        return None
-    return opened
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -268,8 +254,7 @@ def _check_is_saved_model(place: Path) -> None:
         if unknown:
             raise ValueError(
                 f"{place} holds {unknown[0]}, which would be lost; a model is saved into a new "
-                "folder, "
-                "or over one that holds nothing but a saved model"
+                "folder, or over one that holds nothing but a saved model"
             )
         if names and not _is_written_by_us(place / WEIGHTS_FILE):
             raise ValueError(
@@ -312,3 +297,46 @@ def sync_file(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+# -------------------------------------------------------------------------- before long work starts
+
+
+def check_can_write(path: str | os.PathLike[str], *, size: int = 0, name: str = "") -> None:
+    """Raise a ValueError unless a file or folder can be made at `path`, its missing parents
+    included.
+
+    A trial is written under a hidden name and removed again: permissions do not tell of a full or
+    read-only disk, nor of a name that is too long. What exists at `path` is neither read nor
+    changed.
+
+    size  bytes that will be written, where known: as much must be free
+    name  of the option that gave the path, for the error
+    """
+    said = f"{name} {path}".strip()
+    place = resolve_path(path)
+    try:
+        folder = place.parent
+        while not folder.exists():
+            folder = folder.parent
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is a file, not a folder")
+        trial = folder / f".telescope.new-{token_hex(4)}"
+        trial.mkdir()
+        try:
+            inside = trial / place.relative_to(folder)
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            # The longest name that is needed: the one under which `atomic_folder` fills a folder.
+            inside.with_name(f".{inside.name}.new-{token_hex(4)}").write_bytes(bytes(BLOCK))
+        finally:
+            shutil.rmtree(trial, ignore_errors=True)
+        free = shutil.disk_usage(folder).free
+    except (OSError, ValueError) as problem:
+        raise ValueError(
+            f"{said} cannot be written: {describe_error(problem)}; name another place"
+        ) from None
+    if free < size:
+        raise ValueError(
+            f"{said} needs {format_bytes(size)}, and {format_bytes(free)} are free; make room, or "
+            "name another place"
+        )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import AbstractArray, Bool, Float, jaxtyped
@@ -44,11 +44,10 @@ VALUE_CLASSES: dict[str, type[Value]] = {
     and kind.__module__ == module.__name__
     and kind.__name__ not in _NOT_SAVED
 } | {"Attention": Attention}
+# Functions have names in files: nothing that is read is ever executed.
 NORMALIZERS = {"softmax": softmax, "by_sum": by_sum}
 MAX_DEPTH = 32  # levels of nesting that are read; definitions that are saved have a handful
-MAX_INT = (
-    2**62
-)  # whole numbers must be smaller, so that the sum of two still fits into a tensor's int64
+MAX_INT = 2**62  # whole numbers must be smaller: the sum of two still fits into a tensor's int64
 
 
 # ------------------------------------------------------------------------------------------ to JSON
@@ -62,6 +61,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     repr alone. Any other unknown object raises a ValueError.
     """
     if isinstance(value, Tensor):
+        # A tensor that occurs twice is saved once, so that it is one tensor again when loaded.
         existing = (name for name, tensor in tensors.items() if tensor is value)
         name = next(existing, f"attention.{len(tensors)}")
         tensors[name] = value
@@ -70,18 +70,19 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         return [to_json(part, tensors) for part in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if type(value).__name__ in VALUE_CLASSES and VALUE_CLASSES[type(value).__name__] is type(value):
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
+    # By identity: a class of the user's own may have the name of one of ours.
+    if VALUE_CLASSES.get(type(value).__name__) is type(value):
+        parts = {name: getattr(value, name) for name in _field_types(type(value))}
         functions = [
             part for part in parts.values() if callable(part) and not isinstance(part, Value)
         ]
+        # The normalizer of an Attention is a function that has a name in files.
         if not functions or isinstance(value, Attention):
-            return {"is": type(value).__name__} | {
-                name: to_json(part, tensors) for name, part in parts.items()
-            }
-    names = [name for name, normalizer in NORMALIZERS.items() if normalizer is value]
-    if names:
-        return {"normalizer": names[0]}
+            saved = {name: to_json(part, tensors) for name, part in parts.items()}
+            return {"is": type(value).__name__} | saved
+    for name, normalizer in NORMALIZERS.items():
+        if normalizer is value:
+            return {"normalizer": name}
     for kind, what in ((Mask, "mask"), (Bias, "bias")):
         if isinstance(value, kind):
             return {"untold": what, "name": repr(value)}
@@ -101,8 +102,7 @@ def check_savable(name: str, attention: Attention) -> None:
     if unsaved is not None:
         raise ValueError(
             f"{name}: {unsaved}, so the model could not be saved; a tensor can be: "
-            "ts.from_additive(tensor), "
-            "ts.relative(table), mask=ts.from_tensor(tensor)"
+            "ts.from_additive(tensor), ts.relative(table), mask=ts.from_tensor(tensor)"
         )
 
 
@@ -138,15 +138,14 @@ def from_json(parsed: Any, tensors: dict[str, Tensor], where: str, depth: int = 
         raise LoadError(f"{where}: its definition is nested more than {MAX_DEPTH} deep")
     match parsed:
         case {"tensor": str(name), "parameter": True} if name in tensors:
-            if not isinstance(
-                tensors[name], nn.Parameter
-            ):  # a second reference gets the same parameter
-                if not tensors[name].is_floating_point():
-                    raise LoadError(
-                        f'{where}: its tensor "{name}" is {tensors[name].dtype}, which cannot be '
-                        "learnt"
-                    )
-                tensors[name] = nn.Parameter(tensors[name])
+            tensor = tensors[name]
+            if not tensor.is_floating_point():
+                raise LoadError(
+                    f'{where}: its tensor "{name}" is {tensor.dtype}, which cannot be learnt'
+                )
+            # A second reference gets the same parameter.
+            if not isinstance(tensor, nn.Parameter):
+                tensors[name] = nn.Parameter(tensor)
             return tensors[name]
         case {"tensor": str(name)} if name in tensors:
             return tensors[name]
@@ -176,6 +175,7 @@ def _construct(name: str, given: dict[str, Any], where: str) -> Value:
     """
     kind: Any = VALUE_CLASSES[name]
     types = _field_types(kind)
+    # The file may be hostile: check names and types before anything is called with them.
     for part, value in given.items():
         if part not in types:
             raise LoadError(f'{where}: {name} has no field "{part}"; {hint(part, types)}')
@@ -197,8 +197,7 @@ def _construct(name: str, given: dict[str, Any], where: str) -> Value:
         raise LoadError(f"{where}: {name} refuses its fields: {problem}") from None
     if isinstance(value, Restriction):
         _check_restriction(value, where)
-    constructed: Value = value
-    return constructed
+    return cast(Value, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,9 +217,7 @@ class UnsavedMask(Mask):
 
 @dataclass(frozen=True, eq=False)
 class UnsavedBias(Bias):
-    """Stands for a bias that was a function: its name was saved, the function was not. Using it
-    raises a ValueError.
-    """
+    """Stands for a bias that was a function, as `UnsavedMask` does for a mask."""
 
     name: str
 
@@ -262,28 +259,24 @@ def _matches_option(value: Any, kind: Any, alone: bool) -> bool:
     if kind in (int, float) and type(value) is int:
         return abs(value) < MAX_INT
     if get_origin(kind) is tuple:
+        if type(value) is not tuple:
+            return False
         kinds = get_args(kind)
-        kinds = (
-            kinds[:1] * len(value) if kinds[1:] == (...,) and isinstance(value, tuple) else kinds
-        )
-        return (
-            type(value) is tuple
-            and len(value) == len(kinds)
-            and all(map(_matches_type, value, kinds))
-        )
+        if kinds[1:] == (...,):  # tuple[int, ...]
+            kinds = kinds[:1] * len(value)
+        return len(value) == len(kinds) and all(map(_matches_type, value, kinds))
     if get_origin(kind) is Callable:
         return alone and value in NORMALIZERS.values()
     if kind is NoneType or not issubclass(kind, AbstractArray):
         return isinstance(value, kind) and not isinstance(value, bool)
     if not isinstance(value, Tensor):
         return False
-    whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    with jaxtyped(
-        "context"
-    ):  # a scope of its own: other tensors may use the same names for their axes
-        return isinstance(
-            value.long() if whole else value, kind
-        )  # jaxtyping's Int does not include unsigned dtypes
+    # jaxtyping's Int does not include unsigned dtypes.
+    if not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool):
+        value = value.long()
+    # A scope of its own: other tensors may use the same names for their axes.
+    with jaxtyped("context"):
+        return isinstance(value, kind)
 
 
 def _check_restriction(restriction: Restriction, where: str) -> None:
@@ -293,13 +286,10 @@ def _check_restriction(restriction: Restriction, where: str) -> None:
     of = getattr(restriction, "of", None)
     which = getattr(restriction, "which", None)
     size = of[0] if isinstance(of, tuple) else of
-    inside = (
-        which is None
-        or size is None
-        or not which.numel()
-        or (which.min() >= 0 and which.max() < size)
-    )
-    if not inside or getattr(restriction, "gone", 0) < 0:
+    outside = False
+    if which is not None and size is not None and which.numel():
+        outside = bool(which.min() < 0 or which.max() >= size)
+    if outside or getattr(restriction, "gone", 0) < 0:
         raise LoadError(
             f"{where}: {type(restriction).__name__} selects indices outside of the whole"
         )
@@ -309,8 +299,6 @@ def _describe(value: Any) -> str:
     """Return a value for an error message: a tensor by its dtype and shape, anything else by at
     most 80 characters.
     """
-    return (
-        f"a tensor of {value.dtype}, {list(value.shape)}"
-        if isinstance(value, Tensor)
-        else repr(value)[:80]
-    )
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype}, {list(value.shape)}"
+    return repr(value)[:80]

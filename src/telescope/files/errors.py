@@ -1,8 +1,12 @@
-"""The errors that reading and writing files raise."""
+"""Errors of reading and writing files, panics of libraries, and packages that are not installed."""
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
+from importlib import import_module
+from typing import Any
 
 from ..words import one_line
 
@@ -45,8 +49,43 @@ class WriteError(OSError, ValueError):
             "the disk is full; make room, and run the same command again" if is_full else system
         )
         super().__init__(one_line(f"{path} cannot be written: {self.reason}"))
+        # After super().__init__: OSError with a single argument resets both.
         self.errno = number
         self.strerror = system
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class PanicError(ValueError):
+    """A library failed at its input in a way that its authors did not expect."""
+
+
+@contextmanager
+def panics_as_errors(what: str) -> Iterator[None]:
+    """Raise a PanicError, "`what`: ...", in place of a panic of a library written in Rust."""
+    try:
+        yield
+    except BaseException as problem:
+        # pyo3's PanicException is no Exception, so that nobody catches it, and cannot be imported.
+        if type(problem).__name__ != "PanicException":
+            raise
+        raise PanicError(f"{what}: {str(problem).partition(chr(10))[0]}") from None
+
+
+def import_optional(module: str, what: str, extra: str | None = None) -> Any:
+    """Import a module of an optional package when it is first used.
+
+    what   needs the package, for the error
+    extra  the extra of Telescope that installs the package; without one, the package's own name
+
+    Raises a ValueError that says how to install the package where it is missing.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.partition(".")[0].replace("_", "-")
+        wanted = package if extra is None else f"'telescope-attention[{extra}]'"
+        raise ValueError(
+            f"{what} needs {package}, which is not installed: pip install {wanted}"
+        ) from None

@@ -16,6 +16,29 @@ from .errors import WriteError
 LOCK = ".lock"  # in a folder that one process writes to
 
 
+def lock_descriptor(path: Path, flags: int = os.O_RDONLY, *, shared: bool = False) -> int | None:
+    """Open a file or a folder and lock it; return the descriptor, which holds the lock until it is
+    closed or the process ends.
+
+    Returns None where the system or the disk cannot lock; raises a BlockingIOError where another
+    process has the lock.
+    """
+    try:
+        fcntl = import_module("fcntl")
+    except ImportError:  # Windows
+        return None
+    opened = os.open(path, flags, 0o666)
+    try:
+        fcntl.flock(opened, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        raise
+    except OSError:  # a network disk without locks
+        os.close(opened)
+        return None
+    return opened
+
+
 class FileLock:
     """The lock of a file; released by `release`, or when the process ends, however it ends."""
 
@@ -32,10 +55,10 @@ class FileLock:
         """Return whether the file of this name is the locked one: its last owner may have removed
         it meanwhile.
         """
+        if self._descriptor is None:
+            return True
         try:
-            return self._descriptor is None or os.path.samestat(
-                os.fstat(self._descriptor), file.stat()
-            )
+            return os.path.samestat(os.fstat(self._descriptor), file.stat())
         except FileNotFoundError:
             return False
 
@@ -49,22 +72,15 @@ class FileLock:
 def is_locked(file: Path) -> bool:
     """Return whether a process holds the lock of a file; False where the system or the disk cannot
     lock files.
-
-    The lock that is tried is a shared one, so that several processes can ask at once.
     """
     try:
-        fcntl = import_module("fcntl")
-        opened = os.open(file, os.O_RDONLY)
-    except (ImportError, FileNotFoundError):
-        return False
-    try:
-        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # A shared lock, so that several processes can ask at once.
+        descriptor = lock_descriptor(file, shared=True)
     except BlockingIOError:
         return True
-    except OSError:  # a network disk without locks
+    except FileNotFoundError:
         return False
-    finally:
-        os.close(opened)
+    FileLock(descriptor).release()
     return False
 
 
@@ -74,19 +90,9 @@ def lock_file(file: Path) -> FileLock | None:
     Where the system or the disk cannot lock files, the lock has no effect.
     """
     try:
-        fcntl = import_module("fcntl")
-    except ImportError:  # Windows
-        return FileLock(None)
-    opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return FileLock(lock_descriptor(file, os.O_RDWR | os.O_CREAT))
     except BlockingIOError:
-        os.close(opened)
         return None
-    except OSError:  # a network disk without locks
-        os.close(opened)
-        return FileLock(None)
-    return FileLock(opened)
 
 
 @contextmanager
@@ -108,9 +114,9 @@ def locked_folder(folder: Path) -> Iterator[None]:
     except OSError as problem:
         raise WriteError(folder, problem) from None
     if lock is None:
+        owner = _describe_owner(file)
         raise ValueError(
-            f"{folder} is in use by {_describe_owner(file)}; wait until it ends, or choose another "
-            "folder"
+            f"{folder} is in use by {owner}; wait until it ends, or choose another folder"
         )
     try:
         yield
@@ -131,6 +137,7 @@ def _lock_described(file: Path) -> FileLock | None:
             return None
         if lock.is_of(file):
             break
+        # Another process has removed the file between our opening and our locking: try again.
         lock.release()
     since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}

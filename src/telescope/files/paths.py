@@ -2,16 +2,17 @@
 of one sentence.
 """
 
+import fnmatch
 import json
 import os
 import stat
-from errno import ELOOP
 from pathlib import Path
 from typing import Any
 
-from ..words import closest_name
+from ..words import closest_name, describe_error
 from .errors import LoadError
 
+# Files that torch.load opens, which may run code.
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -21,13 +22,14 @@ def check_exists(path: str | os.PathLike[str]) -> Path:
     """
     place = Path(path)
     try:
+        # stat, not exists: it tells why a path cannot be used.
         place.stat()
     except FileNotFoundError:
         if place.is_symlink():
             raise LoadError(
                 f"{place} is a link to {os.readlink(place)}, which does not exist"
             ) from None
-        raise LoadError(f"{place} does not exist{_suggestion(place)}") from None
+        raise LoadError(f"{place} does not exist{suggest_name(place)}") from None
     except (OSError, ValueError) as error:
         raise LoadError(f"{place} cannot be read: {describe_error(error)}") from None
     return place
@@ -39,8 +41,8 @@ def is_missing(path: str) -> bool:
         os.lstat(path)
     except FileNotFoundError:
         return True
-    except (OSError, ValueError):
-        return False
+    except (OSError, ValueError):  # not readable, or with characters that no name has
+        pass
     return False
 
 
@@ -66,6 +68,7 @@ def check_is_file(place: Path) -> Path:
 
 def read_bytes(place: Path, *, at_most: int) -> bytes:
     """Return the contents of a file; a LoadError where the file has more than `at_most` bytes."""
+    # The size that a file claims may be wrong, as that of /proc is: read one byte more.
     contents = read_start(place, at_most + 1)
     if len(contents) > at_most:
         raise LoadError(
@@ -87,8 +90,7 @@ def pickle_error(place: Path) -> LoadError:
     """Return the error for a pickle, with the line that converts it to safetensors."""
     return LoadError(
         f"{place} is a pickle, which can run any code when it is opened, so it is not; where you "
-        "trust it, "
-        f'safetensors.torch.save_file(torch.load("{place.name}", weights_only=True), '
+        f'trust it, safetensors.torch.save_file(torch.load("{place.name}", weights_only=True), '
         '"model.safetensors") converts it'
     )
 
@@ -103,6 +105,7 @@ def read_json(place: Path) -> dict[str, Any]:
 def parse_json(contents: bytes, name: str) -> dict[str, Any]:
     """Return the JSON object in `contents`; `name` is the name of the file, for errors."""
     try:
+        # Of two equal fields json.loads keeps the last; another reader may keep the first.
         parsed = json.loads(contents.decode("utf-8"), object_pairs_hook=_reject_duplicates)
     except RecursionError:
         raise LoadError(f"{name} is not JSON that can be read: it is nested too deep") from None
@@ -115,19 +118,6 @@ def parse_json(contents: bytes, name: str) -> dict[str, Any]:
     return parsed
 
 
-def describe_error(error: Exception) -> str:
-    """Return the reason of a failed system call in a few words."""
-    if isinstance(error, PermissionError):
-        return "no permission"
-    if isinstance(error, OSError):
-        return (
-            "its links go in a circle"
-            if error.errno == ELOOP
-            else str(error.strerror or error).lower()
-        )
-    return str(error)
-
-
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of a JSON object; a ValueError where a field occurs twice."""
     fields: dict[str, Any] = {}
@@ -138,12 +128,13 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _suggestion(place: Path) -> str:
+def suggest_name(place: Path, pattern: str = "*") -> str:
     """Return '; did you mean "gpt2"?' with the most similar name in the same folder, or an empty
-    string.
+    string; only names that fit `pattern` are suggested.
     """
     try:
-        similar = closest_name(place.name, os.listdir(place.parent))
+        names = os.listdir(place.parent)
     except OSError:
         return ""
+    similar = closest_name(place.name, fnmatch.filter(names, pattern))
     return f'; did you mean "{place.parent / similar}"?' if similar else ""

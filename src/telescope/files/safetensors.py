@@ -25,6 +25,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
+# Of weights; and the size of each dtype that the format has.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1}
 BYTES |= {f"{kind}{bits}": bits // 8 for kind in "IU" for bits in (8, 16, 32, 64)}
@@ -45,29 +46,19 @@ class TensorEntry:
         if self.kind not in DTYPES:
             raise LoadError(
                 f'{self.file}: tensor "{self.name}" is {self.kind}; weights are '
-                f"{', '.join(DTYPES)}, "
-                "so quantised weights must be dequantised first"
+                f"{', '.join(DTYPES)}, so quantised weights must be dequantised first"
             )
         return DTYPES[self.kind]
 
 
-class StoredTensors(Mapping[str, TensorEntry]):
-    """The tensors of one or several files: a mapping from name to description. `reader()` reads
-    their numbers.
+class StoredTensors(dict[str, TensorEntry]):
+    """The tensors of one or several files: their descriptions by name. `reader()` reads their
+    numbers.
     """
 
-    def __init__(self, source: Path, entries: dict[str, TensorEntry]) -> None:
+    def __init__(self, source: Path, entries: Mapping[str, TensorEntry]) -> None:
+        super().__init__(entries)
         self.source = source  # the file that lists all tensors: the index, or the only file
-        self._entries = entries
-
-    def __getitem__(self, name: str) -> TensorEntry:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def renamed(self, rename: Callable[[str], str]) -> "StoredTensors":
         """Return the same tensors under the names that `rename` returns; a LoadError where two
@@ -75,7 +66,8 @@ class StoredTensors(Mapping[str, TensorEntry]):
         """
         renamed: dict[str, TensorEntry] = {}
         for name, entry in self.items():
-            if (other := renamed.setdefault(rename(name), entry)) is not entry:
+            other = renamed.setdefault(rename(name), entry)
+            if other is not entry:
                 raise LoadError(
                     f'{entry.file}: tensors "{other.name}" and "{name}" are two names of the same '
                     "tensor"
@@ -89,7 +81,7 @@ class StoredTensors(Mapping[str, TensorEntry]):
         """
         with ExitStack() as stack:
 
-            @cache
+            @cache  # each file is opened once, when the first of its tensors is read
             def open_file(file: Path) -> Any:
                 return stack.enter_context(safe_open(file, "pt"))
 
@@ -113,6 +105,7 @@ class TensorsInMemory(StoredTensors):
     """Tensors that were read from a file of another format."""
 
     def __init__(self, source: Path, tensors: dict[str, Tensor]) -> None:
+        # The dtypes that weights can have: a reader of another format makes these.
         kinds = {dtype: kind for kind, dtype in DTYPES.items()}
         entries = {
             name: TensorEntry(source, name, kinds[tensor.dtype], tuple(tensor.shape))
@@ -149,6 +142,7 @@ def scan_folder(folder: Path) -> StoredTensors:
     """Return the tensors of a folder: of model.safetensors or, where there is an index instead, of
     all its files.
     """
+    # The single file first: that is what Telescope writes.
     names = paths.list_names(folder)
     if WEIGHTS_FILE in names:
         return scan_file(folder / WEIGHTS_FILE)
@@ -162,13 +156,8 @@ def scan_folder(folder: Path) -> StoredTensors:
 
 def scan_file(file: Path) -> StoredTensors:
     """Return the tensors of one file, from its header."""
-    return StoredTensors(
-        file,
-        {
-            name: TensorEntry(file, name, kind, shape)
-            for name, (kind, shape) in read_header(file).items()
-        },
-    )
+    header = read_header(file)
+    return StoredTensors(file, {name: TensorEntry(file, name, *header[name]) for name in header})
 
 
 def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -177,6 +166,7 @@ def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     The format: 8 bytes with the length of the header, the header as JSON, then the tensors without
     gaps.
     """
+    # The length is checked before so many bytes are read.
     size = paths.check_is_file(file).stat().st_size
     length = int.from_bytes(paths.read_start(file, 8), "little")
     if size < 8 or length > size - 8:
@@ -188,11 +178,14 @@ def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         raise LoadError(
             f"{file}: its header has {length:,} bytes; more than {MAX_HEADER_BYTES:,} are not read"
         )
+    # The header is read by the checks of any other JSON: no field twice, not nested too deep.
     described = paths.parse_json(paths.read_start(file, 8 + length)[8:], f"{file}: its header")
     described.pop("__metadata__", None)
 
+    # Tensors lie one after another, without gaps and without overlap, up to the end of the file.
+    available = size - 8 - length
     spans = {
-        name: _byte_range(f'{file}: tensor "{name}"', entry, size - 8 - length)
+        name: _byte_range(f'{file}: tensor "{name}"', entry, available)
         for name, entry in described.items()
     }
     stop = 0
@@ -203,9 +196,9 @@ def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
                 "free"
             )
         stop = past
-    if stop != size - 8 - length:
+    if stop != available:
         raise LoadError(
-            f"{file} has {size - 8 - length - stop:,} bytes after its last tensor, which its "
+            f"{file} has {available - stop:,} bytes after its last tensor, which its "
             "header does not describe"
         )
     return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in described.items()}
@@ -219,6 +212,7 @@ def _byte_range(tensor: str, entry: Any, available: int) -> tuple[int, int]:
     available  the number of bytes after the header
     """
     match entry:
+        # Python has whole numbers of any size; tensors have those below 2**63, and few axes.
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [start, past]} if (
             len(entry) == 3
             and len(shape) < 9
@@ -236,11 +230,11 @@ def _byte_range(tensor: str, entry: Any, available: int) -> tuple[int, int]:
             f"{tensor} should end at byte {past:,}, but only {available:,} are there: the file is "
             "truncated"
         )
-    if prod(shape) * BYTES[kind] != past - start:
+    needed = prod(shape) * BYTES[kind]
+    if needed != past - start:
         raise LoadError(
-            f"{tensor} should be {kind} of shape {list(shape)}, {prod(shape) * BYTES[kind]:,} "
-            "bytes, "
-            f"and has {past - start:,}"
+            f"{tensor} should be {kind} of shape {list(shape)}, {needed:,} bytes, and has "
+            f"{past - start:,}"
         )
     return start, past
 
@@ -257,6 +251,7 @@ def _scan_shards(folder: Path) -> StoredTensors:
         or not all(isinstance(shard, str) for shard in weight_map.values())
     ):
         raise LoadError(f'{index} has no "weight_map" that says in which file each tensor lies')
+    # The index may be hostile: a shard must not lead out of the folder.
     shards = sorted(set(weight_map.values()))
     for shard in shards:
         if (
@@ -267,6 +262,7 @@ def _scan_shards(folder: Path) -> StoredTensors:
             raise LoadError(
                 f"{index} names {shard!r}, which is not a safetensors file in the same folder"
             )
+    # Index and files must agree, in both directions.
     entries: dict[str, TensorEntry] = {}
     for shard in shards:
         for name, entry in scan_file(folder / shard).items():
@@ -292,6 +288,7 @@ def tensor_checksum(tensor: Shaped[Tensor, "..."]) -> int:
     detected too.
     """
     description = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    # The bytes as they are in memory, without a copy.
     numbers = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
     return crc32(numbers, crc32(description.encode()))
 
@@ -300,5 +297,6 @@ def manifest_checksum(manifest: dict[str, Any]) -> int:
     """Return the CRC-32 of a manifest's content, independent of its layout and without its field
     "crc32".
     """
+    # Sorted and without spaces: a file that was formatted anew has the same checksum.
     rest = {name: value for name, value in manifest.items() if name != "crc32"}
     return crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())

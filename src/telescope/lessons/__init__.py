@@ -6,7 +6,6 @@ solution, compares it with the library, and says what is wrong with a wrong one.
 """
 
 from . import check
-from .answers import WrongAnswer
-from .material import JOURNEY, TELESCOPE, journey, matrices, passages
+from .material import JOURNEY, TELESCOPE, WrongAnswer, journey, matrices, passages
 
 __all__ = ["JOURNEY", "TELESCOPE", "WrongAnswer", "check", "journey", "matrices", "passages"]

@@ -13,10 +13,12 @@ from .check_attention import (
     even_weights,
     masked_softmax,
     negative_weight,
+    reads,
     score_variance,
     scores,
     softmax,
     towards,
+    two_readings,
     weight_free,
 )
 from .check_looking import (
@@ -48,12 +50,10 @@ from .check_models import (
     multi_head,
     parameters,
     positions,
-    reads,
     split_heads,
     synthesizer,
     synthesizer_parameters,
     transformer,
-    two_readings,
 )
 
 __all__ = [

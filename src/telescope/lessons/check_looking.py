@@ -9,13 +9,22 @@ from torch import Tensor
 
 from ..engines import attend
 from ..interception import watch
-from ..layers import (
-    MultiHeadAttention,
-)
+from ..layers import MultiHeadAttention
 from ..models import GPT, GPTConfig
 from ..surveys import survey
-from .answers import Solution, WrongAnswer, call, compare, passed
-from .material import causal_matrix, matrices, normal
+from .material import (
+    Case,
+    Cases,
+    Solution,
+    WrongAnswer,
+    call,
+    causal_matrix,
+    compare,
+    exercise,
+    matrices,
+    normal,
+    passed,
+)
 
 # --------------------------------------------------------------------------------- 14  fast kernels
 
@@ -28,6 +37,7 @@ def attend_in_blocks(function: Solution) -> None:
     k[7] *= 6  # the largest score comes late: what was summed before has to be rescaled
     right = attend(q[None, None], k[None, None], v[None, None])[0, 0]
     raw = q @ k.mT / sqrt(8)
+    # What one gets without rescaling: a softmax for each block of three keys.
     each = torch.stack([raw[:, i : i + 3].softmax(-1) @ v[i : i + 3] for i in range(0, 10, 3)])
     compare(
         "attend_in_blocks",
@@ -36,12 +46,12 @@ def attend_in_blocks(function: Solution) -> None:
         {
             "each block has a softmax of its own, and they are averaged; keep one sum over all "
             "blocks": each.mean(0),
-            "each block has a softmax of its own, and they are added; keep one sum over all blocks": each.sum(
-                0
-            ),
+            "each block has a softmax of its own, and they are added; keep one sum over all "
+            "blocks": each.sum(0),
             "the scores are not divided by √d_k": (q @ k.mT).softmax(-1) @ v,
         },
     )
+    # Scores so large that exp overflows, unless the largest one is subtracted.
     big = call("attend_in_blocks", function, 60 * q, 60 * k, v, 4)
     if isinstance(big, Tensor) and not bool(big.isfinite().all()):
         raise WrongAnswer(
@@ -52,7 +62,8 @@ def attend_in_blocks(function: Solution) -> None:
     )
 
 
-def bytes_of_weights(function: Solution) -> None:
+@exercise("bytes_of_weights", "32,768 tokens, 12 heads, 28 layers: 672 GiB")
+def bytes_of_weights() -> Cases:
     """Check bytes_of_weights(n, heads, layers): the matrices of a model, 2 bytes a weight."""
     for n, heads, layers in ((32_768, 12, 28), (100, 2, 3)):
         right = float(2 * n * n * heads * layers)
@@ -61,30 +72,29 @@ def bytes_of_weights(function: Solution) -> None:
             "there is a number for each pair of tokens: n²": float(2 * n * heads * layers),
             "each layer has its own matrices": right / layers,
         }
-        compare(
-            "bytes_of_weights",
-            call("bytes_of_weights", function, n, heads, layers),
+        yield Case(
+            (n, heads, layers),
             right,
             mistakes,
         )
-    passed("bytes_of_weights", "32,768 tokens, 12 heads, 28 layers: 672 GiB")
 
 
 # ------------------------------------------------------------------- 15  looking without the matrix
 
 
-def received(function: Solution) -> None:
+@exercise("received", "agrees with ts.survey")
+def received() -> Cases:
     """Check received(q, k, lse, block): what each key gets from all queries, from a few queries at
     a time.
     """
     q = normal(9, 4)
     k = normal(7, 4, seed=1)
+    # top=0: only the sums are compared.
     seen = survey(q[None, None], k[None, None], top=0)
     assert seen.lse is not None
     raw = q @ k.mT / 2
-    compare(
-        "received",
-        call("received", function, q, k, seen.lse[0, 0], 2),
+    yield Case(
+        (q, k, seen.lse[0, 0], 2),
         seen.received[0, 0],
         {
             "these are sums over the keys, which are all 1; sum over the queries": torch.ones(9),
@@ -93,61 +103,57 @@ def received(function: Solution) -> None:
             "this is the mean over the queries; received is the sum": seen.received[0, 0] / 9,
         },
     )
-    passed("received", "agrees with ts.survey")
 
 
-def entropy_from_lse(function: Solution) -> None:
+@exercise("entropy_from_lse", "H = lse - E[s]: one number for each query, no logarithm of a weight")
+def entropy_from_lse() -> Cases:
     """Check entropy_from_lse(scores, lse): lse - Σ w s of each row."""
     raw = normal(5, 6)
     lse = raw.logsumexp(-1)
     weights = raw.softmax(-1)
     right = -torch.xlogy(weights, weights).sum(-1)
-    compare(
-        "entropy_from_lse",
-        call("entropy_from_lse", function, raw, lse),
+    yield Case(
+        (raw, lse),
         right,
         {
             "the sign is exchanged: H = lse - Σ w s": -right,
-            "the mean score has even weights here; weigh each score with exp(s - lse)": lse
-            - raw.mean(-1),
+            "the mean score has even weights here; weigh each score with exp(s - lse)": (
+                lse - raw.mean(-1)
+            ),
         },
-    )
-    passed(
-        "entropy_from_lse", "H = lse - E[s]: one number for each query, no logarithm of a weight"
     )
 
 
 # ------------------------------------------------------------------------ 16  watching a real model
 
 
-def previous_share(function: Solution) -> None:
+@exercise("previous_share", "agrees with recording.heads()")
+def previous_share() -> Cases:
     """Check previous_share(weights): the mean weight that queries, from the second on, give to the
     token before.
     """
+    # Three heads with random causal weights.
     weights = normal(3, 6, 6).masked_fill(~causal_matrix(6, 6), -torch.inf).softmax(-1)
-    right = weights.diagonal(-1, 1, 2).mean(-1)
-    compare(
-        "previous_share",
-        call("previous_share", function, weights),
+    before = weights.diagonal(-1, 1, 2)
+    right = before.mean(-1)
+    yield Case(
+        (weights,),
         right,
         {
-            "this is the weight on the token itself; the one before stands one below the diagonal": weights.diagonal(
-                0, 1, 2
-            ).mean(-1),
-            "the first query has no token before it; do not count it": weights.diagonal(
-                -1, 1, 2
-            ).sum(-1)
-            / 6,
+            "this is the weight on the token itself; the one before stands one below the "
+            "diagonal": weights.diagonal(0, 1, 2).mean(-1),
+            "the first query has no token before it; do not count it": before.sum(-1) / 6,
             "all heads are averaged; return one number for each head": right.mean(),
         },
     )
-    passed("previous_share", "agrees with recording.heads()")
 
 
-def induction_share(function: Solution) -> None:
+@exercise("induction_share", "agrees with recording.heads()")
+def induction_share() -> Cases:
     """Check induction_share(weights, ids): to the tokens that followed earlier occurrences of the
     query's token.
     """
+    # 7 and 3 come again: their followers, 3 and 5, are what an induction head looks at.
     ids = [7, 3, 5, 7, 3, 9, 7]
     weights = normal(2, 7, 7).masked_fill(~causal_matrix(7, 7), -torch.inf).softmax(-1)
     n = len(ids)
@@ -156,29 +162,27 @@ def induction_share(function: Solution) -> None:
     )
     same = torch.tensor([[j < i and ids[j] == ids[i] for j in range(n)] for i in range(n)])
     repeated = same.any(-1)
-    right = (weights * after).sum(-1)[:, repeated].mean(-1)
-    compare(
-        "induction_share",
-        call("induction_share", function, weights, torch.tensor(ids)),
+    followers = (weights * after).sum(-1)
+    right = followers[:, repeated].mean(-1)
+    yield Case(
+        (weights, torch.tensor(ids)),
         right,
         {
             "this is the weight on the earlier token itself; induction is the token after it": (
-                weights * same
-            )
-            .sum(-1)[:, repeated]
-            .mean(-1),
-            "average over the queries whose token occurred before, not over all": (weights * after)
-            .sum(-1)
-            .mean(-1),
+                (weights * same).sum(-1)[:, repeated].mean(-1)
+            ),
+            "average over the queries whose token occurred before, not over all": (
+                followers.mean(-1)
+            ),
         },
     )
-    passed("induction_share", "agrees with recording.heads()")
 
 
 # ---------------------------------------------------------------------------------- 17  changing it
 
 
-def muted(function: Solution) -> None:
+@exercise("muted", "agrees with ts.mute")
+def muted() -> Cases:
     """Check muted(x, W_q, W_k, W_v, W_o, heads, off): multi-head attention with the context of one
     head set to 0.
     """
@@ -190,15 +194,15 @@ def muted(function: Solution) -> None:
         (x[0] @ w[name]).reshape(5, 4, 2).transpose(0, 1)[None] for name in ("W_q", "W_k", "W_v")
     )
     context = attend(q, k, v)[0]
+    # The first head and one in the middle: off by one is noticed.
     for off in (0, 2):
         kept = context.clone()
         kept[off] = 0.0
         after = context.transpose(0, 1).reshape(5, 8) @ w["W_o"]
         sliced = after.clone()
         sliced[:, 2 * off : 2 * off + 2] = 0.0
-        compare(
-            "muted",
-            call("muted", function, x[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 4, off),
+        yield Case(
+            (x[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 4, off),
             kept.transpose(0, 1).reshape(5, 8) @ w["W_o"],
             {
                 "a slice of the output is 0; W_o has mixed the heads by then, so put the 0 before "
@@ -207,10 +211,10 @@ def muted(function: Solution) -> None:
                 "the context is not multiplied by W_o": kept.transpose(0, 1).reshape(5, 8),
             },
         )
-    passed("muted", "agrees with ts.mute")
 
 
-def hidden(function: Solution) -> None:
+@exercise("hidden", "agrees with attention over the other keys: no weight was formed again")
+def hidden() -> Cases:
     """Check hidden(o, lse, o_g, lse_g): the context without a group of keys."""
     q = normal(4, 8)
     k = normal(9, 8, seed=1)
@@ -221,11 +225,11 @@ def hidden(function: Solution) -> None:
     o_g = raw[:, group].softmax(-1) @ v[group]
     lse = raw.logsumexp(-1)
     lse_g = raw[:, group].logsumexp(-1)
+    # The share of the weight that the group had.
     a = (lse_g - lse).exp()[:, None]
     others = [0, 1, 5, 6, 7, 8]
-    compare(
-        "hidden",
-        call("hidden", function, o, lse, o_g, lse_g),
+    yield Case(
+        (o, lse, o_g, lse_g),
         raw[:, others].softmax(-1) @ v[others],
         {
             "the weights that are left must sum to 1 again: divide by 1 - a": o - a * o_g,
@@ -233,13 +237,13 @@ def hidden(function: Solution) -> None:
             "divide by 1 - a, the share of the other keys, not by a": (o - a * o_g) / a,
         },
     )
-    passed("hidden", "agrees with attention over the other keys: no weight was formed again")
 
 
 # ------------------------------------------------------------------- 18  where an answer comes from
 
 
-def carried(function: Solution) -> None:
+@exercise("carried", "a key that is looked at and carries nothing counts for nothing")
+def carried() -> Cases:
     """Check carried(weights, values, W_o): the share of what each key carries to some rows, of one
     layer.
     """
@@ -247,30 +251,31 @@ def carried(function: Solution) -> None:
     values = normal(3, 6, 2, seed=1)
     W_o = normal(3, 2, 5, seed=2)
     values[:, 0] *= 0.01  # a key that is looked at and carries nothing
+    # What each key of each head would add to the residual stream, as a length.
     norms = (values @ W_o).norm(dim=-1)
     right = (weights * norms[:, None]).sum((0, 1))
     without_W_o = (weights * values.norm(dim=-1)[:, None]).sum((0, 1))
     vectors = (weights.mT.sum(-1)[..., None] * (values @ W_o)).sum(0).norm(dim=-1)
-    compare(
-        "carried",
-        call("carried", function, weights, values, W_o),
+    yield Case(
+        (weights, values, W_o),
         right / right.sum(),
         {
             "these are not shares yet: divide by their sum": right,
-            "these are plain weights; each counts with the length of W_o v of its key": weights.sum(
-                (0, 1)
-            )
-            / 12,
-            "the length of v is used; a head adds W_o v to the residual stream": without_W_o
-            / without_W_o.sum(),
-            "the vectors of all heads are added before their length is taken": vectors
-            / vectors.sum(),
+            "these are plain weights; each counts with the length of W_o v of its key": (
+                weights.sum((0, 1)) / 12
+            ),
+            "the length of v is used; a head adds W_o v to the residual stream": (
+                without_W_o / without_W_o.sum()
+            ),
+            "the vectors of all heads are added before their length is taken": (
+                vectors / vectors.sum()
+            ),
         },
     )
-    passed("carried", "a key that is looked at and carries nothing counts for nothing")
 
 
-def rollout(function: Solution) -> None:
+@exercise("rollout", "agrees with recording.sources(how='rollout')")
+def rollout() -> Cases:
     """Check rollout(layers): what the last token comes from, through all layers and residual
     connections.
     """
@@ -285,11 +290,12 @@ def rollout(function: Solution) -> None:
     layers = [watched.survey().rows(slice(None))[0].mean(0) for watched in recording.values()]
     right = recording.sources(range(6, 7), "rollout").scores
     assert right is not None
+    # Half of each token comes through the residual connection.
     joined = [matrix / 2 + torch.eye(6) / 2 for matrix in layers]
+    whole = joined[2] @ joined[1] @ joined[0]
     plain = layers[2] @ layers[1] @ layers[0]
-    compare(
-        "rollout",
-        call("rollout", function, layers),
+    yield Case(
+        (layers,),
         right,
         {
             "the residual connection is missing: half of each token stays where it is": plain[-1],
@@ -297,97 +303,88 @@ def rollout(function: Solution) -> None:
                 joined[0] @ joined[1] @ joined[2]
             )[-1],
             "this is the mean of the layers; multiply them": torch.stack(layers).mean(0)[-1],
-            "this is the matrix of all tokens; return the row of the last one": joined[2]
-            @ joined[1]
-            @ joined[0],
-            "this is what the first token gives; return the row of the last token": (
-                joined[2] @ joined[1] @ joined[0]
-            )[:, 0],
+            "this is the matrix of all tokens; return the row of the last one": whole,
+            "this is what the first token gives; return the row of the last token": whole[:, 0],
         },
     )
-    passed("rollout", "agrees with recording.sources(how='rollout')")
 
 
-def rank_correlation(function: Solution) -> None:
+@exercise("rank_correlation", "1 where the order is the same, whatever the numbers are")
+def rank_correlation() -> Cases:
     """Check rank_correlation(a, b): Spearman's, for numbers that are all different."""
     a = normal(7)
     b = normal(7, seed=1).exp()
-    ranks = torch.stack([numbers.argsort().argsort().float() for numbers in (a, b)])
-    order = torch.stack([numbers.argsort().float() for numbers in (a, b)])
-    right = torch.corrcoef(ranks)[0, 1]
-    compare(
-        "rank_correlation",
-        call("rank_correlation", function, a, b),
-        right,
+    numbers = torch.stack([a, b])
+    order = numbers.argsort(-1)
+    ranks = order.argsort(-1).float()
+    yield Case(
+        (a, b),
+        torch.corrcoef(ranks)[0, 1],
         {
-            "this is the correlation of the numbers; replace each by its rank first": torch.corrcoef(
-                torch.stack([a, b])
-            )[0, 1],
-            "argsort gives the order, not the ranks: ranks are argsort of argsort": torch.corrcoef(
-                order
-            )[0, 1],
-            "this is the covariance of the ranks; divide by both standard deviations": torch.cov(
-                ranks
-            )[0, 1],
+            "this is the correlation of the numbers; replace each by its rank first": (
+                torch.corrcoef(numbers)[0, 1]
+            ),
+            "argsort gives the order, not the ranks: ranks are argsort of argsort": (
+                torch.corrcoef(order.float())[0, 1]
+            ),
+            "this is the covariance of the ranks; divide by both standard deviations": (
+                torch.cov(ranks)[0, 1]
+            ),
         },
     )
-    compare("rank_correlation", call("rank_correlation", function, a, a.exp()), torch.tensor(1.0))
-    passed("rank_correlation", "1 where the order is the same, whatever the numbers are")
+    yield Case((a, a.exp()), torch.tensor(1.0))
 
 
 # -------------------------------------------------------------------------- 19  heads over a corpus
 
 
-def corpus_mean(function: Solution) -> None:
+@exercise(
+    "corpus_mean",
+    "sums and counts are added, and divided once: so the order of the texts cannot matter",
+)
+def corpus_mean() -> Cases:
     """Check corpus_mean(sums, counts): the mean over all queries of a corpus, from the sums of its
     texts.
     """
+    # A short text with much, a long one with little, and one without a query that counts.
     sums = torch.tensor([9.0, 1.0, 0.0])
     counts = torch.tensor([10.0, 40.0, 0.0])
-    compare(
-        "corpus_mean",
-        call("corpus_mean", function, sums, counts),
+    yield Case(
+        (sums, counts),
         torch.tensor(0.2),
         {
             "a text without a query that counts gives 0 / 0; add first, then divide": torch.nan,
-            "this is the mean of the texts' means; a long text has more queries than a short one": 0.925
-            / 2,
+            "this is the mean of the texts' means; a long text has more queries than a short "
+            "one": 0.925 / 2,
             "this is the mean of the sums; divide by the number of queries": 10.0 / 3,
         },
     )
-    passed(
-        "corpus_mean",
-        "sums and counts are added, and divided once: so the order of the texts cannot matter",
-    )
 
 
-def changed(function: Solution) -> None:
+@exercise("changed", "below 3, a change may be chance")
+def changed() -> Cases:
     """Check changed(before, after): the change of a mean, in units of its standard error."""
     fewer = 0.4 + 0.1 * normal(9)
     more = 0.7 + 0.2 * normal(16, seed=1)
     for before, after in ((fewer, more), (more, fewer)):  # a rise, and a fall
-        _compare_change(function, before, after)
-    passed("changed", "below 3, a change may be chance")
-
-
-def _compare_change(function: Solution, before: Tensor, after: Tensor) -> None:
-    variances = before.var(correction=0) / len(before), after.var(correction=0) / len(after)
-    change = after.mean() - before.mean()
-    error = (variances[0] + variances[1]).sqrt()
-    compare(
-        "changed",
-        call("changed", function, before, after),
-        change / error,
-        {
-            "this is the change; divide it by its standard error": change,
-            "divided by the spread of the texts; the error of a mean is smaller by √(number of "
-            "texts)": change / (before.var(correction=0) + after.var(correction=0)).sqrt(),
-            "the two errors are added; add their squares, and take the root": change
-            / (variances[0].sqrt() + variances[1].sqrt()),
-            "the sign is exchanged: after - before": -change / error,
-        },
-        tolerance=0.08,  # with or without Bessel's correction
-    )
+        spreads = [numbers.var(correction=0) for numbers in (before, after)]
+        variances = [spreads[0] / len(before), spreads[1] / len(after)]  # of the means
+        change = after.mean() - before.mean()
+        error = (variances[0] + variances[1]).sqrt()
+        yield Case(
+            (before, after),
+            change / error,
+            {
+                "this is the change; divide it by its standard error": change,
+                "divided by the spread of the texts; the error of a mean is smaller by √(number "
+                "of texts)": change / (spreads[0] + spreads[1]).sqrt(),
+                "the two errors are added; add their squares, and take the root": (
+                    change / (variances[0].sqrt() + variances[1].sqrt())
+                ),
+                "the sign is exchanged: after - before": -change / error,
+            },
+            tolerance=0.08,  # with or without Bessel's correction
+        )
 
 
 def clipped(function: Solution) -> None:
@@ -397,12 +394,13 @@ def clipped(function: Solution) -> None:
     x = normal(6, 4)
     W_q = normal(4, 3, seed=1)
     W_k = normal(4, 3, seed=2)
-    largest = (x @ W_q @ (x @ W_k).mT / sqrt(3)).max()
-    for tau in (float(largest) / 4, 2 * float(largest)):
-        found = call("clipped", function, W_q, W_k, float(largest), tau)
+    largest = float((x @ W_q @ (x @ W_k).mT / sqrt(3)).max())
+    for tau in (largest / 4, 2 * largest):
+        found = call("clipped", function, W_q, W_k, largest, tau)
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise WrongAnswer("clipped should return two matrices: W_q and W_k")
-        factor = min(1.0, tau / float(largest)) ** 0.5
+        # Scores have a factor of each matrix: both take the root.
+        factor = min(1.0, tau / largest) ** 0.5
         if tau > largest and not torch.allclose(found[0], W_q):
             raise WrongAnswer("clipped: a head below the limit is left as it is")
         for name, own, plain in zip(("W_q", "W_k"), found, (W_q, W_k), strict=True):

@@ -1,9 +1,8 @@
-"""Checks of lessons 7 to 13: heads, two sequences, the Synthesizer, the Transformer, GPT,
+"""Checks of lessons 8 to 13: heads, two sequences, the Synthesizer, the Transformer, GPT,
 recall.
 """
 
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,101 +18,52 @@ from ..layers import (
     SynthesizerAttention,
 )
 from ..models import GPT, GPTConfig, Transformer, TransformerConfig
-from .answers import Solution, WrongAnswer, as_tensor, call, compare, passed
-from .material import causal_matrix, matrices, normal
-
-# ------------------------------------------------------------------------- 7  one head, one reading
-
-
-def two_readings(function: Solution) -> None:
-    """Check query_for(target): a query, of the features of the telescope sentence, that reads one
-    word.
-    """
-    features = torch.eye(6)
-    for target, name in ((1, "subject"), (3, "object")):
-        query = as_tensor(call("query_for", function, target))
-        if not isinstance(query, Tensor) or query.shape != (6,):
-            raise WrongAnswer(
-                "query_for should return a vector of six numbers, one for each feature"
-            )
-        weights = (features @ query.float() / sqrt(6)).softmax(-1)
-        best = int(weights.argmax())
-        if best != target:
-            raise WrongAnswer(
-                f"query_for({target}) reads feature {best} with weight {weights[best]:.2f}, not "
-                f"the {name}"
-            )
-        if weights[target] < 0.8:
-            raise WrongAnswer(
-                f"query_for({target}) gives the {name} {weights[target]:.2f}; make it clearer, "
-                "above 0.8"
-            )
-    passed("query_for", "two queries, two readings")
-
-
-def reads(function: Solution) -> None:
-    """Check reads(weights, even): which of two words gets more than even, and more so than the
-    other; else None.
-    """
-    cases = [
-        (([0.5, 0.1], [0.1, 0.1]), 0),
-        (([0.1, 0.5], [0.1, 0.1]), 1),
-        (([0.3, 0.4], [0.1, 0.3]), 0),
-        (([0.05, 0.1], [0.1, 0.2]), None),
-    ]
-    for (weights, even), right in cases:
-        try:
-            found = function(torch.tensor(weights), torch.tensor(even))
-        except NotImplementedError:
-            raise WrongAnswer(
-                "reads is not written yet: replace `raise NotImplementedError` by your code"
-            ) from None
-        if found != right:
-            larger = int(torch.tensor(weights).argmax())
-            hint = ""
-            if right is None:
-                hint = "; neither word gets more than even weights would give it"
-            elif found == larger:
-                hint = "; compare each weight with its even share: a long word has several tokens"
-            raise WrongAnswer(f"reads({weights}, {even}) is {found}, and should be {right}{hint}")
-    passed("reads", "four cases agree")
-
+from .material import (
+    Case,
+    Cases,
+    Solution,
+    WrongAnswer,
+    call,
+    causal_matrix,
+    exercise,
+    matrices,
+    normal,
+    passed,
+)
 
 # ------------------------------------------------------------------------------------ 8  many heads
 
 
-def split_heads(function: Solution) -> None:
+@exercise("split_heads", "agrees")
+def split_heads() -> Cases:
     """Check split_heads(x, heads): (n, heads · d) to (heads, n, d)."""
     x = normal(5, 6)
-    compare(
-        "split_heads",
-        call("split_heads", function, x, 3),
+    yield Case(
+        (x, 3),
         x.reshape(5, 3, 2).transpose(0, 1),
         {
-            "rows are mixed: view as (n, heads, d) first, then exchange the first two axes": x.reshape(
-                3, 5, 2
-            ),
+            "rows are mixed: view as (n, heads, d) first, then exchange the first two "
+            "axes": x.reshape(3, 5, 2),
             "the heads stand in the middle; exchange the first two axes": x.reshape(5, 3, 2),
             "neighbouring features went to different heads: view as (n, heads, d), not (n, d, "
             "heads)": x.reshape(5, 2, 3).permute(2, 0, 1),
         },
     )
-    passed("split_heads", "agrees")
 
 
-def merge_heads(function: Solution) -> None:
+@exercise("merge_heads", "is the inverse of split_heads")
+def merge_heads() -> Cases:
     """Check merge_heads(y): (heads, n, d) back to (n, heads · d)."""
     y = normal(3, 5, 2)
-    compare(
-        "merge_heads",
-        call("merge_heads", function, y),
+    yield Case(
+        (y,),
         y.transpose(0, 1).reshape(5, 6),
         {"rows are mixed: exchange the first two axes before you reshape": y.reshape(5, 6)},
     )
-    passed("merge_heads", "is the inverse of split_heads")
 
 
-def multi_head(function: Solution) -> None:
+@exercise("multi_head", "agrees with ts.layers.MultiHeadAttention")
+def multi_head() -> Cases:
     """Check multi_head(x, W_q, W_k, W_v, W_o, heads)."""
     torch.manual_seed(0)
     layer = MultiHeadAttention(8, 2, bias=False)
@@ -121,19 +71,15 @@ def multi_head(function: Solution) -> None:
     w = matrices(layer)
     q, k, v = (x[0] @ w[name] for name in ("W_q", "W_k", "W_v"))
     heads = [tensor.reshape(5, 2, 4).transpose(0, 1)[None] for tensor in (q, k, v)]
+    # The same by hand, so that each step can be left out or done wrongly.
     context = attend(heads[0], heads[1], heads[2])[0].transpose(0, 1).reshape(5, 8)
-    wide = (
-        attend(heads[0], heads[1], heads[2], Attention(scale=1 / sqrt(8)))[0]
-        .transpose(0, 1)
-        .reshape(5, 8)
-        @ w["W_o"]
-    )
+    scaled = attend(heads[0], heads[1], heads[2], Attention(scale=1 / sqrt(8)))[0]
+    wide = scaled.transpose(0, 1).reshape(5, 8) @ w["W_o"]
     one = attend(q[None, None], k[None, None], v[None, None])[0, 0] @ w["W_o"]
     with torch.no_grad():
         right = layer(x)[0]
-    compare(
-        "multi_head",
-        call("multi_head", function, x[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 2),
+    yield Case(
+        (x[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 2),
         right,
         {
             "W_o is not used": context,
@@ -141,58 +87,50 @@ def multi_head(function: Solution) -> None:
             "this is one head of the whole width; split queries, keys and values": one,
         },
     )
-    passed("multi_head", "agrees with ts.layers.MultiHeadAttention")
 
 
-def parameters(function: Solution) -> None:
+@exercise("parameters", "d·(2m + l)·T + T·l·d")
+def parameters() -> Cases:
     """Check parameters(d, m, l, T): d·(2m + l)·T + T·l·d."""
     for d, m, width, heads in ((512, 64, 64, 8), (10, 3, 5, 2)):
-        found = call("parameters", function, d, m, width, heads)
-        right = d * (2 * m + width) * heads + heads * width * d
+        one_head = d * (2 * m + width)
+        W_o = heads * width * d
         mistakes = {
-            "W_o is missing: T·l·d more": d * (2 * m + width) * heads,
-            "this is one head; there are T": d * (2 * m + width) + width * d,
-            "W_o maps all heads together: T·l rows, not l": d * (2 * m + width) * heads + width * d,
-            "W_q and W_k are both d x m": d * (m + width) * heads + heads * width * d,
+            "W_o is missing: T·l·d more": one_head * heads,
+            "this is one head; there are T": one_head + width * d,
+            "W_o maps all heads together: T·l rows, not l": one_head * heads + width * d,
+            "W_q and W_k are both d x m": d * (m + width) * heads + W_o,
         }
-        compare(
-            "parameters",
-            found,
-            float(right),
-            {key: float(value) for key, value in mistakes.items()},
-        )
-    passed("parameters", "d·(2m + l)·T + T·l·d")
+        as_floats = {sentence: float(count) for sentence, count in mistakes.items()}
+        yield Case((d, m, width, heads), float(one_head * heads + W_o), as_floats)
 
 
 # ---------------------------------------------------------------------- 9  Luong, and two sequences
 
 
-def luong(function: Solution) -> None:
+@exercise("luong", 'agrees with ts.layers.LuongAttention("dot")')
+def luong() -> Cases:
     """Check luong(states, memory): c_i = Σ_j softmax(s_i · h_j) h_j."""
     states = normal(1, 3, 4)
     memory = normal(1, 5, 4, seed=1)
     right = LuongAttention("dot", d_query=4)(states, memory)[0]
     raw = states[0] @ memory[0].mT
-    compare(
-        "luong",
-        call("luong", function, states[0], memory[0]),
+    yield Case(
+        (states[0], memory[0]),
         right,
         {
             "Luong's dot score has no √d_k": (raw / 2).softmax(-1) @ memory[0],
-            "softmax runs over the states; each state spreads its weight over the memory, dim=-1": raw.softmax(
-                0
-            )
-            @ memory[0],
+            "softmax runs over the states; each state spreads its weight over the memory, "
+            "dim=-1": raw.softmax(0) @ memory[0],
             "the states attend to themselves; keys and values are the memory": (
-                states[0] @ states[0].mT
-            ).softmax(-1)
-            @ states[0],
+                (states[0] @ states[0].mT).softmax(-1) @ states[0]
+            ),
         },
     )
-    passed("luong", 'agrees with ts.layers.LuongAttention("dot")')
 
 
-def general_score(function: Solution) -> None:
+@exercise("general", 'agrees with ts.layers.LuongAttention("general")')
+def general_score() -> Cases:
     """Check general(states, memory, W): s W h^T, with a matrix between two widths."""
     torch.manual_seed(0)
     layer = LuongAttention("general", d_query=4, d_memory=6)
@@ -201,9 +139,8 @@ def general_score(function: Solution) -> None:
     W = layer.W.detach()
     with torch.no_grad():
         right = layer(states, memory)[0]
-    compare(
-        "general",
-        call("general", function, states[0], memory[0], W),
+    yield Case(
+        (states[0], memory[0], W),
         right,
         {
             "these are the weights; multiply them by the memory": (
@@ -211,10 +148,10 @@ def general_score(function: Solution) -> None:
             ).softmax(-1)
         },
     )
-    passed("general", 'agrees with ts.layers.LuongAttention("general")')
 
 
-def cross_attention(function: Solution) -> None:
+@exercise("cross_attention", "agrees with ts.layers.MultiHeadAttention(...)(y, memory)")
+def cross_attention() -> Cases:
     """Check cross_attention(y, memory, W_q, W_k, W_v, W_o, heads)."""
     torch.manual_seed(1)
     layer = MultiHeadAttention(8, 2, bias=False)
@@ -225,24 +162,22 @@ def cross_attention(function: Solution) -> None:
         right = layer(y, memory)[0]
         within = layer(y)[0]
         swapped = layer(memory, y)[0]
-    compare(
-        "cross_attention",
-        call(
-            "cross_attention", function, y[0], memory[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 2
-        ),
+    yield Case(
+        (y[0], memory[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 2),
         right,
         {
             "keys and values are made of y; they come from the memory": within,
-            "queries come from y, keys and values from the memory; here it is the other way round": swapped,
+            "queries come from y, keys and values from the memory; here it is the other way "
+            "round": swapped,
         },
     )
-    passed("cross_attention", "agrees with ts.layers.MultiHeadAttention(...)(y, memory)")
 
 
 # ------------------------------------------------------------------------------ 10  the Synthesizer
 
 
-def synthesizer(function: Solution) -> None:
+@exercise("synthesizer", "agrees with ts.layers.SynthesizerAttention")
+def synthesizer() -> Cases:
     """Check synthesizer(x, A, b1, B, b2, V): softmax(ReLU(x A + b1) B + b2) x V, causal, one
     head.
     """
@@ -252,6 +187,7 @@ def synthesizer(function: Solution) -> None:
     )
     x = normal(1, 5, 4)
     with torch.no_grad():
+        # Numbers that count in B and b2; W_O and the bias of V are no part of this exercise.
         layer.B.normal_()
         assert layer.b2 is not None
         layer.b2.normal_()
@@ -272,9 +208,8 @@ def synthesizer(function: Solution) -> None:
         return logits.masked_fill(~mask, -torch.inf).softmax(-1) @ values
 
     logits = (hidden.relu() @ B + b2)[:, :5]
-    compare(
-        "synthesizer",
-        call("synthesizer", function, x[0], A, b1, B, b2, V),
+    yield Case(
+        (x[0], A, b1, B, b2, V),
         right,
         {
             "the mask is missing: no query may see a later position": logits.softmax(-1) @ values,
@@ -286,10 +221,12 @@ def synthesizer(function: Solution) -> None:
             ),
         },
     )
-    passed("synthesizer", "agrees with ts.layers.SynthesizerAttention")
 
 
-def synthesizer_parameters(function: Solution) -> None:
+@exercise(
+    "synthesizer_parameters", "the count does not depend on the text, but the longest text is fixed"
+)
+def synthesizer_parameters() -> Cases:
     """Check synthesizer_parameters(d, block): A and b1, B and b2, V, of one head, without biases of
     V.
     """
@@ -299,76 +236,67 @@ def synthesizer_parameters(function: Solution) -> None:
             "b1 and b2 are missing": float(2 * d * d + d * block),
             "V is missing": float(d * d + d + d * block + block),
         }
-        compare(
-            "synthesizer_parameters",
-            call("synthesizer_parameters", function, d, block),
+        yield Case(
+            (d, block),
             float(right),
             mistakes,
         )
-    passed(
-        "synthesizer_parameters",
-        "the count does not depend on the text, but the longest text is fixed",
-    )
 
 
 # ------------------------------------------------------------------------ 11  the whole Transformer
 
 
-def positions(function: Solution) -> None:
+@exercise("positions", "agrees with ts.sinusoidal")
+def positions() -> Cases:
     """Check positions(n, d): sinusoidal positional encoding, sines at even features and cosines at
     odd ones.
     """
     right = sinusoidal(6, 8)
     halves = torch.cat([right[:, 0::2], right[:, 1::2]], 1)
-    compare(
-        "positions",
-        call("positions", function, 6, 8),
+    yield Case(
+        (6, 8),
         right,
         {
-            "sines and cosines are exchanged: even features are sines": right.reshape(6, 4, 2)
-            .flip(-1)
-            .reshape(6, 8),
+            "sines and cosines are exchanged: even features are sines": (
+                right.reshape(6, 4, 2).flip(-1).reshape(6, 8)
+            ),
             "sines come first and cosines after; they alternate": halves,
             "positions count from 0": sinusoidal(7, 8)[1:],
         },
     )
-    passed("positions", "agrees with ts.sinusoidal")
 
 
-def layer_norm(function: Solution) -> None:
+@exercise("layer_norm", "agrees with torch")
+def layer_norm() -> Cases:
     """Check layer_norm(x): mean 0 and variance 1 over the features of each token."""
     x = normal(4, 6) * 3 + 2
     right = torch.nn.functional.layer_norm(x, (6,))
-    eps = 1e-5
-    compare(
-        "layer_norm",
-        call("layer_norm", function, x),
+    eps = 1e-5  # torch's own
+    centred = x - x.mean(-1, keepdim=True)
+    variance = x.var(-1, correction=0, keepdim=True) + eps
+    of_tokens = (x - x.mean(0)) / (x.var(0, correction=0) + eps).sqrt()
+    yield Case(
+        (x,),
         right,
         {
-            "the mean runs over the tokens; use dim=-1, the features of one token": (x - x.mean(0))
-            / (x.var(0, correction=0) + eps).sqrt(),
-            "the variance is divided by n - 1; use correction=0": (x - x.mean(-1, keepdim=True))
-            / (x.var(-1, keepdim=True) + eps).sqrt(),
-            "divide by the standard deviation, not by the variance": (x - x.mean(-1, keepdim=True))
-            / (x.var(-1, correction=0, keepdim=True) + eps),
-            "the mean is not subtracted": x / (x.var(-1, correction=0, keepdim=True) + eps).sqrt(),
+            "the mean runs over the tokens; use dim=-1, the features of one token": of_tokens,
+            "the variance is divided by n - 1; use correction=0": (
+                centred / (x.var(-1, keepdim=True) + eps).sqrt()
+            ),
+            "divide by the standard deviation, not by the variance": centred / variance,
+            "the mean is not subtracted": x / variance.sqrt(),
         },
     )
-    passed("layer_norm", "agrees with torch")
 
 
-def _block(pre_norm: bool = False, mask: Any = None) -> EncoderBlock:
-    torch.manual_seed(0)
-    attention = Attention() if mask is None else Attention(mask=mask)
-    own = MultiHeadAttention(8, 2, bias=False, attention=attention)
-    return EncoderBlock(8, own, FeedForward(8, 16, bias=False), pre_norm=pre_norm)
-
-
-def encoder_block(function: Solution) -> None:
+@exercise("encoder_block", "agrees with ts.layers.EncoderBlock")
+def encoder_block() -> Cases:
     """Check encoder_block(x, w, heads): self-attention, add & norm, feed forward, add & norm."""
-    block = _block()
-    other = _block(pre_norm=True)
-    other.load_state_dict(block.state_dict())
+    torch.manual_seed(0)
+    own = MultiHeadAttention(8, 2, bias=False)
+    feed_forward = FeedForward(8, 16, bias=False)
+    block = EncoderBlock(8, own, feed_forward)
+    other = EncoderBlock(8, own, feed_forward, pre_norm=True)  # of the same weights
     x = normal(1, 5, 8, seed=3)
     norm = torch.nn.functional.layer_norm
     with torch.no_grad():
@@ -376,17 +304,12 @@ def encoder_block(function: Solution) -> None:
         before = other(x)[0]
         attended = block.self_attention(x)
         no_residual = norm(block.feed_forward(norm(attended, (8,))), (8,))[0]
+        # The feed-forward network as two products without the ReLU between them.
         linear = norm(x + attended, (8,))
-        flat = norm(
-            linear
-            + linear
-            @ matrices(block)["feed_forward"]["W_1"]
-            @ matrices(block)["feed_forward"]["W_2"],
-            (8,),
-        )[0]
-    compare(
-        "encoder_block",
-        call("encoder_block", function, x[0], matrices(block), 2),
+        w = matrices(block)["feed_forward"]
+        flat = norm(linear + linear @ w["W_1"] @ w["W_2"], (8,))[0]
+    yield Case(
+        (x[0], matrices(block), 2),
         right,
         {
             "the norms come before the sublayers; in this block they come after the sum": before,
@@ -396,10 +319,10 @@ def encoder_block(function: Solution) -> None:
         },
         tolerance=1e-3,
     )
-    passed("encoder_block", "agrees with ts.layers.EncoderBlock")
 
 
-def decoder_block(function: Solution) -> None:
+@exercise("decoder_block", "agrees with ts.layers.DecoderBlock")
+def decoder_block() -> Cases:
     """Check decoder_block(y, memory, w, heads): masked self-attention, cross-attention, feed
     forward.
     """
@@ -412,14 +335,13 @@ def decoder_block(function: Solution) -> None:
     memory = normal(1, 6, 8, seed=5)
     with torch.no_grad():
         right = block(y, memory)[0]
+        # The same weights without the mask, then with the wrong memory.
         masked.attention = Attention()
         seeing = block(y, memory)[0]
-        alone = None
         masked.attention = Attention(mask=causal)
         alone = block(y, y)[0]
-    compare(
-        "decoder_block",
-        call("decoder_block", function, y[0], memory[0], matrices(block), 2),
+    yield Case(
+        (y[0], memory[0], matrices(block), 2),
         right,
         {
             "the self-attention sees the future; mask it": seeing,
@@ -427,14 +349,23 @@ def decoder_block(function: Solution) -> None:
         },
         tolerance=1e-3,
     )
-    passed("decoder_block", "agrees with ts.layers.DecoderBlock")
 
 
-def transformer(function: Solution) -> None:
+@exercise("transformer", "agrees with ts.models.Transformer: you have written one")
+def transformer() -> Cases:
     """Check transformer(source, target, w, heads): ids in, logits of the next target token out."""
     torch.manual_seed(0)
-    sizes = {"d_model": 8, "heads": 2, "encoder_blocks": 2, "decoder_blocks": 2, "d_hidden": 16}
-    model = Transformer(TransformerConfig(vocabulary=11, bias=False, dropout=0.0, **sizes)).eval()  # type: ignore[arg-type]
+    config = TransformerConfig(
+        vocabulary=11,
+        d_model=8,
+        heads=2,
+        encoder_blocks=2,
+        decoder_blocks=2,
+        d_hidden=16,
+        bias=False,
+        dropout=0.0,
+    )
+    model = Transformer(config).eval()
     source = torch.tensor([[5, 2, 9, 1]])
     target = torch.tensor([[3, 7, 4]])
     w = matrices(model)
@@ -443,24 +374,25 @@ def transformer(function: Solution) -> None:
         model.embedding.weight /= sqrt(8)
         unscaled = model(source, target)[0]
         model.embedding.weight *= sqrt(8)
-    unscaled = unscaled * sqrt(8)  # the head is the embedding, which was divided too
-    compare(
-        "transformer",
-        call("transformer", function, source[0], target[0], w, 2),
+    # The head is the embedding, which was divided too.
+    unscaled = unscaled * sqrt(8)
+    yield Case(
+        (source[0], target[0], w, 2),
         right,
         {
-            "the embeddings are not multiplied by √d_model before the positions are added": unscaled,
+            "the embeddings are not multiplied by √d_model before the positions are "
+            "added": unscaled,
             "these are probabilities; return the logits": right.softmax(-1),
         },
         tolerance=1e-3,
     )
-    passed("transformer", "agrees with ts.models.Transformer: you have written one")
 
 
 # ------------------------------------------------------------------------------------------ 12  GPT
 
 
-def gpt(function: Solution) -> None:
+@exercise("gpt", "agrees with ts.models.GPT")
+def gpt() -> Cases:
     """Check gpt(ids, w, heads): a pre-norm GPT with GELU and learned positions; logits of every
     next token.
     """
@@ -469,6 +401,7 @@ def gpt(function: Solution) -> None:
         GPTConfig(vocabulary=11, max_positions=16, d_model=8, blocks=2, heads=2, bias=False)
     ).eval()
     with torch.no_grad():
+        # Larger weights than a new model has: with small ones every mistake gives nearly the same.
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.normal_(std=0.4)
@@ -480,9 +413,8 @@ def gpt(function: Solution) -> None:
         bare.load_state_dict(model.state_dict())
         bare.norm = nn.Identity()
         without_norm = bare(ids)[0]
-    compare(
-        "gpt",
-        call("gpt", function, ids[0], matrices(model), 2),
+    yield Case(
+        (ids[0], matrices(model), 2),
         right,
         {
             "these are the hidden states; multiply them by the transposed embedding": hidden,
@@ -491,7 +423,6 @@ def gpt(function: Solution) -> None:
         },
         tolerance=1e-3,
     )
-    passed("gpt", "agrees with ts.models.GPT")
 
 
 # --------------------------------------------------------------------------------------- 13  recall

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..files import import_optional
 from ..health import HealthReport
 from ..training.events import Event, HeadsWatched, Logged, Validated
-from ..training.processes import import_required
 from .inputs import Seen, track_of
 from .style import COLOURS, SEQUENTIAL, LogNorm, Picture, Width, name_ticks, new_picture, styled
 
@@ -286,7 +286,9 @@ def _read_logs(folder: Path) -> Curves:
     files = sorted(folder.rglob("events.out.tfevents.*"))
     if not files:
         raise ValueError(f"there are no TensorBoard logs in {folder}; telescope train writes them")
-    module = import_required("tensorboard.backend.event_processing.event_accumulator")
+    module = import_optional(
+        "tensorboard.backend.event_processing.event_accumulator", "training", "train"
+    )
     logs: Any = module.EventAccumulator(str(files[-1].parent), size_guidance={"scalars": 0})
     logs.Reload()
     tags: Mapping[str, Any] = logs.Tags()

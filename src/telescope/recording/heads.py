@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from rich.table import Table
 
-from ..files.frames import Columns, Names, frame
+from ..files import Columns, Names, frame
 from ..measures import COLUMNS, HABITS, MEASURES, Decode, Head, kind_of, punctuation_test
 from ..traces.numbers import round_numbers
 from ..traces.render import FirstThatFits, render_text

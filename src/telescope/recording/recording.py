@@ -8,7 +8,7 @@ from jaxtyping import Bool
 from rich.table import Table
 from torch import Tensor
 
-from ..files.frames import frame
+from ..files import frame
 from ..traces.render import render_text
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
-from ..files.frames import frame
+from ..files import frame
 from ..traces.render import render_text
 from .segments import Segments
 

@@ -9,8 +9,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from ..files import Columns, Names, write_parquet
 from ..files.atomic import atomic_folder, resolve_path
-from ..files.frames import Columns, Names, write_parquet
 from ..surveys.table import summary_columns
 from ..words import hint
 from .heads import Heads

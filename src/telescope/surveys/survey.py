@@ -15,7 +15,7 @@ from ..attention import Attention, Mask, everyone, softmax
 from ..attention.restrict import key_heads_of, restrict_to_heads
 from ..engines import attend, torch_modes
 from ..engines.check_inputs import check, check_without_values
-from ..files.frames import frame
+from ..files import frame
 from ..words import check_index, whole_number
 from .cells import Cells, borders, grid, segments
 from .device import side_stream

@@ -1,4 +1,4 @@
-"""Whole tasks, one for each command: explaining/, writing/, learning/ (recipes), look.py (watch),
+"""Whole tasks, one for each command: explaining/, learning/ (recipes), writing.py, look.py (watch),
 doctor.py.
 
 May import every room but explorer and cli. Read the file with the command's task first: what the

@@ -11,7 +11,7 @@ from math import log
 from operator import attrgetter
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Group, RenderableType
@@ -24,14 +24,11 @@ from .. import __version__
 from ..attention import Attention, causal, window
 from ..engines import chunked, flex, reference, sdpa
 from ..surveys import ENGINES as SURVEYS
-from ..surveys import Survey, plan_survey, survey
+from ..surveys import plan_survey, survey
 
-SIZE = (
-    1,
-    4,
-    261,
-    64,
-)  # batch, heads, positions, features of the check: longer than a kernel's tile, and odd
+# Batch, heads, positions and features of the check: longer than a kernel's tile, and odd.
+SIZE = (1, 4, 261, 64)
+# The same of what is timed.
 TIMED = {"cpu": (1, 8, 1024, 64), "cuda": (1, 16, 4096, 128)}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # The largest error allowed, in roundings (eps of the dtype) of the largest number of the result.
@@ -41,7 +38,7 @@ ROUNDINGS = {torch.float32: 100, torch.bfloat16: 4, torch.float16: 4}
 # versions of torch 2: docs/decisions/torch-versions.md says why.
 TESTED_TORCH = ((2, 11), (2, 15))
 
-PLAIN = Attention(mask=causal)
+PLAIN = Attention(mask=causal)  # which torch's own kernels take
 RICH = Attention(mask=causal & window(100), softcap=5.0)
 
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -51,7 +48,6 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 class EngineCheck:
     """One engine, and how to check it.
 
-    cannot  returns why the engine cannot run these inputs, or None
     answer  runs the engine on queries, keys and values
     lse     returns the log-sum-exp of each query, where the engine computes it
     truth   the right answer, from the steps of the reference
@@ -151,56 +147,54 @@ def engine_checks(device: torch.device, *, every: bool) -> Iterator[EngineCheck]
         "attend  flex",
         RICH,
         partial(_flex_cannot, skip=not every and device.type == "cpu"),
-        lambda q, k, v: flex.attend(q, k, v, RICH),
+        partial(_attend, flex),
+        # On a CPU flex returns no log-sum-exp.
         (lambda q, k, v: flex.lse(q, k, v, RICH)) if device.type == "cuda" else None,
     )
-    yield EngineCheck(
-        "attend  chunked", RICH, _can_run, lambda q, k, v: chunked.attend(q, k, v, RICH)
-    )
-    yield EngineCheck(
-        "attend  reference", RICH, _can_run, lambda q, k, v: reference.attend(q, k, v, RICH)
-    )
+    yield EngineCheck("attend  chunked", RICH, _can_run, partial(_attend, chunked))
+    yield EngineCheck("attend  reference", RICH, _can_run, partial(_attend, reference))
     for name in SURVEYS:
-        run = partial(_survey, name)
         yield EngineCheck(
             f"survey  {name}",
             RICH,
             partial(_survey_cannot, name),
-            lambda q, k, v, run=run: _survey_numbers(run(q, k, v)),  # type: ignore[misc]
-            lambda q, k, v, run=run: run(q, k, v).lse,  # type: ignore[misc]
+            partial(_survey_numbers, name),
+            partial(_survey_lse, name),
             _reference_numbers,
         )
 
 
 def run_check(check: EngineCheck, device: torch.device) -> Finding:
     """Run one engine in every dtype, compare its answers with float64, and time it."""
-    inputs = {dtype: _inputs(SIZE, device, dtype) for dtype in DTYPES}
-    missing = check.cannot(*inputs[torch.float32])
+    missing = check.cannot(*_inputs(SIZE, device, torch.float32))
     if missing:
         return Finding(check.name, missing)
     errors: dict[str, float] = {}
     wrong = ""
     rows = ""
     refused = ""
-    for dtype, (q, k, v) in inputs.items():
+    for dtype in DTYPES:
+        q, k, v = _inputs(SIZE, device, dtype)
+        # An engine need not take every dtype.
         try:
             answer = _without_warnings(check.answer, q, k, v)
             lse = None if check.lse is None else _without_warnings(check.lse, q, k, v)
         except (RuntimeError, ValueError) as problem:
             refused = str(problem).strip().split("\n")[0]
             continue
+
+        # Compare with float64, within the roundings of the dtype.
         steps = reference.steps(q.double(), k.double(), v.double(), check.attention)
         kind = str(dtype).removeprefix("torch.")
         truth = check.truth(steps)
         errors[kind] = float((answer.double() - truth).abs().max())
         allowed = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, float(truth.abs().max()))
-        if not errors[kind] <= allowed:
+        if not errors[kind] <= allowed:  # also where the error is NaN
             wrong = f"off by {errors[kind]:.1e} in {kind}"
         if lse is not None:
             rows = row_sums(steps.masked, lse)
-            wrong = wrong or (
-                "" if rows == "1" else f"rows of exp(score - lse) sum to {rows} in {kind}"
-            )
+            if rows != "1":
+                wrong = wrong or f"rows of exp(score - lse) sum to {rows} in {kind}"
     if not errors:
         return Finding(check.name, refused or "it takes none of float32, bfloat16 and float16")
     return Finding(check.name, "", errors, rows, _milliseconds(check, device), wrong)
@@ -217,6 +211,7 @@ def survey_cost(device: torch.device) -> str:
         forward.append(_seconds(lambda q, k, v: sdpa.attend(q, k, v, PLAIN), q, k, v))
         looking.append(_seconds(lambda q, k, v: survey(q, k, PLAIN), q, k, v))
     chosen = plan_survey(q, k, PLAIN)
+    # Without the first run, which compiles.
     ratio = median(looking[1:]) / median(forward[1:])
     faster = [SURVEYS[name].cannot(q, k, PLAIN, 8) for name in SURVEYS if name != chosen.engine]
     advice = "; ".join(dict.fromkeys(why for why in faster if why and "pip install" in why))
@@ -232,18 +227,19 @@ def row_sums(masked: Tensor, lse: Tensor) -> str:
 
     Otherwise "1 in base 2 only: ..." for a base-2 logarithm, or the sum that is farthest from 1.
     """
-    masked, lse = masked.double(), lse.double().reshape(masked.shape[:-1]).unsqueeze(-1)
+    masked = masked.double()
+    lse = lse.double().reshape(masked.shape[:-1]).unsqueeze(-1)
 
-    def worst_sum(lse: Tensor) -> Tensor:
+    def worst_sum(lse: Tensor) -> float:
         sums = torch.exp(masked - lse).sum(-1)
-        return sums.flatten()[(sums - 1.0).abs().nan_to_num(torch.inf).argmax()]
+        return float(sums.flatten()[(sums - 1.0).abs().nan_to_num(torch.inf).argmax()])
 
     slack = 0.02  # an lse in half precision is rounded; one in base 2 is off by far more
-    if abs(float(worst_sum(lse)) - 1.0) <= slack:
+    if abs(worst_sum(lse) - 1.0) <= slack:
         return "1"
-    if abs(float(worst_sum(lse * log(2.0))) - 1.0) <= slack:
+    if abs(worst_sum(lse * log(2.0)) - 1.0) <= slack:
         return "1 in base 2 only: multiply it by ln 2"
-    return f"{float(worst_sum(lse)):.3g}"
+    return f"{worst_sum(lse):.3g}"
 
 
 def draw(report: Report) -> RenderableType:
@@ -254,7 +250,8 @@ def draw(report: Report) -> RenderableType:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("")
     for finding in report.findings:
-        errors = [_format_error(finding.errors.get(str(dtype)[6:])) for dtype in DTYPES]
+        found = (finding.errors.get(str(dtype)[6:]) for dtype in DTYPES)
+        errors = ["" if error is None else f"{error:.0e}" for error in found]
         ms = "" if finding.ms is None else f"{finding.ms:.2f}"
         verdict = finding.missing or finding.wrong or "right"
         style = "dim" if finding.missing else "red" if finding.wrong else "green"
@@ -275,6 +272,10 @@ def draw(report: Report) -> RenderableType:
 def _can_run(queries: Tensor, keys: Tensor, values: Tensor) -> str | None:
     """Return None: the engine runs any inputs."""
     return None
+
+
+def _attend(engine: Any, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return cast(Tensor, engine.attend(queries, keys, values, RICH))
 
 
 def _sdpa(backend: SDPBackend, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -301,29 +302,32 @@ def _backends(device: torch.device) -> dict[SDPBackend, Run | None]:
         SDPBackend.CUDNN_ATTENTION: lambda q, k, v: aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, True, False
         )[1],
+        # Its rows are padded to a multiple of 32.
         SDPBackend.EFFICIENT_ATTENTION: lambda q, k, v: (
             aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, True)[1][
                 ..., : q.shape[-2]
             ]
-        ),  # its rows are padded to a multiple of 32
+        ),
         SDPBackend.MATH: None,
     }
 
 
 def _survey_cannot(name: str, queries: Tensor, keys: Tensor, values: Tensor) -> str | None:
-    obstacle: str | None = SURVEYS[name].cannot(queries, keys, RICH, 8)
-    return obstacle
+    return cast(str | None, SURVEYS[name].cannot(queries, keys, RICH, 8))
 
 
-def _survey(name: str, queries: Tensor, keys: Tensor, values: Tensor) -> Survey:
-    return survey(queries, keys, RICH, engine=name)
-
-
-def _survey_numbers(survey: Survey) -> Tensor:
+def _survey_numbers(name: str, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Return what each key receives, and the entropy and the largest weights of each query, as one
     tensor.
     """
-    return torch.cat([survey.received, survey.entropy, survey.top.weights.flatten(2)], -1)
+    found = survey(queries, keys, RICH, engine=name)
+    return torch.cat([found.received, found.entropy, found.top.weights.flatten(2)], -1)
+
+
+def _survey_lse(name: str, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    found = survey(queries, keys, RICH, engine=name).lse
+    assert found is not None  # RICH has a softmax
+    return found
 
 
 def _reference_numbers(steps: reference.AttentionSteps) -> Tensor:
@@ -334,11 +338,10 @@ def _reference_numbers(steps: reference.AttentionSteps) -> Tensor:
 
 
 def _flex_cannot(queries: Tensor, keys: Tensor, values: Tensor, *, skip: bool) -> str | None:
-    return flex.cannot(queries, keys, values, RICH) or (
-        "not tried, since it compiles for half a minute on a CPU; telescope doctor --all"
-        if skip
-        else None
-    )
+    obstacle = flex.cannot(queries, keys, values, RICH)
+    if obstacle is None and skip:
+        return "not tried, since it compiles for half a minute on a CPU; telescope doctor --all"
+    return obstacle
 
 
 # ------------------------------------------------------------------------------------------ helpers
@@ -383,7 +386,3 @@ def _without_warnings(run: Callable[..., Any], *inputs: Tensor) -> Any:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         return run(*inputs)
-
-
-def _format_error(error: float | None) -> str:
-    return "" if error is None else f"{error:.0e}"

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from .. import decoding
-from ..files import paths
-from ..files.panics import panics_as_errors
+from ..files import panics_as_errors, paths
 from ..interception.watch import watch
 from ..models import GPT, Encoder, Model, Transformer, load
 from ..models.device import check_device

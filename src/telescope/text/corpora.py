@@ -7,14 +7,14 @@ languages. Nothing is downloaded: if a corpus is missing, the error says where t
 import re
 from collections import Counter
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from random import Random
 
 from ..layers.check_sizes import check_choice
-from .corpus_files import (
+from .data_files import (
     Split,
     corpus_folder,
+    hashed,
     read_columns,
     read_lines,
     read_parallel,
@@ -73,25 +73,21 @@ def read_births(data: Path, split: Split) -> list[TextPair]:
     folder = corpus_folder(data, BIRTHS_FOLDER, BIRTHS_SOURCE)
     if split == "test":
         return [TextPair(question, ()) for question in read_lines(folder / "birth_test_inputs.tsv")]
-    return [
-        TextPair(question, (place,))
-        for question, place in read_columns(folder / BIRTHS_FILES[split], 2)
-    ]
+    rows = read_columns(folder / BIRTHS_FILES[split], 2)
+    return [TextPair(question, (place,)) for question, place in rows]
 
 
 # Debian: the descriptions of its packages in English and German (ddtp.debian.org), and their
 # one-line synopses.
-DEBIAN_DESCRIPTIONS_SOURCE = (
-    "ddtp.debian.org (Translation-de of a Debian mirror, beside its Packages)"
-)
-DEBIAN_SYNOPSES_SOURCE = "the Packages file of a Debian mirror"
+DESCRIPTIONS_SOURCE = "ddtp.debian.org (Translation-de of a Debian mirror, beside its Packages)"
+SYNOPSES_SOURCE = "the Packages file of a Debian mirror"
 # Each has two parts only: the held-out part serves as validation and as test.
 DEBIAN_FILES: dict[Split, str] = {"train": "train", "validation": "valid", "test": "valid"}
 
 
 def read_debian_descriptions(data: Path, split: Split, source: str, target: str) -> list[TextPair]:
     """Return synopses and paragraphs of package descriptions with their translations."""
-    folder = corpus_folder(data, "debian_ddtp_en_de", DEBIAN_DESCRIPTIONS_SOURCE)
+    folder = corpus_folder(data, "debian_ddtp_en_de", DESCRIPTIONS_SOURCE)
     rows = read_columns(folder / f"{DEBIAN_FILES[split]}.tsv", 4)
     return group_targets(
         [order_sides(english, german, source, target) for _, _, english, german in rows]
@@ -100,14 +96,9 @@ def read_debian_descriptions(data: Path, split: Split, source: str, target: str)
 
 def read_debian_synopses(data: Path, split: Split) -> list[TextPair]:
     """Return package descriptions with their one-line synopses."""
-    file = (
-        corpus_folder(data, "debian_synopsis", DEBIAN_SYNOPSES_SOURCE)
-        / f"{DEBIAN_FILES[split]}.jsonl"
-    )
-    return [
-        TextPair(document, (summary,))
-        for document, summary in read_records(file, "document", "summary")
-    ]
+    folder = corpus_folder(data, "debian_synopsis", SYNOPSES_SOURCE)
+    rows = read_records(folder / f"{DEBIAN_FILES[split]}.jsonl", "document", "summary")
+    return [TextPair(document, (summary,)) for document, summary in rows]
 
 
 # Multi30k (Elliott et al. 2016): captions of pictures in English and German; its test set is
@@ -122,14 +113,14 @@ MULTI30K_FILES: dict[Split, str] = {
 
 def read_multi30k(data: Path, split: Split, source: str, target: str) -> list[TextPair]:
     """Return captions as they were written."""
-    return _read_captions(data, "raw", f"{MULTI30K_FILES[split]}.{{}}", source, target)
+    return _read_captions(data, f"raw/{MULTI30K_FILES[split]}", source, target)
 
 
 def read_multi30k_tokens(data: Path, split: Split, source: str, target: str) -> list[TextPair]:
     """Return captions lower-cased, normalised and tokenised by Moses: words and punctuation
     separated by spaces.
     """
-    return _read_captions(data, "tok", f"{MULTI30K_FILES[split]}.lc.norm.tok.{{}}", source, target)
+    return _read_captions(data, f"tok/{MULTI30K_FILES[split]}.lc.norm.tok", source, target)
 
 
 def read_multi30k_merges(data: Path) -> list[str]:
@@ -139,10 +130,10 @@ def read_multi30k_merges(data: Path) -> list[str]:
     return read_lines(corpus_folder(data, "multi30k", MULTI30K_SOURCE) / "bpe10k" / "code")
 
 
-def _read_captions(data: Path, version: str, name: str, source: str, target: str) -> list[TextPair]:
-    """Return the pairs of two parallel files; `name` has {} in place of the language."""
-    folder = corpus_folder(data, "multi30k", MULTI30K_SOURCE) / version
-    both = read_parallel(folder / name.format("en"), folder / name.format("de"))
+def _read_captions(data: Path, name: str, source: str, target: str) -> list[TextPair]:
+    """Return the pairs of two parallel files, whose names end with the language."""
+    folder = corpus_folder(data, "multi30k", MULTI30K_SOURCE)
+    both = read_parallel(folder / f"{name}.en", folder / f"{name}.de")
     sides = (order_sides(english, german, source, target) for english, german in both)
     return [TextPair(text, (translation,)) for text, translation in sides]
 
@@ -208,16 +199,14 @@ def rename_speakers(pairs: list[TextPair], seed: int) -> list[TextPair]:
 
 def _rename_pair(pair: TextPair, names: list[str], random: Random) -> TextPair:
     speakers = list(dict.fromkeys(SPEAKER.findall(pair.source)))
-    unused = [
-        name
-        for name in random.sample(names, min(len(names), 4 * len(speakers)))
-        if name not in pair.source
-    ]
-    new_names = dict(
-        zip(speakers, unused, strict=False)
-    )  # with too few unused names the last speakers keep theirs
+    # Some of the names drawn may occur in the chat already: draw more than are needed.
+    drawn = random.sample(names, min(len(names), 4 * len(speakers)))
+    unused = [name for name in drawn if name not in pair.source]
+    # With too few unused names the last speakers keep theirs.
+    new_names = dict(zip(speakers, unused, strict=False))
     if not new_names:
         return pair
+    # All names in one pass: a new name may be the old one of another speaker.
     old = re.compile(rf"\b({'|'.join(new_names)})\b")
     source, *targets = (
         old.sub(lambda match: new_names[match[0]], text) for text in (pair.source, *pair.targets)
@@ -226,19 +215,24 @@ def _rename_pair(pair: TextPair, names: list[str], random: Random) -> TextPair:
 
 
 def _read_chats(folder: Path, split: Split) -> list[TextPair]:
+    pairs = []
     texts = read_records(folder / f"{SAMSUM_FILES[split]}.json", "dialogue", "summary")
-    cleaned = ((_strip_lines(dialogue), summary.strip()) for dialogue, summary in texts)
-    return [TextPair(dialogue, (summary,)) for dialogue, summary in cleaned if dialogue and summary]
-
-
-def _strip_lines(dialogue: str) -> str:
-    return "\n".join(line.strip() for line in dialogue.splitlines() if line.strip())
+    for dialogue, summary in texts:
+        lines = [line.strip() for line in dialogue.splitlines() if line.strip()]
+        if lines and summary.strip():
+            pairs.append(TextPair("\n".join(lines), (summary.strip(),)))
+    return pairs
 
 
 # Tatoeba (CC BY 2.0, tatoeba.org and manythings.org/anki): everyday sentences in English and
 # German.
 TATOEBA_SOURCE = "www.manythings.org/anki (deu-eng.zip)"
-TATOEBA_HUNDREDTHS = {"validation": range(0, 1), "test": range(1, 3), "train": range(3, 100)}
+# Of the hashes of all sentences, which of 100 parts belong to each split.
+TATOEBA_HUNDREDTHS: dict[Split, range] = {
+    "validation": range(0, 1),
+    "test": range(1, 3),
+    "train": range(3, 100),
+}
 
 
 def read_tatoeba(data: Path, split: Split, source: str, target: str) -> list[TextPair]:
@@ -257,10 +251,8 @@ def tatoeba_split(english: str) -> Split:
     translations.
     """
     words = re.sub(r"\W+", " ", english.casefold()).strip()
-    part = int.from_bytes(sha256(words.encode()).digest()[:8], "big") % 100
-    if part in TATOEBA_HUNDREDTHS["train"]:
-        return "train"
-    return "test" if part in TATOEBA_HUNDREDTHS["test"] else "validation"
+    part = hashed(words) % 100
+    return next(split for split, parts in TATOEBA_HUNDREDTHS.items() if part in parts)
 
 
 TRANSLATIONS = {

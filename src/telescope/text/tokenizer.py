@@ -31,6 +31,7 @@ SPECIAL_IDS = {PAD: 0, UNKNOWN: 1, START: 2, END: 3}
 MAX_VOCABULARY = 10_000_000
 # How often a word to be kept whole is added to the texts: rarer merges than this are not needed.
 WHOLE_COUNT = 100
+MAX_SPLITS = 8  # different splits of a word by BPE-dropout, however often it occurs
 WORD_END = "</w>"  # subword-nmt's suffix of a piece that ends a word
 
 
@@ -70,10 +71,14 @@ def train_bpe(
             f"size={size} is too small for BPE: its bytes and special ids alone are {least}"
         )
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN if special else None))
-    spaces = _space_normalizers() if special else []
-    tokenizer.normalizer = normalizers.Sequence(
-        [*spaces, *([normalizers.Lowercase()] if lower else [])]
-    )
+    normal: list[normalizers.Normalizer] = []
+    if special:
+        # Newlines stay: they separate the messages of a chat.
+        spaces = normalizers.Replace(Regex(r"[^\S\n]+"), " ")
+        normal = [normalizers.NFC(), normalizers.Strip(), spaces, normalizers.Prepend(" ")]
+    if lower:
+        normal.append(normalizers.Lowercase())
+    tokenizer.normalizer = normalizers.Sequence(normal)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -89,8 +94,10 @@ def train_bpe(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    # Words to be kept whole are repeated so often that their merges are among the first.
     repeated = (" ".join([word] * WHOLE_COUNT) for word in whole)
     tokenizer.train_from_iterator(chain(texts, repeated), trainer)
+    # Whether the vocabulary was large enough is seen only afterwards.
     cut = [word for word in whole if len(tokenizer.encode(word, add_special_tokens=False).ids) > 1]
     if cut:
         raise ValueError(
@@ -115,10 +122,12 @@ def bpe_from_merges(lines: Sequence[str], texts: Iterable[str]) -> Tokenizer:
             f'the codes begin with "{header}"; those of subword-nmt begin with "#version: 0.2"'
         )
     merges = [(left, right) for left, _, right in (line.partition(" ") for line in merge_lines)]
+    # Each letter within a word and at its end: merges start from these.
     letters = sorted({letter for text in texts for letter in text} - {" "})
     pieces = [piece for letter in letters for piece in (letter, letter + WORD_END)]
     pieces += [piece for left, right in merges for piece in (left, right, left + right)]
     vocabulary = dict(SPECIAL_IDS)
+    # Letters first, then pieces in the order of their merges: each gets the next free id.
     for piece in pieces:
         vocabulary.setdefault(piece, len(vocabulary))
     tokenizer = Tokenizer(
@@ -137,12 +146,10 @@ def character_tokenizer(text: str, special: Sequence[str] = ()) -> Tokenizer:
 
     special  characters that come first in the vocabulary, in this order
     """
-    vocabulary = {
-        character: i for i, character in enumerate([*special, *sorted(set(text) - set(special))])
-    }
-    tokenizer = Tokenizer(
-        models.WordLevel(vocabulary, unk_token=UNKNOWN)
-    )  # not in the vocabulary: hence the error
+    characters = [*special, *sorted(set(text) - set(special))]
+    vocabulary = {character: i for i, character in enumerate(characters)}
+    # The unknown token is not in the vocabulary: hence the error.
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(list(special))
@@ -162,23 +169,12 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
 
 
-def _space_normalizers() -> list[normalizers.Normalizer]:
-    spaces = normalizers.Replace(
-        Regex(r"[^\S\n]+"), " "
-    )  # newlines stay: they separate the messages of a chat
-    return [normalizers.NFC(), normalizers.Strip(), spaces, normalizers.Prepend(" ")]
-
-
 def _append_end(tokenizer: Tokenizer) -> Tokenizer:
     """Let the tokenizer append the end to every text, in place, and return it."""
-    special_tokens = [(END, SPECIAL_IDS[END])]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {END}", special_tokens=special_tokens
+        single=f"$A {END}", special_tokens=[(END, SPECIAL_IDS[END])]
     )
     return tokenizer
-
-
-MAX_SPLITS = 8  # different splits of a word, however often it occurs
 
 
 def encode_with_dropout(
@@ -197,6 +193,7 @@ def encode_with_dropout(
     for encoding in tokenizer.encode_batch(list(texts)):
         ids: list[int] = []
         tokens = zip(encoding.word_ids, encoding.ids, strict=True)
+        # Special tokens belong to no word.
         for word, word_tokens in groupby(tokens, key=lambda token: token[0]):
             pieces = tuple(piece for _, piece in word_tokens)
             ids += pieces if word is None else splitter.split(pieces)
@@ -226,16 +223,15 @@ class _WordSplitter:
         splits = self.splits.setdefault(word, [])
         if len(splits) == MAX_SPLITS:
             return self.random.choice(splits)
-        pieces = self._merge(self._letters("".join(self.names[piece] for piece in word)))
-        in_vocabulary = all(
-            piece in self.ids for piece in pieces
-        )  # a letter outside of it stays unknown
-        splits.append([self.ids[piece] for piece in pieces] if in_vocabulary else list(word))
+        # The letters of the word, the last one marked as its end.
+        name = "".join(self.names[piece] for piece in word)
+        letters = list(name.removesuffix(self.word_end))
+        letters[-1] += self.word_end
+        pieces = self._merge(letters)
+        # A letter outside of the vocabulary stays unknown.
+        known = all(piece in self.ids for piece in pieces)
+        splits.append([self.ids[piece] for piece in pieces] if known else list(word))
         return splits[-1]
-
-    def _letters(self, word: str) -> list[str]:
-        letters = list(word.removesuffix(self.word_end))
-        return [*letters[:-1], letters[-1] + self.word_end]
 
     def _merge(self, pieces: list[str]) -> list[str]:
         """Merge pieces in order of rank. In each round every possible merge may fail; when all
@@ -245,10 +241,10 @@ class _WordSplitter:
             possible = [
                 (self.ranks[pair], i)
                 for i, pair in enumerate(pairwise(pieces))
-                if pair in self.ranks
+                if pair in self.ranks and self.random.random() >= self.dropout
             ]
-            possible = [merge for merge in possible if self.random.random() >= self.dropout]
             if not possible:
                 return pieces
+            # The merge that was learnt first, the leftmost of several.
             _, i = min(possible)
             pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]

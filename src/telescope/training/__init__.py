@@ -1,11 +1,12 @@
 """Train a model on data by an objective: `train` runs the loop that `Training` describes. Needs
 telescope[train].
 
-May import: attention, layers, models, survey, watch and files. Read first: loop.py, then step.py;
-data is in batch.py.
+May import: attention, layers, models, surveys, interception, files and words. Read first: loop.py,
+then step.py; data is in batch.py and data.py.
 """
 
 from .batch import IGNORE, Data, PairBatch, Spec, TextBatch, generator
+from .data import Examples, Gapped, Windows
 from .events import (
     Event,
     Finished,
@@ -17,13 +18,17 @@ from .events import (
     Stopped,
     Validated,
 )
-from .examples import Examples
-from .json_log import read_log
+
+# A name that is imported `as` itself is not public: other rooms of the package use it.
+from .loop import locked as locked
 from .loop import train
-from .objectives import Objective, language, translation
+from .objectives import Objective, Validate, language, mean_loss, translation
+from .processes import Processes as Processes
+from .processes import uses_gpu as uses_gpu
+from .reports import format_counts as format_counts
+from .reports import format_duration as format_duration
+from .reports import read_log
 from .settings import Training, TrainingError, learning_rate
-from .validation import Validate, mean_loss
-from .windows import Gapped, Windows
 
 __all__ = [
     "IGNORE",

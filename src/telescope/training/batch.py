@@ -3,7 +3,7 @@ produces them.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from .settings import Training
 
-IGNORE = (
-    -100
-)  # the target of padding and of rows that only fill up a batch: no loss is computed for it
+# The target of padding and of rows that only fill up a batch: no loss is computed for it.
+IGNORE = -100
 
 
 class TextBatch(NamedTuple):
@@ -46,8 +45,8 @@ class PairBatch(NamedTuple):
         >>> from telescope.training import Examples, Training
         >>> data = Examples([[5, 6, 7]], [[1, 7, 6, 5, 2]])
         >>> batch = data.take(data.batches(Training(steps=1, rows=1), epoch=None)[0])
-        >>> batch.source[0, :3].tolist(), batch.target[0, :4].tolist(), batch.targets[0, :4].tolist()
-        ([5, 6, 7], [1, 7, 6, 5], [7, 6, 5, 2])
+        >>> [part[0, :4].tolist() for part in (batch.source, batch.target, batch.targets)]
+        [[5, 6, 7, 0], [1, 7, 6, 5], [7, 6, 5, 2]]
     """
 
     source: Int[Tensor, "batch n"]
@@ -70,7 +69,8 @@ class Spec(NamedTuple):
 
     Example:
         >>> from telescope.training import Training, Windows
-        >>> spec = Windows([0, 1, 2, 3, 4], block=2).batches(Training(steps=1, rows=3), epoch=None)[0]
+        >>> data = Windows([0, 1, 2, 3, 4], block=2)
+        >>> spec = data.batches(Training(steps=1, rows=3), epoch=None)[0]
         >>> spec.rows.tolist(), spec.widths, spec.real
         ([0, 2, 0], (2,), 2)
     """
@@ -81,6 +81,7 @@ class Spec(NamedTuple):
     chances: Float[Tensor, "batch n"] | None = None
 
 
+@runtime_checkable
 class Data(Protocol):
     """The interface of training data: `Examples`, `Windows`, `Gapped`, or any class with these
     members.
@@ -130,6 +131,7 @@ def generator(seed: int, epoch: int, device: torch.device | str = "cpu") -> torc
         >>> torch.equal(first, torch.rand(2, generator=generator(seed=0, epoch=3)))
         True
     """
+    # A prime larger than any number of epochs keeps the seeds of two runs apart.
     return torch.Generator(device).manual_seed(1_000_003 * seed + epoch)
 
 
@@ -143,7 +145,7 @@ def process_share(batch: Batch, rank: int, processes: int) -> Batch:
     size = -(-rows // processes)
     own_rows = torch.arange(rank * size, (rank + 1) * size, device=batch[0].device)
     is_padding = own_rows >= rows
-    cut: Any = type(batch)(*(tensor[own_rows.masked_fill(is_padding, 0)] for tensor in batch))
-    cut = cut._replace(targets=cut.targets.masked_fill(is_padding[:, None], IGNORE))
-    share: Batch = cut
-    return share
+    own_rows = own_rows.masked_fill(is_padding, 0)
+    share: Any = type(batch)(*(tensor[own_rows] for tensor in batch))
+    targets = share.targets.masked_fill(is_padding[:, None], IGNORE)
+    return cast(Batch, share._replace(targets=targets))

@@ -14,16 +14,25 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..files import paths
-from ..files.atomic import atomic_folder, write_json
-from ..files.errors import LoadError
-from ..files.safetensors import scan_file
+from ..files import (
+    LoadError,
+    WriteError,
+    atomic_folder,
+    check_savable,
+    paths,
+    scan_file,
+    to_json,
+    write_json,
+)
+from ..layers.attend import DefinedLayer
+from ..models import Model
+from ..models.model import custom_attention
 from ..words import one_line
-from .settings import TrainingError
+from .batch import Data
+from .settings import Training, TrainingError
 
 STATE = "state.json"
 
@@ -52,15 +61,13 @@ def write(out: Path, checkpoint: Checkpoint) -> Path:
             for name, tensors in checkpoint.tensors.items():
                 save_file(dict(tensors), new / f"{name}.safetensors")
             write_json(new / STATE, checkpoint.state)
-    except (OSError, SafetensorError) as error:
-        kept = (
-            f"the checkpoint of step {earlier[-1]:,} is kept"
-            if earlier
-            else "there is no earlier checkpoint"
-        )
+    except WriteError as error:
+        kept = "there is no earlier checkpoint"
+        if earlier:
+            kept = f"the checkpoint of step {earlier[-1]:,} is kept"
         raise TrainingError(
-            f"{folder} cannot be written: {_reason(error)}; {kept}; run the same command again to "
-            "go on"
+            f"{folder} cannot be written: {str(error.strerror).lower()}; {kept}; run the same "
+            "command again to go on"
         ) from None
     remove_others(out, checkpoint.step)
     return folder
@@ -75,6 +82,7 @@ def read(out: Path, standing: type) -> Checkpoint | None:
     steps = saved_steps(out)
     if not steps:
         return None
+    # Whatever is wrong with the files, say how to go on.
     folder = _folder(out, steps[-1])
     try:
         state = paths.read_json(folder / STATE)
@@ -96,6 +104,7 @@ def read(out: Path, standing: type) -> Checkpoint | None:
 
 def _is_state(state: Any, standing: type) -> bool:
     """Return whether state.json has the fields of a run."""
+    # Whatever a file holds, it is not used before it has this form.
     match state:
         case {"recipe": dict(), "standing": dict(fields), "totals": list(totals), "targets": int()}:
             return _fits(fields, get_type_hints(standing)) and all(
@@ -109,14 +118,13 @@ def check_tensors(found: Checkpoint, out: Path, model: nn.Module) -> None:
     names and shapes.
     """
     folder = _folder(out, found.step)
+    # The shapes that each file should have.
     weights = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    optimiser = {
-        f"{name}/{key}": shape
-        for name, shape in parameters.items()
-        for key in ("exp_avg", "exp_avg_sq")
-    }
-    optimiser |= {f"{name}/step": () for name in parameters}
+    optimiser: dict[str, tuple[int, ...]] = {}
+    for name, shape in parameters.items():
+        optimiser |= {f"{name}/exp_avg": shape, f"{name}/exp_avg_sq": shape, f"{name}/step": ()}
+    # Snapshots are numbered: 0/blocks.0.norm.weight.
     snapshots = {name.partition("/")[0] for name in found.tensors.get("average", {})}
     average = {
         f"{i}/{name}": shape for i in snapshots if i.isdecimal() for name, shape in weights.items()
@@ -124,8 +132,9 @@ def check_tensors(found: Checkpoint, out: Path, model: nn.Module) -> None:
     expected = {"weights": weights, "optimiser": optimiser, "average": average, "best": weights}
     for name, shapes in expected.items():
         if name not in found.tensors and name in ("average", "best"):
-            continue
+            continue  # a run need not have them
         given = {part: tuple(tensor.shape) for part, tensor in found.tensors.get(name, {}).items()}
+        # In both directions: a tensor may be missing, or too many.
         for part in shapes.keys() | given.keys():
             if given.get(part) != shapes.get(part):
                 raise _damaged(
@@ -137,12 +146,15 @@ def check_tensors(found: Checkpoint, out: Path, model: nn.Module) -> None:
 
 def _fits(fields: Mapping[str, Any], types: Mapping[str, Any]) -> bool:
     """Return whether the fields have these names and types, and no number is negative or huge."""
-    kinds = {name: get_args(kind) or (kind,) for name, kind in types.items()}
-    if fields.keys() != kinds.keys() or not all(
-        type(value) in kinds[name] for name, value in fields.items()
-    ):
+    if fields.keys() != types.keys():
         return False
-    return all(0 <= value < 2**62 for value in fields.values() if type(value) is int)
+    for name, value in fields.items():
+        # Exact types: True is no number of steps.
+        if type(value) not in (get_args(types[name]) or (types[name],)):
+            return False
+        if type(value) is int and not 0 <= value < 2**62:
+            return False
+    return True
 
 
 def _damaged(file: Path, problem: str) -> LoadError:
@@ -158,12 +170,41 @@ def saved_steps(out: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
 
 
+# ---------------------------------------------------------------------------------------- same run?
+
+# Settings that may differ when a run is resumed: none of them changes a number.
+FREE_SETTINGS = {"compile", "capture", "shard", "log_every", "watch_every", "save_every"}
+
+
+def run_identity(model: Model, data: Data, settings: Training) -> dict[str, Any]:
+    """Return all that must be equal for a run to be resumed: settings that change numbers, model
+    and data, as JSON.
+
+    Raises a ValueError, before training and not after it, if an attention definition of the model
+    cannot be saved.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, DefinedLayer):
+            check_savable(f"{name}.attention", module.attention)
+    every = settings.to_dict()
+    config = {"kind": type(model).__name__, **model.config.to_dict()}
+    attention = custom_attention(model)
+    if attention is not None:
+        config["attention"] = to_json(attention, {})
+    return {
+        "training": {name: every[name] for name in every if name not in FREE_SETTINGS},
+        "model": config,
+        "data": data.describe(),
+    }
+
+
 def differences(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = ""
 ) -> Iterable[str]:
     """Yield where a run's identity differs from a checkpoint's: "training.lr is 0.001 there and
     0.002 here".
     """
+    # Each name once, those of the file first.
     for name in dict.fromkeys((*theirs, *ours)):
         our_value = ours.get(name)
         their_value = theirs.get(name)
@@ -181,24 +222,20 @@ def remove_others(out: Path, kept: int) -> None:
     """Delete all checkpoints but that of step `kept`, and what a run has left that was killed while
     writing.
     """
+    # Hidden folders are what `atomic_folder` had not finished.
     others = [_folder(out, step) for step in saved_steps(out) if step != kept]
     for folder in (*others, *(out / "checkpoints").glob(".step-*")):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _reason(error: Exception) -> str:
-    """Return the system's reason of an error. The safetensors library has the system's error number
-    in its text.
-    """
-    match = re.search(r"os error (\d+)", str(error))
-    reason = os.strerror(int(match[1])) if match else getattr(error, "strerror", None) or str(error)
-    return reason.lower()
+# -------------------------------------------------------------------------------- random generators
 
 
 def seed_generators(seed: int, rank: int) -> None:
     """Seed torch's generators, differently in every process: each has its own rows and needs its
     own dropout.
     """
+    # The same prime as that of `generator`: far from the seeds of other runs.
     torch.manual_seed(seed + 1_000_003 * rank)
 
 
@@ -215,6 +252,7 @@ def restore_generators(states: Mapping[str, Tensor], rank: int, device: torch.de
     this rank.
     """
     try:
+        # A run may be resumed by more processes than have saved it.
         if f"{rank}/cpu" in states:
             torch.set_rng_state(states[f"{rank}/cpu"])
         if device.type == "cuda" and f"{rank}/cuda" in states:

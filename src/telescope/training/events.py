@@ -1,12 +1,8 @@
-"""Events of a training run, and the reports that receive them: a report is a function of an
-event.
-"""
+"""Events of a training run. A report is a function that receives them; see reports.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from .processes import import_required
 
 
 @dataclass(frozen=True)
@@ -21,7 +17,7 @@ class Started:
 
     Example:
         >>> from telescope.training import Started
-        >>> Started(step=0, steps=100, parameters=5, data="2 examples", device="cpu", processes=1).steps
+        >>> Started(0, 100, parameters=5, data="2 examples", device="cpu", processes=1).steps
         100
     """
 
@@ -68,7 +64,8 @@ class HeadsWatched:
 
     Example:
         >>> from telescope.training import HeadsWatched
-        >>> HeadsWatched(step=10, entropy={"blocks.0.self": (1.2, 0.1)}, logit={"blocks.0.self": (3.0, 9.5)}).step
+        >>> entropy = {"blocks.0.self": (1.2, 0.1)}
+        >>> HeadsWatched(step=10, entropy=entropy, logit={"blocks.0.self": (3.0, 9.5)}).step
         10
     """
 
@@ -137,53 +134,6 @@ class Finished:
     kept: int
 
 
+# Each event is a value of its own: a report matches those that it wants.
 Event = Started | Logged | HeadsWatched | Validated | Saved | Stopped | Finished
 Report = Callable[[Event], None]
-
-
-def tensorboard(folder: Path) -> Report:
-    """Return a report that writes TensorBoard logs to the folder.
-
-    When a run resumes, logs after the step from which it resumes are purged: the run will write
-    them again.
-    """
-    import_required("tensorboard")
-    writer = None
-
-    def report(event: Event) -> None:
-        nonlocal writer
-        match event:
-            case Started():
-                writer = import_required("torch.utils.tensorboard").SummaryWriter(
-                    folder, purge_step=event.step + 1
-                )
-                return
-            case Logged():
-                numbers = {
-                    "loss": event.loss,
-                    "lr": event.lr,
-                    "tokens_per_second": event.tokens_per_second,
-                }
-                numbers |= {} if event.norm is None else {"norm": event.norm}
-                numbers = {f"train/{name}": number for name, number in numbers.items()}
-            case Validated():
-                numbers = {f"validation/{name}": number for name, number in event.metrics.items()}
-            case HeadsWatched():
-                numbers = {
-                    f"{measure}/{name}.{head}": number
-                    for measure, by_name in (
-                        ("entropy", event.entropy),
-                        ("largest_logit", event.logit),
-                    )
-                    for name, per_head in by_name.items()
-                    for head, number in enumerate(per_head)
-                }
-            case _:
-                numbers = {}
-        assert writer is not None, "the first event must be Started"
-        for name, number in numbers.items():
-            writer.add_scalar(name, number, event.step)
-        if isinstance(event, Finished | Stopped):
-            writer.close()
-
-    return report

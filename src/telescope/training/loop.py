@@ -11,11 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..files.definitions import check_savable, to_json
-from ..files.locks import locked_folder
-from ..layers.attend import DefinedLayer
+from ..files import locked_folder
 from ..models import Model
-from ..models.model import custom_attention
 from . import checkpoint, processes
 from .batch import Data
 from .checkpoint import Checkpoint
@@ -29,21 +26,14 @@ from .events import (
     Started,
     Stopped,
     Validated,
-    tensorboard,
 )
-from .json_log import LOG, json_log
-from .objectives import HeadNumbers, Learner, Objective, head_health
-from .processes import Processes
-from .progress import Clock, terminal_report
+from .objectives import Criterion, Learner, Objective, Validate, WeightAverage, head_health
+from .processes import Processes, StopRequest, stop_error
+from .reports import Clock, default_report
 from .settings import Training, TrainingError, learning_rate
 from .step import TrainingStep
-from .stopping import StopRequest, stop_error
-from .validation import Criterion, Validate, WeightAverage
 
 T = TypeVar("T")
-
-# Settings that may differ when a run is resumed: none of them changes a number.
-FREE_SETTINGS = ("compile", "capture", "shard", "log_every", "watch_every", "save_every")
 
 
 def train(
@@ -93,7 +83,8 @@ def train(
         >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
         >>> events = []
         >>> settings = Training(steps=2, rows=2)
-        >>> trained = train(model, Windows([0, 1, 2, 3] * 8, block=8), language, settings, "run", report=events.append)
+        >>> data = Windows([0, 1, 2, 3] * 8, block=8)
+        >>> trained = train(model, data, language, settings, "run", report=events.append)
         >>> [type(event).__name__ for event in events]
         ['Started', 'Logged', 'Saved', 'Finished']
     """
@@ -110,6 +101,7 @@ def locked(folder: Path, among: Processes) -> Iterator[None]:
     ValueError in all.
     """
     with ExitStack() as stack:
+        # Entered in the first process alone, and left in it: the others hold nothing.
         among.in_first(lambda: stack.enter_context(locked_folder(folder)))
         yield
 
@@ -157,21 +149,22 @@ class TrainingRun:
         self.out = out
         self.validate = validate
         self.criterion = criterion
-        self.model = deepcopy(model).to(self.device)  # the copy that learns
-        self.model.zero_grad(
-            set_to_none=True
-        )  # gradients of the caller's model must not enter the first step
-        self.eval_model = deepcopy(
-            self.model
-        ).eval()  # validated and returned; validation never touches self.model
-        _check_savable(model)
-        self.identity = _run_identity(model, data, settings)
+
+        # One copy learns; gradients of the caller's model must not enter its first step.
+        self.model = deepcopy(model).to(self.device)
+        self.model.zero_grad(set_to_none=True)
+        # Another copy is validated and returned: validation never touches the one that learns.
+        self.eval_model = deepcopy(self.model).eval()
+
+        self.identity = checkpoint.run_identity(model, data, settings)
         _check_ids(model, data)
         self.data = data.to(self.device)
         per_epoch = -(-len(self.data.batches(settings, 0)) // settings.accumulate)
-        self.steps = per_epoch * settings.epochs if settings.steps is None else settings.steps  # type: ignore[operator]
+        self.steps = settings.steps or per_epoch * (settings.epochs or 1)
 
-        _broadcast_weights(self.model)
+        # Every process begins with the weights of the first.
+        own_weights = self.model.state_dict() if self.processes.is_first else {}
+        processes.load_weights(self.model, own_weights)
         self.step = TrainingStep(
             self.processes, Learner(self.model, objective, settings).train(), settings
         )
@@ -179,10 +172,11 @@ class TrainingRun:
         self.best_weights: dict[str, Tensor] | None = None
         self.state = RunState()
         self.saved_step = 0
+        # Only now: whatever was drawn before must not matter.
         checkpoint.seed_generators(settings.seed, self.processes.rank)
-        self.report = (
-            _default_report(self.out) if report is None and self.processes.is_first else report
-        )
+        self.report = report
+        if report is None and self.processes.is_first:
+            self.report = default_report(self.out)
         self.clock = Clock()
         self.stop = StopRequest()
 
@@ -207,12 +201,14 @@ class TrainingRun:
             with self.stop:
                 while not self.state.finished:
                     self._run_epoch()
+        # Ctrl-C too: the report tells from where the next run goes on.
         except BaseException:
             self._emit(Stopped(self.state.step, self.saved_step))
             raise
+        # The best weights by validation; without a validation, the last ones.
         weights = self.best_weights if self.best_weights is not None else self._candidate_weights()
-        best_step = self.state.best_step
-        self._emit(Finished(self.state.step, self.state.step if best_step is None else best_step))
+        kept = self.state.step if self.state.best_step is None else self.state.best_step
+        self._emit(Finished(self.state.step, kept))
         processes.load_weights(self.eval_model, weights)
         return self.eval_model
 
@@ -227,6 +223,7 @@ class TrainingRun:
             lr = learning_rate(state.step, self.settings, self.steps)
             self.step([self.data.take(spec) for spec in step_specs], lr)
             state.finished = state.step >= self.steps
+            # The state already names the next batch when a checkpoint is saved.
             epoch_ended = state.batch >= len(specs)
             if epoch_ended:
                 state.epoch = state.epoch + 1
@@ -242,6 +239,7 @@ class TrainingRun:
         settings = self.settings
         if state.step % settings.log_every == 0 or state.finished:
             self._log()
+        # What follows is not part of the speed that is reported.
         with self.clock.paused():
             if settings.watch_every and state.step % settings.watch_every == 0:
                 self._watch_heads()
@@ -256,6 +254,7 @@ class TrainingRun:
 
     def _stop_if_asked(self) -> None:
         """Save a checkpoint and raise, if a signal asks this process or another one to stop."""
+        # The last step waits for the flags of all processes: no later step would.
         number = self.stop.agreed(last=self.state.finished)
         if number:
             if self.saved_step != self.state.step:
@@ -292,16 +291,17 @@ class TrainingRun:
         weights = self._current_weights()
         if self.processes.is_first:
             specs = self.data.batches(self.settings, None)
-            measured = self._evaluate(weights, self._measure_heads(specs[len(specs) // 2]))
+            batch = self.data.take(specs[len(specs) // 2])
+            measured = self._evaluate(
+                weights, lambda model: head_health(model, batch, self.objective)
+            )
             self._emit(HeadsWatched(self.state.step, *measured))
-
-    def _measure_heads(self, spec: Any) -> Callable[[Model], tuple[HeadNumbers, HeadNumbers]]:
-        return lambda model: head_health(model, self.data.take(spec), self.objective)
 
     def _evaluate(self, weights: dict[str, Tensor], function: Callable[[Model], T]) -> T:
         """Call the function on the evaluation model with these weights; the random generators are
         left as they were.
         """
+        # Validation draws as it likes: the training goes on with the same random numbers.
         gpus = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(gpus), torch.no_grad():
             self.eval_model.load_state_dict(weights)
@@ -313,6 +313,7 @@ class TrainingRun:
         """
         state = self.state
         candidate = self._candidate_weights()
+        # The first process validates; all must agree on which weights are the best.
         metrics = self.processes.broadcast(
             dict(self._evaluate(candidate, validate)) if self.processes.is_first else {}
         )
@@ -338,23 +339,17 @@ class TrainingRun:
         finite.
         """
         weights = processes.gather_weights(self.model)
-        parameters = dict(
-            self.model.named_parameters(remove_duplicate=False)
-        )  # a mask kept as a buffer may hold -inf
-        finite = all(
-            bool(tensor.isfinite().all()) for name, tensor in weights.items() if name in parameters
-        )
+        # Parameters alone: a mask kept as a buffer may hold -inf.
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        finite = all(bool(weights[name].isfinite().all()) for name in parameters)
         self._check_finite(finite, "weights are no longer numbers")
         return weights
 
     def _check_finite(self, finite: bool, problem: str) -> None:
         if not finite:
-            saved = self.saved_step
-            kept = (
-                f"the checkpoint of step {saved:,} is kept"
-                if saved
-                else "there is no checkpoint yet"
-            )
+            kept = "there is no checkpoint yet"
+            if self.saved_step:
+                kept = f"the checkpoint of step {self.saved_step:,} is kept"
             raise TrainingError(
                 f"at step {self.state.step:,} {problem}; {kept}; a lower lr, a longer warmup or "
                 "clip=1.0 usually helps"
@@ -395,14 +390,15 @@ class TrainingRun:
         """Load the last checkpoint of `out`, if there is one; raise a TrainingError if it is that
         of another run.
         """
-        checkpoints: list[Checkpoint] = []  # in the first process, the last checkpoint
+        # The first process reads the checkpoint, and tells the others its JSON.
+        found: list[Checkpoint] = []
 
         def read() -> Mapping[str, Any] | None:
-            found = checkpoint.read(self.out, RunState)
-            if found is None:
+            last = checkpoint.read(self.out, RunState)
+            if last is None:
                 return None
-            checkpoints.append(found)
-            return found.state
+            found.append(last)
+            return last.state
 
         contents = self.processes.in_first(read)
         if contents is None:
@@ -410,38 +406,32 @@ class TrainingRun:
         for difference in checkpoint.differences(self.identity, contents["recipe"]):
             raise TrainingError(
                 f"{self.out} holds a checkpoint of another run: {difference}; choose another "
-                "folder, "
-                "or remove its checkpoints to start anew"
+                "folder, or remove its checkpoints to start anew"
             )
-
-        def check() -> None:
-            checkpoint.check_tensors(checkpoints[0], self.out, self.model)
-
-        self.processes.in_first(check)
+        self.processes.in_first(lambda: checkpoint.check_tensors(found[0], self.out, self.model))
         self.state = RunState(**contents["standing"])
         self.saved_step = self.state.step
-        if (
-            self.processes.is_first
-        ):  # a run that was killed right after it saved has not removed the one before
+        # A run that was killed right after it saved has not removed the checkpoint before.
+        if self.processes.is_first:
             checkpoint.remove_others(self.out, self.saved_step)
-        tensors: Any = checkpoints[0].tensors if checkpoints else {}
+
+        # All that changes a number: weights, optimiser, sums of losses, random generators.
+        tensors: Any = found[0].tensors if found else {}
         processes.load_weights(self.model, tensors.get("weights", {}))
         processes.load_optimiser_state(
             self.model, self.step.optimiser, tensors.get("optimiser", {})
         )
-        self.step.set_sums(self._own_total(contents["totals"]), contents["targets"])
+        # Each process takes its own sum; with more or fewer processes, the first takes all.
+        totals = contents["totals"]
+        if len(totals) == self.processes.count:
+            own_total = totals[self.processes.rank]
+        else:
+            own_total = sum(totals) if self.processes.is_first else 0.0
+        self.step.set_sums(own_total, contents["targets"])
         random = self.processes.broadcast(tensors.get("random"))
         checkpoint.restore_generators(random, self.processes.rank, self.device)
         self.average.restore(self.processes.broadcast(tensors.get("average", {})))
         self.best_weights = self.processes.broadcast(tensors.get("best"))
-
-    def _own_total(self, totals: list[float]) -> float:
-        """Return this process's part of the saved losses: its own, or all in the first if there
-        were more or fewer.
-        """
-        if len(totals) == self.processes.count:
-            return totals[self.processes.rank]
-        return sum(totals) if self.processes.is_first else 0.0
 
     def _emit(self, event: Event) -> None:
         """Pass an event to the report, in the first process."""
@@ -449,51 +439,12 @@ class TrainingRun:
             self.report(event)
 
 
-def _run_identity(model: Model, data: Data, settings: Training) -> dict[str, Any]:
-    """Return all that must be equal for a run to be resumed: settings that change numbers, model
-    and data, as JSON.
-    """
-    training = {
-        name: value for name, value in settings.to_dict().items() if name not in FREE_SETTINGS
-    }
-    config = {"kind": type(model).__name__, **model.config.to_dict()}
-    attention = custom_attention(model)
-    own = {} if attention is None else {"attention": to_json(attention, {})}
-    return {"training": training, "model": config | own, "data": data.describe()}
-
-
 def _check_ids(model: Model, data: Data) -> None:
     """Raise a ValueError if the data has an id outside the model's vocabularies."""
+    # An id outside would fail in a GPU kernel, without a sentence.
     sizes = [getattr(model.config, name, None) for name in ("vocabulary", "target_vocabulary")]
     vocabulary = max((size for size in sizes if size is not None), default=None)
     if vocabulary is not None and data.largest >= vocabulary:
         raise ValueError(
             f"the data has the id {data.largest}; the vocabulary is 0 to {vocabulary - 1}"
         )
-
-
-def _check_savable(model: Model) -> None:
-    """Raise before training, not after it, if an attention definition of the model cannot be
-    saved.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, DefinedLayer):
-            check_savable(f"{name}.attention", module.attention)
-
-
-def _broadcast_weights(model: Model) -> None:
-    """Copy the first process's weights into the model of every process."""
-    for tensor in model.state_dict(keep_vars=True).values():
-        is_other = processes.is_distributed() and torch.distributed.get_rank()
-        processes.broadcast_into(None if is_other else tensor.detach(), tensor)
-
-
-def _default_report(out: Path) -> Report:
-    """Return a report to the terminal, to TensorBoard logs in out/log and to out/log.jsonl."""
-    reports = terminal_report(), tensorboard(out / "log"), json_log(out / LOG)
-
-    def report(event: Event) -> None:
-        for each in reports:
-            each(event)
-
-    return report

@@ -1,11 +1,15 @@
 """The processes that share a run, by accelerate: several under torchrun or accelerate launch,
-otherwise this one.
+otherwise this one. And how they stop together: SIGTERM and SIGINT end a run after the current step,
+with a checkpoint of that step.
 """
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any, TypeVar
+from time import monotonic
+from types import FrameType
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -13,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ..files import import_optional
 from ..layers import DecoderBlock, EncoderBlock
 from ..layers.attend import DefinitionModule
 from .settings import TrainingError
@@ -20,31 +25,12 @@ from .settings import TrainingError
 T = TypeVar("T")
 
 
-def import_required(module: str) -> Any:
-    """Import a module of the train extra; raise a ValueError that says how to install it."""
-    try:
-        return import_module(module)
-    except ImportError:
-        name = module.partition(".")[0].replace("_", "-")
-        raise ValueError(
-            f"training needs {name}, which is not installed: pip install "
-            "'telescope-attention[train]'"
-        ) from None
-
-
 def uses_gpu() -> bool:
     """Return whether training runs on GPUs: where torch finds one, unless the variable
     ACCELERATE_USE_CPU is set.
     """
-    forbidden = os.environ.get("ACCELERATE_USE_CPU", "").lower() in (
-        "1",
-        "true",
-        "yes",
-        "on",
-        "y",
-        "t",
-    )
-    return torch.cuda.is_available() and not forbidden
+    forbidden = os.environ.get("ACCELERATE_USE_CPU", "").lower()
+    return torch.cuda.is_available() and forbidden not in ("1", "true", "yes", "on", "y", "t")
 
 
 class Processes:
@@ -56,12 +42,12 @@ class Processes:
     """
 
     def __init__(self) -> None:
-        accelerate = import_required("accelerate")
+        accelerate = import_optional("accelerate", "training", "train")
         _check_launch()
         # Without cpu=True, on a machine without a GPU, accelerate takes each process of torchrun
         # for a run of its own. mixed_precision="no": Learner applies bfloat16 itself.
         self.accelerator = accelerate.Accelerator(cpu=not uses_gpu(), mixed_precision="no")
-        self.utils = import_required("accelerate.utils")
+        self.utils: Any = accelerate.utils
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
         self.count: int = self.accelerator.num_processes
@@ -72,21 +58,20 @@ class Processes:
                 f"accelerate is set up for {kind}; launch it without, and set shard = true in the "
                 "recipe for FSDP"
             )
-        launched = _launched_processes()
+        # LOCAL_RANK is set by torchrun and by accelerate launch.
+        launched = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
         if self.count != launched:
             raise ValueError(
                 f"{launched} processes were started, but accelerate was set up for {self.count} "
-                "before the training; "
-                "leave that to the training, or call accelerate.PartialState(cpu=True) where there "
-                "is no GPU"
+                "before the training; leave that to the training, or call "
+                "accelerate.PartialState(cpu=True) where there is no GPU"
             )
 
     def wrap(self, learner: nn.Module) -> nn.Module:
         """Return the learner on the device; with several processes in DDP, which averages their
         gradients.
         """
-        prepared: nn.Module = self.accelerator.prepare_model(learner)
-        return prepared
+        return cast(nn.Module, self.accelerator.prepare_model(learner))
 
     def broadcast(self, value: Any) -> Any:
         """Return the first process's value in every process."""
@@ -107,27 +92,20 @@ class Processes:
                 failure = error
                 problem = str(error) or type(error).__name__
         result, problem = self.broadcast((result, problem))
+        # The first process raises its own error, the others one with the same sentence.
         if failure is not None:
             raise failure
         if problem is not None:
             raise TrainingError(problem)
-        answer: T = result
-        return answer
+        return cast(T, result)
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes in every process."""
-        values: list[Any] = self.utils.gather_object([value])
-        return values
+        return cast(list[Any], self.utils.gather_object([value]))
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all processes' tensors in every process."""
-        total: Tensor = self.accelerator.reduce(tensor, "sum")
-        return total
-
-
-def _launched_processes() -> int:
-    """Return how many processes torchrun or accelerate launch has started."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+        return cast(Tensor, self.accelerator.reduce(tensor, "sum"))
 
 
 def _check_launch() -> None:
@@ -138,8 +116,7 @@ def _check_launch() -> None:
     if uses_gpu() and started > torch.cuda.device_count():
         raise ValueError(
             f"{started} processes were started on a machine with {torch.cuda.device_count()} GPU; "
-            "start one for each "
-            "GPU, or set ACCELERATE_USE_CPU=true to train on the CPU"
+            "start one for each GPU, or set ACCELERATE_USE_CPU=true to train on the CPU"
         )
 
 
@@ -160,6 +137,7 @@ def shard(learner: nn.Module, device: torch.device) -> nn.Module:
                 "shard=True does not fit a definition of attention with learned tensors; leave it "
                 "out"
             )
+    # Blocks first: what is then left of the learner is sharded as one part.
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for module in list(learner.modules()):
         if isinstance(module, EncoderBlock | DecoderBlock):
@@ -167,6 +145,8 @@ def shard(learner: nn.Module, device: torch.device) -> nn.Module:
     fully_shard(learner, mesh=mesh)
     return learner
 
+
+# ----------------------------------------------------------------------- weights of a sharded model
 
 Tensors = dict[str, Tensor]
 
@@ -200,6 +180,7 @@ def load_optimiser_state(model: nn.Module, optimiser: Any, states: Mapping[str, 
     """Load the first process's AdamW states into the optimiser of every process. The others may
     pass none.
     """
+    # AdamW makes its states in its first step; here they are made before, to be filled.
     for name, parameter in model.named_parameters():
         state = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
         state["step"] = torch.zeros((), device=parameter.device)
@@ -219,27 +200,96 @@ def broadcast_into(tensor: Tensor | None, into: Tensor) -> None:
     """Copy the first process's tensor to `into` of every process, sharded as `into` is. The others
     pass None.
     """
-    if isinstance(into, DTensor):
-        full = torch.empty(into.shape, dtype=into.dtype, device=into.device)
-        into.copy_(
-            distribute_tensor(_broadcast_plain(tensor, full), into.device_mesh, into.placements)
-        )
-    else:
-        _broadcast_plain(tensor, into)
-
-
-def _broadcast_plain(tensor: Tensor | None, into: Tensor) -> Tensor:
+    sharded = isinstance(into, DTensor)
+    full = torch.empty(into.shape, dtype=into.dtype, device=into.device) if sharded else into
     if tensor is not None:
-        into.copy_(tensor)
+        full.copy_(tensor)
     if is_distributed():
-        distributed.broadcast(into, 0)
-    return into
+        distributed.broadcast(full, 0)
+    if isinstance(into, DTensor):
+        into.copy_(distribute_tensor(full, into.device_mesh, into.placements))
 
 
 def is_distributed() -> bool:
     """Return whether the run has more than one process."""
-    return (
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
+    is_running = distributed.is_available() and distributed.is_initialized()
+    return is_running and distributed.get_world_size() > 1
+
+
+# ----------------------------------------------------------------------------------------- stopping
+
+DOUBLED = 1.0  # seconds: torchrun passes Ctrl-C on to processes that the terminal has told already
+
+
+class StopRequest:
+    """Note the signals SIGTERM and SIGINT inside a `with` block, and let all processes agree on
+    when to stop.
+
+    A second SIGINT raises KeyboardInterrupt at once. Signals for which the program has a handler of
+    its own are left to that handler, and so are all signals outside of the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0  # number of the signal; 0 is none
+        self._first_time = 0.0
+        self._before: dict[int, Any] = {}
+        # Flags are exchanged on the CPU, by a group of their own: the steps' group may be one of
+        # GPUs, and reading a flag from a GPU would wait for the step.
+        self._group = distributed.new_group(backend="gloo") if is_distributed() else None
+        # The flag that is being exchanged, and what waits for it.
+        self._exchange: tuple[torch.Tensor, Any] | None = None
+
+    def __enter__(self) -> Self:
+        defaults: dict[int, Any] = {
+            signal.SIGTERM: signal.SIG_DFL,
+            signal.SIGINT: signal.default_int_handler,
+        }
+        if threading.current_thread() is threading.main_thread():
+            for number, default in defaults.items():
+                if signal.getsignal(number) == default:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = monotonic()
+        is_second = number == signal.SIGINT and self.received == signal.SIGINT
+        if is_second and now - self._first_time > DOUBLED:
+            raise KeyboardInterrupt
+        if not self.received:
+            self.received = number
+            self._first_time = now
+
+    def agreed(self, *, last: bool = False) -> int:
+        """Return the signal for which all processes stop after this step, or 0. Every process asks
+        after each step.
+
+        Several processes exchange their flags while the next step runs, so that no step waits: they
+        stop one step after the signal. `last` waits for the flags of this step.
+        """
+        if self._group is None:
+            return self.received
+        found = self._finish_exchange()
+        flag = torch.tensor(self.received)
+        largest = distributed.ReduceOp.MAX
+        self._exchange = flag, distributed.all_reduce(flag, largest, self._group, async_op=True)
+        return max(found, self._finish_exchange()) if last or found else found
+
+    def _finish_exchange(self) -> int:
+        """Return the largest flag of all processes in the exchange that was begun last."""
+        if self._exchange is None:
+            return 0
+        flag, work = self._exchange
+        work.wait()
+        self._exchange = None
+        return int(flag)
+
+
+def stop_error(number: int) -> BaseException:
+    """Return what a stopped run raises: KeyboardInterrupt for SIGINT, SystemExit(128 + number) for
+    others.
+    """
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)

@@ -60,9 +60,8 @@ class Training(Config):
     lr: float = 1e-3  # peak learning rate
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = "cosine"
     warmup: int = 0  # steps in which the rate rises linearly from 0
-    decay: int | None = (
-        None  # step at which the cosine reaches the floor; the last one unless given
-    )
+    # Step at which the cosine reaches the floor; the last one unless given.
+    decay: int | None = None
     floor: float = 0.0  # lowest rate after the warm-up, as a share of lr
     beta_1: float = 0.9
     beta_2: float = 0.98
@@ -70,23 +69,19 @@ class Training(Config):
     weight_decay: float = 0.0  # of matrices; vectors, which are biases and norms, have none
     clip: float = 0.0  # largest norm of the gradient; 0 does not clip
     label_smoothing: float = 0.0
-    agreement: float = (
-        0.0  # weight of R-Drop: the divergence between two passes with different dropout; 0 is off
-    )
+    # Weight of R-Drop: the divergence between two passes with different dropout; 0 is off.
+    agreement: float = 0.0
 
-    average: int = (
-        1  # the weights that are validated and kept are the mean of the last so many snapshots
-    )
+    # The weights that are validated and kept are the mean of the last so many snapshots.
+    average: int = 1
     average_every: int | None = None  # steps between snapshots; once an epoch unless given
     validate_every: int | None = None  # steps; once an epoch unless given
     patience: int | None = None  # stop after so many validations without a better one
 
-    precision: Literal["bf16", "tf32", "fp32"] = (
-        "fp32"  # of products on a GPU; weights, sums and a CPU use float32
-    )
-    compile: bool = (
-        False  # torch.compile, on a GPU: once for each shape of a batch, so for data of few shapes
-    )
+    # Of products on a GPU; weights, sums and a CPU use float32.
+    precision: Literal["bf16", "tf32", "fp32"] = "fp32"
+    # torch.compile, on a GPU: once for each shape of a batch, so for data of few shapes.
+    compile: bool = False
     # One CUDA graph of a step for each shape of a batch; on one GPU, without accumulation.
     capture: bool = False
 
@@ -98,17 +93,8 @@ class Training(Config):
 
     def check(self) -> None:
         """Raise a ValueError where the fields do not fit."""
-        counts = (
-            "steps",
-            "epochs",
-            "tokens",
-            "rows",
-            "accumulate",
-            "decay",
-            "average",
-            "average_every",
-        )
-        check_at_least_one(self, *counts, "validate_every", "patience", "log_every", "save_every")
+        counts = "steps epochs tokens rows accumulate decay average average_every validate_every"
+        check_at_least_one(self, *counts.split(), "patience", "log_every", "save_every")
         check_at_most(self, MAX_ROWS, "rows")
         check_at_most(self, MAX_TOKENS, "tokens")
         if abs(self.seed) > MAX_SEED:
@@ -134,7 +120,10 @@ class Training(Config):
 
     def rows_of(self, width: int) -> int:
         """Return the number of rows of a batch whose widest column has this width."""
-        return self.rows if self.tokens is None else max(1, self.tokens // width)  # type: ignore[return-value]
+        if self.tokens is not None:
+            return max(1, self.tokens // width)
+        assert self.rows is not None  # `check` saw to it
+        return self.rows
 
 
 def learning_rate(step: int, settings: Training, steps: int) -> float:

@@ -39,24 +39,21 @@ class TrainingStep:
         self.parameters = [
             parameter for parameter in learner.parameters() if parameter.requires_grad
         ]
-        layers = (
-            ()
-            if sharded
-            else (layer for layer in learner.modules() if isinstance(layer, MultiHeadAttention))
-        )
-        self.ignored = [
-            bias for bias in (layer.ignored_bias() for layer in layers) if bias is not None
-        ]
+        # Parts of biases whose gradient is rounding noise around zero; FSDP has no whole ones.
+        layers = [] if sharded else learner.modules()
+        biases = (layer.ignored_bias() for layer in layers if isinstance(layer, MultiHeadAttention))
+        self.ignored = [bias for bias in biases if bias is not None]
+        # A graph of several GPUs would have to hold their communication.
         capture = settings.capture and device.type == "cuda" and processes.count == 1
         self.captured = CapturedStep(lambda batch: self._run([batch])) if capture else None
         self.optimiser = _make_optimiser(self.parameters, settings, capture)
         for group in self.optimiser.param_groups if capture else ():
-            group["lr"] = torch.tensor(
-                0.0, device=device
-            )  # a captured step reads the rate from memory at each replay
+            # A captured step reads the rate from memory at each replay.
+            group["lr"] = torch.tensor(0.0, device=device)
         compiled = settings.compile and device.type == "cuda"
         self.loss: Callable[..., Tensor] = _compile(self.learner) if compiled else self.learner
-        self.total, self.norm = (torch.zeros((), device=device) for _ in range(2))
+        self.total = torch.zeros((), device=device)
+        self.norm = torch.zeros((), device=device)
         self.targets = torch.zeros((), dtype=torch.int64, device=device)
 
     def __call__(self, batches: Sequence[Any], lr: float) -> None:
@@ -76,9 +73,10 @@ class TrainingStep:
         rank = self.processes.rank
         processes = self.processes.count
         targets = torch.stack([count_targets(batch.targets) for batch in batches]).sum()
-        divisor = (
-            targets / processes
-        )  # DDP and FSDP average the gradients of processes, they do not sum them
+        # DDP and FSDP average the gradients of processes, they do not sum them.
+        divisor = targets / processes
+
+        # Gradients of the mean over the targets of all batches.
         for i, batch in enumerate(batches):
             with self._gradient_sync(i == len(batches) - 1):
                 loss = self.loss(process_share(batch, rank, processes), divisor)
@@ -87,7 +85,8 @@ class TrainingStep:
         self.targets += targets
         for bias, part in self.ignored:
             if bias.grad is not None:
-                bias.grad[part].zero_()  # rounding noise
+                bias.grad[part].zero_()
+
         if self.settings.clip:
             norm = clip_grad_norm_(self.parameters, self.settings.clip)
             self.norm.copy_(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -110,6 +109,7 @@ class TrainingStep:
 
         Waits for the GPU.
         """
+        # Targets are counted before the rows are shared: each process has the number of all.
         total = self.processes.sum(self.total).item()
         targets = int(self.targets)
         norm = self.norm.item() if self.settings.clip else None
@@ -134,7 +134,7 @@ def _compile(learner: nn.Module) -> Callable[..., Tensor]:
     """Compile the learner for each shape separately, and raise torch's limit, beyond which it
     silently stops.
     """
-    from torch._dynamo import config
+    from torch._dynamo import config  # late: importing it takes a second
 
     config.recompile_limit = max(config.recompile_limit, MAX_COMPILED_SHAPES)
     return torch.compile(learner, dynamic=False)
@@ -157,9 +157,8 @@ def _make_optimiser(
     """Return AdamW with weight decay on matrices only: vectors are biases and the weights of
     norms.
     """
-    matrices, vectors = (
-        [p for p in parameters if (p.ndim > 1) == is_matrix] for is_matrix in (True, False)
-    )
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -206,12 +205,13 @@ class CapturedStep:
             return
         if shape not in self.graphs:
             self.graphs[shape] = self._capture(batch)
+        # Capturing computes nothing: also a step that was captured just now is replayed.
         graph, inputs = self.graphs[shape]
-        tensors: list[Tensor] = list(inputs)
-        torch._foreach_copy_(tensors, list(batch))
+        torch._foreach_copy_(list(inputs), list(batch))
         graph.replay()
 
     def _run_eagerly(self, batch: Any) -> None:
+        # Each stream waits for the other: the batch is made on one, the step runs on the other.
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -219,9 +219,7 @@ class CapturedStep:
         current.wait_stream(self.stream)
 
     def _capture(self, batch: Any) -> Graph:
-        """Capture a step on copies of the batch's tensors. Capturing computes nothing: the caller
-        replays the graph.
-        """
+        """Capture a step on copies of the batch's tensors."""
         graph = torch.cuda.CUDAGraph()
         inputs = type(batch)(*(tensor.clone() for tensor in batch))
         try:

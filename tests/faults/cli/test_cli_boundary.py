@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 import telescope as ts
 from support import writers
 from telescope.cli import app, boundary
+from telescope.files import check_can_write
 from telescope.files.atomic import atomic_folder
-from telescope.files.writable import check_can_write
 from telescope.models.device import check_device, devices_here
 from telescope.tasks.learning.new_recipe import new_recipe
 

@@ -11,9 +11,9 @@ import telescope as ts
 from support import writers
 from telescope.atlases.texts import encoder_of
 from telescope.decoding import generate
-from telescope.files.panics import PanicError, panics_as_errors
+from telescope.files import PanicError, panics_as_errors
 from telescope.models.saved.tokenizer_file import read_tokenizer
-from telescope.tasks.writing.rewrite import encode_text
+from telescope.tasks.writing import encode_text
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "<unk>": 2}, "unk_token": "<unk>"}
 PADDING = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "<unk>"}

@@ -9,8 +9,7 @@ import pytest
 from support import corpora
 from support.recipes import FILES, quiet, small
 from telescope.tasks.learning.evaluate import predict, score
-from telescope.tasks.learning.registry import read
-from telescope.tasks.learning.train import train
+from telescope.tasks.learning.train import read, train
 from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS
 from telescope.text.tokenizer import bpe_from_merges, train_bpe
 
@@ -123,12 +122,12 @@ def test_data_that_are_missing(tmp_path, name, folder):
             "debian-synopsis",
             "debian_synopsis/train.jsonl",
             b'{"document": "a"}\n',
-            "line 1: is not an object with the texts",
+            'line 1: has no field "summary"',
         ),
         ("debian-synopsis", "debian_synopsis/train.jsonl", b'{"document"\n', "line 1: is not JSON"),
         ("samsum", "samsum/val.json", b'{"dialogue": "", "summary": ""}', "is not a list of records"),
         ("samsum", "samsum/val.json", b"[" * 100_000, "nested too deep"),
-        ("samsum", "samsum/val.json", b'[{"dialogue": 3, "summary": ""}]', "record 1: is not an object with the texts"),
+        ("samsum", "samsum/val.json", b'[{"dialogue": 3, "summary": ""}]', 'record 1: "dialogue" is no text'),
     ],
 )
 def test_data_that_are_broken(tmp_path, name, file, contents, message):
@@ -141,7 +140,7 @@ def test_data_that_are_broken(tmp_path, name, file, contents, message):
 
 
 def test_a_packed_file_that_unpacks_to_gigabytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("telescope.text.corpus_files.MAX_BYTES", 1 << 24)
+    monkeypatch.setattr("telescope.text.data_files.MAX_BYTES", 1 << 24)
     packed = tmp_path / "tatoeba_de_en" / "deu.txt.gz"
     packed.parent.mkdir()
     packed.write_bytes(gzip.compress(bytes(1 << 20)) * 4096)

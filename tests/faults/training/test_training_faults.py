@@ -15,10 +15,9 @@ from support.learning import gpt, learn, losses, luong, pairs, transformer
 from telescope import training
 from telescope.models import LoadError
 from telescope.training import Examples, Logged, Saved, Training, TrainingError, Windows
-from telescope.training.events import tensorboard
-from telescope.training.objectives import Learner
+from telescope.training.objectives import Criterion, Learner
 from telescope.training.processes import shard
-from telescope.training.validation import Criterion
+from telescope.training.reports import tensorboard
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

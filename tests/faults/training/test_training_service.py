@@ -13,16 +13,12 @@ import torch
 from support.learning import gpt, learn, losses, pairs, transformer
 from telescope.files.locks import locked_folder
 from telescope.models import LoadError
-from telescope.tasks.learning.check import check
-from telescope.tasks.learning.registry import read
-from telescope.tasks.learning.train import check_folder, train
-from telescope.text.corpus_files import read_records
-from telescope.text.own_files import read_rows, read_running_text
+from telescope.tasks.learning.train import check, check_folder, read, train
+from telescope.text.data_files import read_records, read_rows, read_running_text
 from telescope.training import Examples, Logged, Saved, Started, Stopped, Training, TrainingError, language, read_log
 from telescope.training import train as train_model
-from telescope.training.json_log import json_log
 from telescope.training.processes import Processes, uses_gpu
-from telescope.training.progress import format_event
+from telescope.training.reports import format_event, json_log
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -154,7 +150,7 @@ def test_a_signal_in_the_last_step_ends_the_run_too(data, tmp_path):
 
 def test_a_second_interrupt_stops_at_once(data, tmp_path, monkeypatch):
     """But not one that comes right after the first: torchrun passes on what the terminal has sent already."""
-    monkeypatch.setattr("telescope.training.stopping.monotonic", iter([0.0, 0.1, 5.0]).__next__)
+    monkeypatch.setattr("telescope.training.processes.monotonic", iter([0.0, 0.1, 5.0]).__next__)
     survived = []
 
     def ask(event):

@@ -215,7 +215,7 @@ def test_every_input_gives_the_same_matrix():
 def test_training_is_drawn_from_a_folder_of_logs(tmp_path):
     pytest.importorskip("tensorboard", reason="the train extra is not installed")
     from telescope.training import Finished, Started
-    from telescope.training.events import tensorboard
+    from telescope.training.reports import tensorboard
 
     report = tensorboard(tmp_path / "training" / "logs")
     report(Started(step=0, steps=200, parameters=1, data="", device="cpu", processes=1))

@@ -7,7 +7,7 @@ import torch
 from test_heads import IDS, MADE, recorded
 
 import telescope as ts
-from telescope.files.frames import Names, frame
+from telescope.files import Names, frame
 
 
 @pytest.fixture

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from support.recipes import quiet, small
-from telescope.tasks.learning.check import check
 from telescope.tasks.learning.evaluate import evaluate
 from telescope.tasks.learning.new_recipe import new_recipe
-from telescope.tasks.learning.registry import read
-from telescope.tasks.learning.train import train
-from telescope.text import own_files
-from telescope.text.own_files import column_names, read_rows, read_running_text, split_of
+from telescope.tasks.learning.train import check, read, train
+from telescope.text import data_files
+from telescope.text.data_files import column_names, read_rows, read_running_text, split_of
 
 PAIRS = [(f"I see {i} dogs.", f"Ich sehe {i} Hunde.") for i in range(200)]
 QUOTED = [('She said "hi",\nand left.', 'Sie sagte "hi".'), ("a, b", "c")]
@@ -90,7 +88,7 @@ def test_parquet_that_unpacks_to_more_than_a_file_of_data_holds_is_refused(here,
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow import parquet
 
-    monkeypatch.setattr(own_files, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(data_files, "MAX_BYTES", 10_000)
     parquet.write_table(arrow.table({"english": ["x" * 100] * 1000}), "pairs.parquet")
     with pytest.raises(ValueError, match=r"pairs\.parquet holds more than 10,000 characters"):
         read_rows(here, "pairs.parquet", ("english",))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope.tasks.writing.rewrite import find_sentences, split_by_length, split_by_sentence
+from telescope.tasks.writing import find_sentences, split_by_length, split_by_sentence
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,17 @@ import pytest
 import torch
 
 from support.needs import need_data
-from telescope.tasks.learning.recall import encode_questions, prepare, score
-from telescope.tasks.learning.recall_data import CutSpans, Lines, corrupt, draw_spans, encode, vocabulary
-from telescope.tasks.learning.registry import read
+from telescope.tasks.learning.recall import (
+    CutSpans,
+    Lines,
+    RecallRecipe,
+    corrupt,
+    draw_spans,
+    encode,
+    encode_questions,
+    vocabulary,
+)
+from telescope.tasks.learning.train import read
 from telescope.text.corpora import TextPair
 from telescope.training import IGNORE, Training
 
@@ -75,7 +83,7 @@ def test_the_targets_of_a_line_are_all_its_characters():
 def test_answers_must_match_exactly():
     answered = [("Paris", "Paris"), ("paris", "Paris"), ("Paris ", "Paris"), ("", "Paris")]
     answers = [{"question": "?", "answer": answer, "places": [place]} for answer, place in answered]
-    assert score(None, answers) == {"accuracy": 25.0}
+    assert RecallRecipe.score(None, answers) == {"accuracy": 25.0}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +98,7 @@ def test_answers_must_match_exactly():
 def test_the_recipes_on_the_files_of_the_course(name, parameters, steps):
     """2,937 lines of 254 characters, 2,000 questions: 23 batches of 128 and 8 of 256."""
     recipe = read(RECIPES / f"recall-{name}.toml")
-    work = prepare(recipe, need_data("cs224n_a5").parent, None)
+    work = recipe.prepare(need_data("cs224n_a5").parent, None)
     assert sum(parameter.numel() for parameter in work.model.parameters()) == parameters
     assert work.model.config.vocabulary == 256
     assert [work.model.tokenizer.id_to_token(i) for i in range(5)] == ["□", "⁇", "\n", " ", "!"]

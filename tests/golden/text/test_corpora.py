@@ -5,7 +5,7 @@ import pytest
 from support import corpora
 from support.needs import DATA, need_data
 from telescope.text.corpora import SUMMARIES, TEXTS, TRANSLATIONS, TextPair, rename_speakers, tatoeba_split
-from telescope.text.corpus_files import data_folder
+from telescope.text.data_files import data_folder
 
 
 @pytest.fixture(scope="module")

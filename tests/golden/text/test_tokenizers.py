@@ -11,7 +11,7 @@ from telescope.models import Special
 from telescope.recording.token_texts import TokenTexts, learn_texts
 from telescope.tasks.learning.sequence_pairs import PairTokenizer
 from telescope.text.corpora import TextPair, read_multi30k_merges
-from telescope.text.corpus_files import read_lines
+from telescope.text.data_files import read_lines
 from telescope.text.tokenizer import bpe_from_merges, character_tokenizer, encode, special_ids, train_bpe
 
 TEXTS = ["low lower lowest", "new newer newest 2018", "Größe\nund „Maß“"]

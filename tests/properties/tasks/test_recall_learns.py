@@ -11,8 +11,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from telescope.tasks.learning.evaluate import evaluate
-from telescope.tasks.learning.registry import TASKS, read
-from telescope.tasks.learning.train import override, train
+from telescope.tasks.learning.train import TASKS, override, read, train
 from telescope.training import Finished, Logged, Started
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -44,7 +43,7 @@ def recipe(pretraining, training, save_every=1000, **model):
         "pretraining": how | {"steps": pretraining},
         "training": how | {"steps": training, "validate_every": training},
     }
-    return TASKS["recall"].recipe.from_tables("small", "recall", tables)
+    return TASKS["recall"].from_tables("small", "recall", tables)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +126,10 @@ def test_a_run_stopped_in_either_stage_resumes(data, tmp_path):
 def test_without_pretraining_there_is_one_stage(data, tmp_path):
     chosen = recipe(2, 2)
     tables = {name: table.to_dict() for name, table in chosen.tables().items() if name != "pretraining"}
-    alone = TASKS["recall"].recipe.from_tables("none", "recall", tables)
+    alone = TASKS["recall"].from_tables("none", "recall", tables)
     assert alone.pretraining is None
     assert "pretraining" not in alone.to_toml()
-    assert list(TASKS["recall"].prepare(alone, data, None).stages) == ["training"]
+    assert list(alone.prepare(data, None).stages) == ["training"]
 
 
 def test_questions_of_the_test_are_answered_but_not_scored(data, tmp_path):
@@ -142,7 +141,7 @@ def test_questions_of_the_test_are_answered_but_not_scored(data, tmp_path):
 
 
 def test_an_epoch_is_drawn_by_seed_and_epoch_alone(data):
-    stage = TASKS["recall"].prepare(recipe(2, 2), data, None).stages["pretraining"]
+    stage = recipe(2, 2).prepare(data, None).stages["pretraining"]
     first, again, next_one = (stage.data.batches(stage.settings, epoch)[0].ids for epoch in (3, 3, 4))
     torch.rand(1)
     assert torch.equal(first, again)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope.tasks.learning.recall_data import CutSpans, corrupt, draw_spans, encode, vocabulary
+from telescope.tasks.learning.recall import CutSpans, corrupt, draw_spans, encode, vocabulary
 
 TEXT = "abcdefghijklmnopqrstuvwxyz"
 TOKENS = vocabulary([TEXT])

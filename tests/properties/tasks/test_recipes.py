@@ -12,8 +12,7 @@ import telescope as ts
 from support import corpora
 from support.recipes import FILES, quiet, small
 from telescope.tasks.learning.evaluate import Evaluation, evaluate, predict, score, spread
-from telescope.tasks.learning.registry import TASKS, read
-from telescope.tasks.learning.train import override, train
+from telescope.tasks.learning.train import override, read, train
 from telescope.training import Logged, Validated
 
 NAMES = [file.stem for file in FILES]
@@ -115,7 +114,7 @@ def test_the_seed_determines_the_first_weights(made):
     recipe = small(read(FILES[NAMES.index("shakespeare-char")]))
 
     def first_weights(seed):
-        work = TASKS[recipe.task].prepare(override(recipe, seed=seed), made, None)
+        work = override(recipe, seed=seed).prepare(made, None)
         return work.model.embedding.weight
 
     assert torch.equal(first_weights(1), first_weights(1))
@@ -131,8 +130,8 @@ def test_overrides_reach_the_training():
 
 def test_full_stops_are_left_out(made):
     data = read(FILES[NAMES.index("translator-en-de")]).data
-    plain = replace(data, bare=0, also=None).read_training(made)
-    bare = replace(data, bare=100, also=None).read_training(made)
+    plain = replace(data, without_stop_percent=0, also=None).read_training(made)
+    bare = replace(data, without_stop_percent=100, also=None).read_training(made)
     assert bare[: len(plain)] == plain
     assert len(bare) == 2 * len(plain)
     pairs = [pair for pair in bare[len(plain) :] if pair.source == "I see 7 dogs"]
@@ -142,7 +141,7 @@ def test_full_stops_are_left_out(made):
 def test_a_long_document_is_truncated_and_keeps_its_end_token(made):
     recipe = read(FILES[NAMES.index("summarizer")])
     recipe = small(replace(recipe, data=replace(recipe.data, longest=5)))
-    work = TASKS["summarize"].prepare(recipe, made, None)
+    work = recipe.prepare(made, None)
     examples = work.stages["training"].data
     batch = examples.take(examples.batches(recipe.training, 0)[0])
     whole = work.model.tokenizer.encode("Ack is like grep.\n\nIt is for 99% of uses.").ids
@@ -157,10 +156,10 @@ def test_regularised_tokens_and_a_pretraining_stage_with_gaps(made, tmp_path):
     file = next(file for file in FILES if file.stem == "summarizer")
     recipe = small(read(file))
     recipe = replace(recipe, pretraining=recipe.training, tokenizer=replace(recipe.tokenizer, again=2))
-    work = TASKS["summarize"].prepare(recipe, made, None)
+    work = recipe.prepare(made, None)
     assert list(work.stages) == ["pretraining", "training"]
     gaps, pairs = (stage.data for stage in work.stages.values())
-    once = TASKS["summarize"].prepare(replace(recipe, tokenizer=replace(recipe.tokenizer, again=0)), made, None)
+    once = replace(recipe, tokenizer=replace(recipe.tokenizer, again=0)).prepare(made, None)
     assert len(pairs) == 3 * len(once.stages["training"].data)
     assert len(gaps) <= len(once.stages["training"].data)
 

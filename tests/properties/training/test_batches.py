@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from telescope.training import IGNORE, Examples, TextBatch, Training, Windows
 from telescope.training.batch import process_share
-from telescope.training.examples import round_widths
+from telescope.training.data import round_widths
 
 sizes = st.lists(st.tuples(st.integers(1, 90), st.integers(2, 150)), min_size=1, max_size=60)
 

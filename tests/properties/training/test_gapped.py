@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope.training import IGNORE, Gapped, Training
-from telescope.training.windows import GAP_SHARE, MAX_GAP, cut_gaps
+from telescope.training.data import GAP_SHARE, MAX_GAP, cut_gaps
 
 START = 2
 

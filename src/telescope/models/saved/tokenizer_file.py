@@ -16,9 +16,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ...files import paths
+from ...files import PanicError, panics_as_errors, paths
 from ...files.errors import LoadError
-from ...files.panics import PanicError, panics_as_errors
 from ...words import hint
 
 MOST_STEPS = 64  # of a normalizer, and of each other part

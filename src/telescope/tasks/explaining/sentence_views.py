@@ -14,7 +14,7 @@ from torch import Tensor
 from ...decoding import Written
 from ...decoding.output import IncrementalDecoder
 from ...decoding.writers import start_token
-from ...files.panics import panics_as_errors
+from ...files import panics_as_errors
 from ...interception.watch import watch
 from ...models import GPT, Model, Transformer
 from ...recording.names import select_layers
@@ -22,8 +22,14 @@ from ...recording.recording import Recording
 from ...recording.watched import Watched
 from ...traces.trace import Trace
 from ...traces.whole_words import Span, Words
-from ..writing.rewrite import check_rewrites, do_not_split, encode_text, max_source_tokens, rewrite
-from ..writing.write_on import encode_prompt
+from ..writing import (
+    check_rewrites,
+    do_not_split,
+    encode_prompt,
+    encode_text,
+    max_source_tokens,
+    rewrite,
+)
 
 
 @dataclass(frozen=True, eq=False)

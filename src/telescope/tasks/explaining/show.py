@@ -14,7 +14,7 @@ from torch import Tensor
 from ...decoding import Written
 from ...models import Model
 from ...traces.render import FirstThatFits, indent, number_cell
-from ..writing.rewrite import RewrittenPart
+from ..writing import RewrittenPart
 from .sentence_views import SentenceAttention, watch_alignment
 
 LONGEST = 16  # most letters of a word in a table

@@ -10,16 +10,14 @@ from typing import cast, get_args
 
 import torch
 
-from ...files.atomic import atomic_file
-from ...files.writable import check_can_write
+from ...files import atomic_file, check_can_write
 from ...layers.check_sizes import check_choice
 from ...models import load
 from ...models.saved.load import find_model
 from ...models.shipped import find_shipped
-from ...text.corpus_files import Split, data_folder, parse_json, read_lines
-from .registry import TASKS, read
-from .task import Answer
-from .train import RECIPE
+from ...text import Split, data_folder, parse_json, read_lines
+from .recipe import Answer
+from .train import RECIPE, read
 
 Place = str | os.PathLike[str]
 
@@ -71,20 +69,21 @@ def predict(
 
     The arguments are those of `evaluate`.
     """
+    # Everything that can be wrong is checked before the model runs.
     settings = read(recipe or find_model(folder) / RECIPE)
     if out is None and not Path(folder).is_dir() and find_shipped(folder) is None:
         raise ValueError(f"{folder} is no folder in which answers can be kept; --out names one")
     check_choice("split", split, get_args(Split))
     file = _file(folder, split, out)
     check_can_write(file)  # before the model runs, which may take long
+    # In float32, whatever the file holds, so that figures do not depend on the machine.
     model = load(folder, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
-    answers = TASKS[settings.task].answer(settings, model, data_folder(data), cast(Split, split))
+    answers = settings.answer(model, data_folder(data), cast(Split, split))
     file.parent.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
+    # Answers are kept: they can be scored again, elsewhere and by other metrics.
     with atomic_file(file) as new:
-        new.write_text(
-            "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in answers),
-            encoding="utf-8",
-        )
+        new.write_text(lines, encoding="utf-8")
     return file
 
 
@@ -97,9 +96,7 @@ def score(
     settings = read(recipe or find_model(folder) / RECIPE)
     file = _file(folder, split, out)
     answers = _read_answers(file)
-    evaluation = Evaluation(
-        settings.name, split, len(answers), TASKS[settings.task].score(settings, answers)
-    )
+    evaluation = Evaluation(settings.name, split, len(answers), settings.score(answers))
     with atomic_file(file.with_suffix(".json")) as new:
         new.write_text(json.dumps(asdict(evaluation), indent=1) + "\n", encoding="utf-8")
     return evaluation
@@ -107,6 +104,7 @@ def score(
 
 def spread(runs: Sequence[Evaluation]) -> dict[str, tuple[float, float]]:
     """Return the mean and the standard deviation of each figure over several runs."""
+    # Runs of one recipe have the same figures.
     columns = {name: [run.figures[name] for run in runs] for name in runs[0].figures}
     return {name: (mean(column), stdev(column)) for name, column in columns.items()}
 
@@ -118,22 +116,19 @@ def _file(folder: Place, split: str, out: Place | None) -> Path:
     model.
     """
     if out is None:
-        out = (
-            Path(folder) / "evaluation"
-            if find_shipped(folder) is None
-            else Path("evaluation") / folder
-        )
+        is_shipped = find_shipped(folder) is not None
+        out = Path("evaluation") / folder if is_shipped else Path(folder) / "evaluation"
     return Path(out) / f"{split}.jsonl"
 
 
 def _read_answers(file: Path) -> list[Answer]:
     if not file.exists():
         raise ValueError(f"there is no {file} to score; telescope evaluate --predict writes it")
-    answers = [
-        parse_json(line, f"{file}, line {number}")
-        for number, line in enumerate(read_lines(file), 1)
-    ]
-    for number, answer in enumerate(answers, 1):
+    answers = []
+    for number, line in enumerate(read_lines(file), 1):
+        where = f"{file}, line {number}"
+        answer = parse_json(line, where)
         if not isinstance(answer, dict):
-            raise ValueError(f"{file}, line {number}: is not an object, as an answer should be")
+            raise ValueError(f"{where}: is not an object, as an answer should be")
+        answers.append(answer)
     return answers

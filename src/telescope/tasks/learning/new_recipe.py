@@ -4,11 +4,12 @@ train.
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
-from ...text.corpus_files import data_folder
-from ...text.own_files import PLAIN, TABLES, column_names, find_file
+from ...text import PLAIN, TABLES, column_names, data_folder, find_file
 from ...words import hint
 
+# The recipe is put together from texts, not from a recipe object: its comments are what it is for.
 HEAD = """# Train a model that {what}.
 #
 #   telescope train {file} --check                  what it will do, and how long that takes
@@ -26,15 +27,15 @@ train = {train} # .tsv, .csv, .jsonl, .json, .parquet{plain}
 # validation = "..." # without it, held_out % of the training data are held out
 # test = "..." # without it, the test is the validation
 held_out = 5
-{columns}"""
+"""
 
 PAIRS = """
 [tokenizer]
-size = {vocabulary} # pieces of the vocabulary, trained on your texts
+size = 8000 # pieces of the vocabulary, trained on your texts
 
 [model]
 kind = "Transformer"
-max_positions = {longest}
+max_positions = %d
 d_model = 128 # features of each token; a multiple of heads
 encoder_blocks = 2
 decoder_blocks = 2
@@ -59,21 +60,21 @@ save_every = 500 # a run that is stopped goes on from here
 
 [decoding]
 beams = 4 # 1 is greedy
-longest = {longest_output}
+longest = %d
 """
 
-TRANSLATE = """source = {source} # the column to translate from; "1", "2", ... in a table without a header
-target = {target}
+TRANSLATE = """source = {0} # the column to translate from; "1", "2", ... in a table without a header
+target = {1}
 longest = 128 # tokens; longer pairs are left out of the training
 """
 
-SUMMARIZE = """document = {source} # the column of documents
-summary = {target}
+SUMMARIZE = """document = {0} # the column of documents
+summary = {1}
 longest = 256 # tokens; longer documents are cut
 longest_summary = 64 # tokens; pairs with longer summaries are left out of the training
 """
 
-GENERATE = """{text}
+GENERATE = """{0}
 [tokenizer]
 kind = "bpe" # or "characters"
 size = 1024 # pieces of the vocabulary, trained on your text
@@ -103,17 +104,46 @@ save_every = 500 # a run that is stopped goes on from here
 # capture = true # on a GPU: a step is one CUDA graph
 """
 
-WHAT = {
-    "translate": "translates one line of text into another",
-    "summarize": "writes a summary of a document",
-    "generate": "continues a text",
-}
-SAMPLES = {"translate": '"..."', "summarize": "FILE", "generate": '"..."'}
-EXAMPLES = {"translate": "pairs.tsv", "summarize": "documents.jsonl", "generate": "text.txt"}
-COLUMNS = {
-    "translate": ("source", "target"),
-    "summarize": ("document", "summary"),
-    "generate": ("text",),
+
+class Template(NamedTuple):
+    """What the recipe of a task has of its own.
+
+    what     that a model of this task does
+    sample   of what the model reads, on the command line
+    example  of a file with training data
+    plain    which plain texts can be training data
+    columns  that are usual names in a table
+    body     the rest of the recipe, with {0} and {1} in place of the columns
+    """
+
+    what: str
+    sample: str
+    example: str
+    plain: str
+    columns: tuple[str, ...]
+    body: str
+
+
+TEMPLATES = {
+    "translate": Template(
+        "translates one line of text into another",
+        '"..."',
+        "pairs.tsv",
+        ', or two plain texts: "train.{}"',
+        ("source", "target"),
+        TRANSLATE + PAIRS % (128, 128),
+    ),
+    "summarize": Template(
+        "writes a summary of a document",
+        "FILE",
+        "documents.jsonl",
+        "",
+        ("document", "summary"),
+        SUMMARIZE + PAIRS % (256, 64),
+    ),
+    "generate": Template(
+        "continues a text", '"..."', "text.txt", ", or plain text", ("text",), GENERATE
+    ),
 }
 
 
@@ -138,49 +168,36 @@ def new_recipe(
 
     Raises ValueError for an unknown task, a missing file, and columns that the file does not have.
     """
-    if task not in WHAT:
-        raise ValueError(f'there is no recipe to "{task}"; {hint(task, WHAT)}')
+    if task not in TEMPLATES:
+        raise ValueError(f'there is no recipe to "{task}"; {hint(task, TEMPLATES)}')
     if task == "generate" and target is not None:
         raise ValueError(
             f'target="{target}" is for pairs of texts; a recipe to generate has one column, by '
             "source"
         )
-    wanted = _columns(task, train, source, target, data)
-    columns = ""
-    if task == "translate":
-        columns = TRANSLATE.format(source=json.dumps(wanted[0]), target=json.dumps(wanted[1]))
-    elif task == "summarize":
-        columns = SUMMARIZE.format(source=json.dumps(wanted[0]), target=json.dumps(wanted[1]))
-    plain = {"translate": ', or two plain texts: "train.{}"', "generate": ", or plain text"}.get(
-        task, ""
-    )
+    template = TEMPLATES[task]
+    columns = [json.dumps(name) for name in _columns(task, train, source, target, data)]
+    if task == "generate":  # plain text has no column, and the recipe no line for it
+        columns = [f"text = {columns[0]}\n" if columns else ""]
+    # JSON quotes a text as TOML does.
     head = HEAD.format(
-        what=WHAT[task], task=task, file=file, name=Path(file).stem, sample=SAMPLES[task]
+        what=template.what, task=task, file=file, name=Path(file).stem, sample=template.sample
     )
-    body = DATA.format(
-        train=json.dumps(train or EXAMPLES[task], ensure_ascii=False), plain=plain, columns=columns
-    )
-    if task == "generate":
-        return (
-            head
-            + body
-            + GENERATE.format(text=f"text = {json.dumps(wanted[0])}\n" if wanted else "")
-        )
-    sizes = {"translate": (8000, 128, 128), "summarize": (8000, 256, 64)}[task]
-    return (
-        head + body + PAIRS.format(vocabulary=sizes[0], longest=sizes[1], longest_output=sizes[2])
-    )
+    train_file = json.dumps(train or template.example, ensure_ascii=False)
+    table = DATA.format(train=train_file, plain=template.plain)
+    return head + table + template.body.format(*columns)
 
 
 def _columns(
     task: str, train: str | None, source: str | None, target: str | None, data: str | None
 ) -> list[str]:
     """Return the columns that the recipe will read; none for plain text."""
-    given = [source, target][: len(COLUMNS[task])]
+    known = TEMPLATES[task].columns
+    given = [source, target][: len(known)]
     if train is None:
         if task == "generate" and source is None:
             return []
-        return [name or usual for name, usual in zip(given, COLUMNS[task], strict=True)]
+        return [name or usual for name, usual in zip(given, known, strict=True)]
     if "{}" in train:
         if None in given:
             raise ValueError(
@@ -188,9 +205,12 @@ def _columns(
                 f"{{}}"
             )
         return [str(name) for name in given]
+
+    # Guess from the header of the table.
     folder = data_folder(data)
     place = find_file(folder, train)
     header = column_names(folder, train)
+    # Plain text.
     if task == "generate" and not header:
         return []
     if not header and Path(place.name.removesuffix(".gz")).suffix.lower() in PLAIN:
@@ -202,12 +222,14 @@ def _columns(
         raise ValueError(
             f"{train} is empty; a recipe to {task} needs a table with {len(given)} columns"
         )
+    # A number names a column of a table without a header.
     missing = [
         name for name in given if name is not None and name not in header and not name.isdecimal()
     ]
     if missing:
         raise ValueError(f'{train} has no column "{missing[0]}"; {hint(missing[0], header)}')
-    usual = [name for name in COLUMNS[task] if name in header]
+    usual = [name for name in known if name in header]
+    # The usual names if all are there, else the columns from left to right.
     guessed = usual if len(usual) == len(given) else [name for name in header if name not in given]
     found = [name or (guessed.pop(0) if guessed else "") for name in given]
     if "" in found:

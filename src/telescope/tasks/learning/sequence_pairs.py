@@ -1,23 +1,26 @@
 """What the tasks "translate" and "summarize" share: training on pairs of texts, decoding, and
-metrics.
+metrics. `PairsRecipe` is their base class.
 """
 
 import re
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from statistics import mean
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from tokenizers import Tokenizer
 
 from ...decoding import beam, generate
-from ...models import Model
-from ...models.config import Config, check_at_least_one, check_at_most
-from ...text.corpora import TextPair
-from ...text.tokenizer import (
+from ...files import import_optional
+from ...models import Config, Model
+from ...models.config import check_at_least_one, check_at_most
+from ...text import (
+    Split,
+    TextPair,
     check_vocabulary_size,
     encode,
     encode_with_dropout,
@@ -25,9 +28,16 @@ from ...text.tokenizer import (
     train_bpe,
 )
 from ...training import Examples, Gapped, Training, mean_loss, translation
-from ...training.processes import import_required
-from .recipe import Recipe, Shape
-from .task import Answer, LeftOut, Stage, Work, check_fields
+from .recipe import (
+    Answer,
+    LeftOut,
+    OwnData,
+    PreparedModel,
+    Recipe,
+    Shape,
+    TrainingStage,
+    check_fields,
+)
 
 Ids = list[list[int]]
 MOST_AGAIN = 1000  # most additional copies of the training data
@@ -60,9 +70,8 @@ class PairTokenizer(Config):
     # So many of the most frequent words of the sources, and of the targets, are one piece each.
     whole: int = 0
     words: str = ""  # more words that are one piece each, separated by spaces
-    again: int = (
-        0  # additional copies of the training data, with words cut into other pieces (BPE dropout)
-    )
+    # Additional copies of the training data, with words cut into other pieces (BPE dropout).
+    again: int = 0
 
     def check(self) -> None:
         check_vocabulary_size(self.size)
@@ -74,46 +83,18 @@ class PairTokenizer(Config):
 
     def learn(self, pairs: Sequence[TextPair], data: Path) -> Tokenizer:
         """Return a new tokenizer, trained on the texts of these pairs."""
-        sources = sources_of(pairs)
-        targets = targets_of(pairs)
-        words = [
-            *self._frequent_words(sources),
-            *self._frequent_words(targets),
-            *self.words.split(),
-        ]
-        return train_bpe(
-            [*sources, *targets], self.size, lower=self.lower, whole=list(dict.fromkeys(words))
-        )
+        sources = [pair.source for pair in pairs]
+        targets = [target for pair in pairs for target in pair.targets]
+        # Words of both sides, each once.
+        frequent = [*self._frequent_words(sources), *self._frequent_words(targets)]
+        whole = list(dict.fromkeys([*frequent, *self.words.split()]))
+        return train_bpe([*sources, *targets], self.size, lower=self.lower, whole=whole)
 
     def _frequent_words(self, texts: Iterable[str]) -> list[str]:
         counts = Counter(
             word for text in texts for word in WORD.findall(text.lower() if self.lower else text)
         )
         return [word for word, _ in counts.most_common(self.whole)]
-
-
-def sources_of(pairs: Iterable[TextPair]) -> list[str]:
-    """Return the source of each pair."""
-    return [pair.source for pair in pairs]
-
-
-def targets_of(pairs: Iterable[TextPair]) -> list[str]:
-    """Return all targets of each pair."""
-    return [target for pair in pairs for target in pair.targets]
-
-
-@dataclass(frozen=True)
-class PairsRecipe(Recipe):
-    """The tables that both tasks share. The [pretraining], where there is one, restores gaps in the
-    sources.
-    """
-
-    data: Config
-    tokenizer: PairTokenizer
-    model: Shape
-    pretraining: Training | None
-    training: Training
-    decoding: Decoding
 
 
 @dataclass(frozen=True)
@@ -134,21 +115,19 @@ class TextColumn:
         `way` 0 is the tokenizer's usual encoding; any other number is a seed for cutting words into
         other pieces.
         """
-        found = (
-            encode_with_dropout(self.tokenizer, texts, dropout=DROPOUT, seed=way)
-            if way
-            else encode(self.tokenizer, texts)
-        )
-        return [ids if self.whole else truncate(ids, self.longest) for ids in found]
+        if way:
+            found = encode_with_dropout(self.tokenizer, texts, dropout=DROPOUT, seed=way)
+        else:
+            found = encode(self.tokenizer, texts)
+        if self.whole:
+            return found
+        # The last id is the end token.
+        cut = self.longest - 1
+        return [ids if self.accepts(ids) else [*ids[:cut], ids[-1]] for ids in found]
 
     def accepts(self, ids: Sequence[int]) -> bool:
         """Return whether a text of these ids is short enough."""
         return len(ids) <= self.longest
-
-
-def truncate(ids: list[int], longest: int) -> list[int]:
-    """Return the first ids and the last one, which is the end token."""
-    return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
 
 
 def examples(
@@ -164,78 +143,118 @@ def examples(
     The target begins with the start token. Pairs with a side that is too long are left out, and
     counted.
     """
+    start = special_ids(target.tokenizer).start
+    assert start is not None
     sources, targets = zip(
         *((pair.source, text) for pair in pairs for text in pair.targets), strict=True
     )
-    both = [
-        (ids, [_start(target), *others])
-        for way in range(again + 1)
-        for ids, others in zip(
-            source.encode(sources, way), target.encode(targets, way), strict=True
-        )
-    ]
+    both: list[tuple[list[int], list[int]]] = []
+    for way in range(again + 1):
+        starting = ([start, *ids] for ids in target.encode(targets, way))
+        both += zip(source.encode(sources, way), starting, strict=True)
     short = [
         (ids, others) for ids, others in both if source.accepts(ids) and target.accepts(others)
     ]
     if not short:
         raise ValueError(
             f"all {len(both):,} pairs are too long: a source may have {source.longest} tokens, a "
-            "target "
-            f"{target.longest}; allow more in the table [data]"
+            f"target {target.longest}; allow more in the table [data]"
         )
     left_out["too long"] += len(both) - len(short)
-    return Examples([ids for ids, _ in short], [ids for _, ids in short])
+    return Examples(*zip(*short, strict=True))
 
 
-def gapped(pairs: Sequence[TextPair], source: TextColumn) -> Gapped:
-    """Return each source once, as training data for restoring gaps."""
-    return Gapped(source.encode(list(dict.fromkeys(pair.source for pair in pairs))), _start(source))
+@dataclass(frozen=True, kw_only=True)
+class PairData(OwnData):
+    """The table [data] of a recipe for pairs of texts."""
+
+    @abstractmethod
+    def read(
+        self, data: Path, split: Split, left_out: Counter[str] | None = None
+    ) -> list[TextPair]:
+        """Return the pairs of a split; count rows of one's own files that are left out."""
+
+    def read_training(self, data: Path, left_out: Counter[str] | None = None) -> list[TextPair]:
+        """Return all pairs to train on and to learn the tokenizer from, in a fixed order."""
+        return self.read(data, "train", left_out)
+
+    def more_training(self, pairs: list[TextPair]) -> list[TextPair]:
+        """Return further pairs to train on, made from those that were read."""
+        return []
+
+    @abstractmethod
+    def columns(self, tokenizer: Tokenizer) -> tuple[TextColumn, TextColumn]:
+        """Return how sources and targets become ids."""
 
 
-def _start(column: TextColumn) -> int:
-    start = special_ids(column.tokenizer).start
-    assert start is not None
-    return start
-
-
-def build_work(
-    recipe: PairsRecipe,
-    training: Sequence[TextPair],
-    held_out: Sequence[TextPair],
-    source: TextColumn,
-    target: TextColumn,
-    better: str,
-    figures: Callable[[list[Answer]], dict[str, float]],
-    left_out: LeftOut,
-) -> Work:
-    """Build a new model and its stages of training.
-
-    training  the pairs to train on
-    held_out  the pairs to validate on, by the loss and by the `figures` of what the model writes
-    better    the figure that chooses the best checkpoint, such as "highest bleu"
-    left_out  the rows that were left out when the files were read; pairs that are too long are
-              added
+@dataclass(frozen=True)
+class PairsRecipe(Recipe):
+    """The tables that both tasks share. The [pretraining], where there is one, restores gaps in the
+    sources.
     """
-    tokenizer = target.tokenizer
-    settings = recipe.training
-    decoding = recipe.decoding
-    model = recipe.model.build(tokenizer.get_vocab_size(), settings.seed)
-    model.tokenizer = tokenizer
-    model.special = special_ids(tokenizer)
-    held_out_examples = examples(held_out, source, target, left_out.validation)
-    # Every n-th pair, not the first ones: a file may be sorted by length.
-    validated = held_out[:: -(-len(held_out) // decoding.validated)]
 
-    def validate(model: Model) -> dict[str, float]:
-        loss = mean_loss(model, held_out_examples, translation, settings)
-        return {"loss": loss, **figures(answers(model, validated, source, decoding, beams=1))}
+    data: PairData
+    tokenizer: PairTokenizer
+    model: Shape
+    pretraining: Training | None
+    training: Training
+    decoding: Decoding
 
-    stages = {}
-    if recipe.pretraining is not None:
-        stages["pretraining"] = Stage(recipe.pretraining, gapped(training, source), translation)
-    pairs = examples(training, source, target, left_out.training, recipe.tokenizer.again)
-    stages["training"] = Stage(settings, pairs, translation, validate, better, left_out.counts())
-    return Work(model, stages)
+    chosen_by: ClassVar[str]  # the name of the figure whose highest chooses the best checkpoint
+
+    @abstractmethod
+    def validation_figure(self, answers: list[Answer]) -> float:
+        """Return the figure that chooses the best checkpoint."""
+
+    def prepare(self, data: Path, tokenizer: Tokenizer | None) -> PreparedModel:
+        """Build the model and its stages of training."""
+        # Read the data, and learn the tokenizer from what is read.
+        left_out = LeftOut()
+        training = self.data.read_training(data, left_out.training)
+        tokenizer = tokenizer or self.tokenizer.learn(training, data)
+        training = training + self.data.more_training(training)
+        held_out = self.data.read(data, "validation", left_out.validation)
+
+        model = self.model.build(tokenizer.get_vocab_size(), self.training.seed)
+        model.tokenizer = tokenizer
+        model.special = special_ids(tokenizer)
+
+        # Validate by the loss of all held-out pairs, and by what is written for some of them: every
+        # n-th pair, not the first ones, since a file may be sorted by length.
+        source, target = self.data.columns(tokenizer)
+        held_out_examples = examples(held_out, source, target, left_out.validation)
+        written = held_out[:: -(-len(held_out) // self.decoding.validated)]
+
+        def validate(model: Model) -> dict[str, float]:
+            loss = mean_loss(model, held_out_examples, translation, self.training)
+            greedy = answers(model, written, source, self.decoding, beams=1)
+            return {"loss": loss, self.chosen_by: self.validation_figure(greedy)}
+
+        stages = {}
+        if self.pretraining is not None:
+            assert model.special.start is not None
+            texts = list(dict.fromkeys(pair.source for pair in training))
+            gapped = Gapped(source.encode(texts), model.special.start)
+            stages["pretraining"] = TrainingStage(self.pretraining, gapped, translation)
+        pairs = examples(training, source, target, left_out.training, self.tokenizer.again)
+        stages["training"] = TrainingStage(
+            self.training,
+            pairs,
+            translation,
+            validate,
+            f"highest {self.chosen_by}",
+            left_out.counts(),
+        )
+        return PreparedModel(model, stages)
+
+    def answer(self, model: Model, data: Path, split: Split) -> list[Answer]:
+        """Write a text for every source of a split."""
+        assert model.tokenizer is not None
+        source, _ = self.data.columns(model.tokenizer)
+        return answers(model, self.data.read(data, split), source, self.decoding)
+
+
+# ------------------------------------------------------------------------------ what a model writes
 
 
 def answers(
@@ -247,41 +266,32 @@ def answers(
     beams: int | None = None,
 ) -> list[Answer]:
     """Return the text that the model writes for each source, and the right ones."""
-    texts = write_texts(
-        model, source.encode([pair.source for pair in pairs]), decoding, beams or decoding.beams
-    )
+    sources = source.encode([pair.source for pair in pairs])
+    beams = beams or decoding.beams
+    texts = [""] * len(sources)
+    # Batches of similar length, to save padding.
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    for first in range(0, len(order), decoding.rows):
+        batch = order[first : first + decoding.rows]
+        written = _write_batch(model, [sources[i] for i in batch], decoding, beams)
+        for i, text in zip(batch, written, strict=True):
+            texts[i] = text or ""
     return [
         {"source": pair.source, "prediction": text, "references": list(pair.targets)}
         for pair, text in zip(pairs, texts, strict=True)
     ]
 
 
-def write_texts(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[str]:
-    """Return the text that the model writes for each source, computed in batches of similar length
-    to save padding.
-    """
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    texts = [""] * len(sources)
-    for first in range(0, len(order), decoding.rows):
-        batch = order[first : first + decoding.rows]
-        for i, text in zip(
-            batch, _write_batch(model, [sources[i] for i in batch], decoding, beams), strict=True
-        ):
-            texts[i] = text or ""
-    return texts
-
-
 def _write_batch(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[str | None]:
+    longest = decoding.longest
     if beams == 1:
-        return [
-            written.text
-            for written in generate(model, sources, max_new_tokens=decoding.longest, temperature=0)
-        ]
+        greedy = generate(model, sources, max_new_tokens=longest, temperature=0)
+        return [written.text for written in greedy]
     found = beam(
         model,
         sources,
         beams=beams,
-        max_new_tokens=decoding.longest,
+        max_new_tokens=longest,
         length_penalty=decoding.length_penalty,
     )
     return [best.text for best, *_ in found]
@@ -296,10 +306,11 @@ def predictions(answers: Sequence[Answer]) -> tuple[list[str], list[list[str]]]:
         raise ValueError(
             "there are no answers, or one of them has no references to be compared with"
         )
-    return [answer["prediction"] for answer in answers], [
-        answer["references"] for answer in answers
-    ]
+    written = [answer["prediction"] for answer in answers]
+    return written, [answer["references"] for answer in answers]
 
+
+# ------------------------------------------------------------------------------------------ metrics
 
 Tokens = Literal["13a", "none"]
 References = Sequence[Sequence[str]]  # all right texts for each prediction
@@ -317,8 +328,9 @@ def bleu(
     tokens="none" is for texts that are tokenized already, with spaces between tokens: the result is
     multi-bleu's.
     """
+    # multi-bleu does not smooth.
     smooth = "none" if tokens == "none" else "exp"
-    metric = import_required("sacrebleu").metrics.BLEU(
+    metric = _import_metric("sacrebleu").metrics.BLEU(
         lowercase=lower, tokenize=tokens, smooth_method=smooth, force=True
     )
     found = metric.corpus_score(list(predictions), _streams(references))
@@ -329,13 +341,8 @@ def chrf(predictions: Sequence[str], references: References) -> float:
     """Return sacrebleu's chrF2 (Popović 2015), in %. It compares letters, so an almost right word
     counts in part.
     """
-    found: float = (
-        import_required("sacrebleu")
-        .metrics.CHRF()
-        .corpus_score(list(predictions), _streams(references))
-        .score
-    )
-    return found
+    metric = _import_metric("sacrebleu").metrics.CHRF()
+    return float(metric.corpus_score(list(predictions), _streams(references)).score)
 
 
 def rouge(predictions: Sequence[str], references: References) -> dict[str, float]:
@@ -343,7 +350,7 @@ def rouge(predictions: Sequence[str], references: References) -> dict[str, float
     % (Lin 2004).
     """
     kinds = ["rouge1", "rouge2", "rougeL"]
-    scorer = import_required("rouge_score.rouge_scorer").RougeScorer(kinds, use_stemmer=True)
+    scorer = _import_metric("rouge_score.rouge_scorer").RougeScorer(kinds, use_stemmer=True)
     found = [
         scorer.score_multi(list(right), prediction)
         for prediction, right in zip(predictions, references, strict=True)
@@ -358,3 +365,7 @@ def _streams(references: References) -> list[list[str | None]]:
     None stands for a missing reference.
     """
     return [list(stream) for stream in zip_longest(*references)]
+
+
+def _import_metric(module: str) -> Any:
+    return import_optional(module, "training", "train")

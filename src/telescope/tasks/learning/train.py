@@ -1,27 +1,67 @@
-"""`train`: train the model of a recipe, and write a folder that can be loaded, measured, and
-continued.
+"""Read a recipe (`read`), say what training it would do (`check`), and `train` its model: into a
+folder that can be loaded, measured, and continued.
 """
 
 import os
 import shutil
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 
 from ... import training
-from ...files.atomic import sync_file
-from ...files.locks import LOCK
-from ...files.writable import check_can_write
+from ...files import LOCK, check_can_write, paths, sync_file
 from ...models import Model
 from ...models.saved.tokenizer_file import read_tokenizer
-from ...text.corpus_files import data_folder
-from ...training.loop import locked
-from ...training.processes import Processes
-from .recipe import Recipe
-from .registry import TASKS, read
-from .task import Work
+from ...text import Split, data_folder
+from ...training import Processes, format_counts, format_duration, locked, uses_gpu
+from ...words import hint, one_line
+from .recall import RecallRecipe
+from .recipe import PreparedModel, Recipe, TrainingStage
+from .text_tasks import GenerateRecipe, SummarizeRecipe, TranslateRecipe
 
-RECIPE = "recipe.toml"
+RECIPE = "recipe.toml"  # in the folder of a run
+LARGEST = 1_000_000  # most bytes of a recipe
+TASKS: dict[str, type[Recipe]] = {
+    "translate": TranslateRecipe,
+    "summarize": SummarizeRecipe,
+    "generate": GenerateRecipe,
+    "recall": RecallRecipe,
+}
+
+
+def read(path: str | os.PathLike[str]) -> Recipe:
+    """Read a recipe from a TOML file. Without a `name`, the recipe takes the name of the file.
+
+    Raises ValueError for a missing file, a file that is not TOML, an unknown task, and wrong tables
+    or fields.
+    """
+    file = Path(path)
+    if paths.is_missing(os.fspath(file)):
+        raise ValueError(f"there is no recipe {file}{paths.suggest_name(file, '*.toml')}")
+    try:
+        tables = tomllib.loads(paths.read_bytes(file, at_most=LARGEST).decode("utf-8"))
+    except RecursionError:
+        raise ValueError(
+            f"{file} is not a recipe that can be read: it is nested too deep"
+        ) from None
+    except ValueError as error:  # a folder or a pipe; not UTF-8, not TOML
+        raise ValueError(one_line(f"{file} is not a recipe that can be read: {error}")) from None
+    name = tables.pop("name", file.stem)
+    task = tables.pop("task", None)
+    if not isinstance(task, str) or task not in TASKS:
+        raise ValueError(one_line(f"{file}: there is no task={task!r}; {hint(str(task), TASKS)}"))
+    if not isinstance(name, str):
+        raise ValueError(one_line(f"{file}: name={name!r} is no name; a string is"))
+    try:
+        return TASKS[task].from_tables(name, task, tables)
+    except ValueError as error:
+        raise ValueError(one_line(str(error))) from None
 
 
 def override(
@@ -30,12 +70,17 @@ def override(
     """Return the recipe with another seed, another number of steps, or statistics of every head
     each `watch` steps.
     """
+    changes: dict[str, Any] = {}
     if steps is not None:
-        recipe = recipe.training_with(steps=steps, epochs=None)
-    given = {
-        name: value for name, value in (("seed", seed), ("watch_every", watch)) if value is not None
-    }
-    return recipe.training_with(**given)
+        changes |= {"steps": steps, "epochs": None}
+    if seed is not None:
+        changes["seed"] = seed
+    if watch is not None:
+        changes["watch_every"] = watch
+    return recipe.training_with(**changes)
+
+
+# ----------------------------------------------------------------------------------------- training
 
 
 def train(
@@ -59,16 +104,14 @@ def train(
     recipe = recipe if isinstance(recipe, Recipe) else read(recipe)
     folder = Path(out)
     processes = Processes()
-    processes.in_first(
-        lambda: check_can_write(folder / RECIPE)
-    )  # before the data is read, which may take long
-    processes.in_first(
-        lambda: check_folder(folder, recipe)
-    )  # before a lock is put into the folder of something else
+    # Before the data is read, which may take long.
+    processes.in_first(lambda: check_can_write(folder / RECIPE))
+    # Before a lock is put into the folder of something else.
+    processes.in_first(lambda: check_folder(folder, recipe))
     with locked(folder, processes):
-        work = _prepare(recipe, folder, data_folder(data), processes)
-        model = work.model
-        for name, stage in work.stages.items():
+        prepared = _prepare(recipe, folder, data_folder(data), processes)
+        model = prepared.model
+        for name, stage in prepared.stages.items():
             model = training.train(
                 model,
                 stage.data,
@@ -84,39 +127,37 @@ def train(
     return model
 
 
-def _prepare(recipe: Recipe, folder: Path, data: Path, processes: Processes) -> Work:
+def _prepare(recipe: Recipe, folder: Path, data: Path, processes: Processes) -> PreparedModel:
     """Prepare the training in every process, and write the recipe and the tokenizer of a new run.
 
     The first process goes first, and the others take its tokenizer: learning one need not give the
     same pieces twice.
     """
-    tokenizer_file = (
-        folder / "tokenizer.json"
-    )  # trained once: a run that continues must have the same ids
-    prepare = TASKS[recipe.task].prepare
-    prepared = []
+    # Learnt once: a run that continues must have the same ids.
+    tokenizer_file = folder / "tokenizer.json"
+    own: list[PreparedModel] = []
 
     def prepare_first() -> str | None:
-        check_folder(
-            folder, recipe
-        )  # again: another run may have ended in the folder before it was locked
+        # Again: another run may have ended in the folder before it was locked.
+        check_folder(folder, recipe)
         tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file.exists() else None
-        work = prepare(recipe, data, tokenizer)
-        prepared.append(work)
+        prepared = recipe.prepare(data, tokenizer)
+        own.append(prepared)
         # A checkpoint holds the weights and two numbers of Adam for each; the next one is written
         # before it is removed.
-        size = 3 * sum(parameter.nbytes for parameter in work.model.parameters())
+        size = 3 * sum(parameter.nbytes for parameter in prepared.model.parameters())
         check_can_write(folder / RECIPE, size=2 * size)
         _write_whole(folder / RECIPE, recipe.to_toml())
-        if work.model.tokenizer is None:
+        learnt = prepared.model.tokenizer
+        if learnt is None:
             return None
-        _write_whole(tokenizer_file, work.model.tokenizer.to_str(pretty=True))
-        return str(work.model.tokenizer.to_str())
+        _write_whole(tokenizer_file, learnt.to_str(pretty=True))
+        return str(learnt.to_str())
 
     text = processes.in_first(prepare_first)
-    if prepared:
-        return prepared[0]
-    return prepare(recipe, data, None if text is None else Tokenizer.from_str(text))
+    if own:
+        return own[0]
+    return recipe.prepare(data, None if text is None else Tokenizer.from_str(text))
 
 
 def save(model: Model, folder: Path) -> None:
@@ -163,3 +204,103 @@ def _write_whole(file: Path, text: str) -> None:
 def _unfinished(file: Path) -> Path:
     """Return the place where a file is written before it gets its name."""
     return file.with_name(f".{file.name}.new")
+
+
+# ------------------------------------------------------------------------- what a training would do
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+TIMED = 3  # steps that are timed, after one that warms up
+# Of the train extra, by `train` or `evaluate`.
+NEEDED = ("accelerate", "tensorboard", "sacrebleu", "rouge_score")
+WIDTH = 100  # characters of a text that is shown
+
+
+def check(recipe: Recipe, *, data: str | None = None, out: str | None = None) -> Iterator[str]:
+    """Yield lines that say what training this recipe would do: data, model, stages, time, and the
+    folder.
+
+    All data is read, the tokenizer trained, the model built and three steps timed. Nothing is
+    written. Raises ValueError where `train` would.
+    """
+    folder = data_folder(data)
+    yield f"{recipe.name}: {recipe.task}"
+    if out is not None:
+        check_can_write(Path(out) / RECIPE)
+        check_folder(Path(out), recipe)
+    table: Any = recipe.tables()["data"]
+    for split in SPLITS if hasattr(table, "read") else ():
+        yield f"{split:<12}{_describe(table.read(folder, split))}"
+
+    prepared = recipe.prepare(folder, None)
+    model = prepared.model
+    tokens = ""
+    if model.tokenizer is not None:
+        tokens = f", {model.tokenizer.get_vocab_size():,} tokens in the vocabulary"
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    yield f"{'model':<12}{type(model).__name__}, {parameters:,} parameters{tokens}"
+
+    device = torch.device("cuda" if uses_gpu() else "cpu")
+    model.to(device)
+    for name, stage in prepared.stages.items():
+        yield f"{name:<12}{_describe_stage(stage, model, device)}"
+        if stage.left_out:
+            yield f"{'left out':<12}{format_counts(stage.left_out)}"
+
+    if out is not None:
+        exists = Path(out).is_dir() and any(Path(out).iterdir())
+        yield f"{'folder':<12}{out}: {'a run that will go on' if exists else 'will be made'}"
+    missing = [package for package in NEEDED if find_spec(package) is None]
+    if missing:
+        yield f"{'missing':<12}{' and '.join(missing)}: pip install 'telescope-attention[train]'"
+    yield "nothing was written; leave out --check to train"
+
+
+def _describe(read: Any) -> str:
+    """Return the size of a split, and a part of it."""
+    if isinstance(read, str):
+        return f"{len(read):,} characters: {_short(read)}"
+    target = next(iter(read[0].targets), "")
+    return f"{len(read):,} pairs: {_short(read[0].source)} → {_short(target)}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return f'"{line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"}"'
+
+
+def _describe_stage(stage: TrainingStage, model: torch.nn.Module, device: torch.device) -> str:
+    settings = stage.settings
+    prepared = stage.data.to(device)
+    specs = prepared.batches(settings, 0)
+    per_epoch = max(1, len(specs) // settings.accumulate)
+    steps = settings.steps or per_epoch * (settings.epochs or 1)
+
+    # Time a forward and a backward pass, the mean over some batches spread over the first epoch.
+    options = {"label_smoothing": settings.label_smoothing, "agreement": settings.agreement}
+    model.train()
+    begun = 0.0
+    for number in range(TIMED + 1):
+        if number == 1:  # the first one warms up
+            begun = _now(device)
+        spec = specs[number * (len(specs) - 1) // TIMED]
+        loss: Any = stage.objective(model, prepared.take(spec), **options)
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+    seconds = (_now(device) - begun) / TIMED * settings.accumulate
+
+    rows = f"{settings.rows:,} rows" if settings.tokens is None else f"{settings.tokens:,} tokens"
+    threads = torch.get_num_threads()
+    where = "this GPU"
+    if device.type != "cuda":
+        where = f"this CPU, {threads} thread{'s' if threads > 1 else ''}"
+    return (
+        f"{prepared.describe().partition(',')[0]}, {steps:,} steps of {rows}: "
+        f"{steps / per_epoch:.1f} times through the data; about "
+        f"{format_duration(steps * seconds)} on {where}, without validation"
+    )
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return perf_counter()
