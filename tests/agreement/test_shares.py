@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 import telescope as ts
 from support.kernels import need_triton
 from support.strategies import Shape, composite, definitions, normal, seeds, shapes, tensors
-from telescope.attention import Pairs
-from telescope.attention.padding_queries import RealQueries
-from telescope.attention.restrict import restrict_to_queries
+from telescope.attention import Pairs, RealQueries, restrict_to_queries
 from telescope.recording import head_shares as module
 from telescope.recording.head_shares import NAMES, BatchTokens, Places, shares
 from telescope.surveys import ENGINES, blocks, fused, launch, reference, survey_unchecked, within

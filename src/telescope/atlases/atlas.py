@@ -20,7 +20,7 @@ from ..files.optional import import_optional
 from ..recording.heads import HABITS, Head, Heads, kind_of
 from ..recording.names import list_names
 from ..recording.row_sample import BUCKETS, bucket_limits
-from ..traces.render import render_text
+from ..traces import render_text
 from ..words import check_index, hint
 from .card import write_card
 from .evidence import merge_skipped, places_of

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..files.optional import import_optional
 from ..recording.heads import HABITS, Head
-from ..traces.render import render_text
+from ..traces import render_text
 from .atlas import Atlas
 from .sums import error_of_sum
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..editing.edit import running_edits
-from ..layers.attend import DefinitionModule
+from ..layers import DefinitionModule
 from ..words import one_line
 from .checksums import checksum, joined, tensor_checksums
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ..attention import Mask, padding
 from ..decoding import generate
-from ..models import GPT, Encoder
-from ..models.translator import Translator
+from ..models import GPT, Encoder, Translator
 from .batches import TokenBatch, longest_input
 from .transfers import send
 

@@ -12,14 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .biases import Bias, OfPositions
-from .check_numbers import require_real
-from .mask import Everyone, Mask, everyone
+from .mask import Everyone, Mask, Pairs, everyone
 from .masks import Causal
 from .normalizers import softmax
-from .pairs import Pairs
-from .scores import Score, dot
-from .values import Value, format_shape, identity_key, map_tensors, tensors, to_device
+from .scores import Bias, OfPositions, Score, dot
+from .values import Value, format_shape, identity_key, map_tensors, require_real, tensors, to_device
 
 Normalizer = Callable[..., Tensor]
 

@@ -12,10 +12,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .check_numbers import require_dense, require_positions
-from .mask import Mask, everyone
-from .pairs import Pairs, Spans, check_shape, pick
-from .values import format_shape, is_cheap_to_read
+from .mask import Mask, Pairs, Spans, check_shape, everyone, pick
+from .values import format_shape, is_cheap_to_read, require_dense, require_positions
 
 
 @dataclass(frozen=True, eq=False)

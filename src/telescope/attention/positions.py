@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .check_numbers import require_int, require_positive, require_real
-from .values import Value
+from .values import Value, require_int, require_positive, require_real
 
 Pairing = Literal["halves", "neighbours"]
 

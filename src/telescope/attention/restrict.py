@@ -15,12 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .biases import Alibi, Bias, OfPositions, Relative, SumOfBiases
 from .definition import Attention
-from .mask import Both, Combination, Everyone, Mask, Opposite
+from .mask import Both, Combination, Everyone, Mask, Opposite, Pairs, Spans, pick
 from .masks import Causal, Documents, Keep, Left, Lengths, Prefix, Window, prefix
-from .pairs import Pairs, Spans, pick
-from .scores import Additive, General, Score
+from .scores import Additive, Alibi, Bias, General, OfPositions, Relative, Score, SumOfBiases
 from .values import Value, tensors
 
 

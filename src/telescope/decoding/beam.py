@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..models import Model
 from . import request
-from .output import TextLine, Written
+from .request import TextLine, Written
 from .sampling import largest, pad_candidates
 from .writers import Prompts, Writer, start_writer
 

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..layers.real_queries import OnlyReal
+from ..layers import OnlyReal
 from ..models import Model
 from . import request
-from .output import TextLine, Token, Written
+from .request import TextLine, Token, Written
 from .sampling import Filter, TokenChooser, mark_seen, min_p, temperature, top_k, top_p
 from .writers import Prompt, Prompts, Writer, start_writer
 

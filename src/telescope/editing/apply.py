@@ -11,11 +11,19 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention, Pairs
-from ..attention.padding_queries import include_padding_queries
-from ..attention.rectangle import Rectangle, hide, raise_scores, without_other_heads
-from ..attention.restrict import RenumberedBias, WrittenMask, restrict_to_queries
-from ..engines.exact import repeat_key_heads
+from ..attention import (
+    Attention,
+    Pairs,
+    Rectangle,
+    RenumberedBias,
+    WrittenMask,
+    hide,
+    include_padding_queries,
+    raise_scores,
+    restrict_to_queries,
+    without_other_heads,
+)
+from ..engines import repeat_key_heads
 from ..recording.attention_call import AttentionCall
 from ..recording.names import head_numbers
 from ..recording.recorded_call import RecordedCall

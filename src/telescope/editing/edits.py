@@ -18,8 +18,7 @@ from typing import Any, ClassVar, SupportsIndex
 
 from torch import nn
 
-from ..attention import Attention
-from ..attention.check_numbers import require_real
+from ..attention import Attention, require_real
 from ..recording.names import Layers, numbers_of_heads
 from ..recording.recording import Recording
 from ..words import hint, whole_number

@@ -13,9 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention import Attention
-from ..attention.padding_queries import first_real_key
-from ..attention.restrict import WrittenMask
+from ..attention import Attention, WrittenMask, first_real_key
 from ..interception.running_text import RealTokens, RunningText
 from ..interception.token_inputs import TokenInputs
 from ..recording.attention_call import AttentionCall

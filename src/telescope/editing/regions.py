@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..attention.rectangle import Rectangle, table_of
+from ..attention import Rectangle, table_of
 from ..recording.attention_call import AttentionCall
 from ..recording.names import head_numbers
 from .edits import Boost, Edit, Hide

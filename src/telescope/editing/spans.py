@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, Union
 
 from torch import Tensor
 
-from ..traces.whole_words import INCOMPLETE, Words
+from ..traces import INCOMPLETE, Words
 from ..words import hint, whole_number
 
 Range = tuple[int, int | None]

@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.utils.checkpoint import checkpoint
 
-from ..attention import Attention, Pairs
-from ..attention.normalizers import ZeroSumError
-from ..attention.scores import grouped_matmul
-from . import exact, key_ranges, torch_modes
+from ..attention import Attention, Pairs, ZeroSumError, grouped_matmul
+from . import exact, torch_modes
 
 # How many scores a block holds: on a CPU the best of 2**17 to 2**24 (two Neoverse cores, 8 heads,
 # 512 to 4,096 tokens).
@@ -42,7 +40,7 @@ def attend(
     Raises:
         torch.OutOfMemoryError: The scores of a single query do not fit.
     """
-    ranges = key_ranges.find_key_ranges(queries, keys, attention)
+    ranges = exact.find_key_ranges(queries, keys, attention)
     rows = _choose_rows(queries, keys, attention, ranges)
     while True:
         try:
@@ -84,7 +82,7 @@ def _by_blocks(
         range(0, max(count, 1), rows), torch.split(q, rows, dim=2), strict=True
     ):
         block = range(first, min(first + rows, count))
-        seen = key_ranges.range_of_block(ranges, block, k.shape[-2])
+        seen = exact.range_of_block(ranges, block, k.shape[-2])
         at = Pairs.block(block, seen, of=of, batch=batch, heads=heads, device=q.device)
         inputs = block_queries, k[:, :, seen.start : seen.stop], v[:, :, seen.start : seen.stop]
         arguments = (*inputs, at, attention, dropout, nan_safe)

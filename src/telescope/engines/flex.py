@@ -17,8 +17,17 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import pad
 
-from ..attention import Attention, Mask, Pairs, everyone, softmax
-from ..attention.values import has_data, identity_key, tensors, to_device
+from ..attention import (
+    Attention,
+    Mask,
+    Pairs,
+    everyone,
+    has_data,
+    identity_key,
+    softmax,
+    tensors,
+    to_device,
+)
 from . import torch_modes
 
 TILE = 128  # queries and keys of a block, FlexAttention's own default

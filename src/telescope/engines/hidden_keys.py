@@ -15,11 +15,17 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..attention import Mask, everyone
-from ..attention.mask import Both, Opposite
-from ..attention.masks import Causal
-from ..attention.rectangle import Rectangle, runs_of
-from ..attention.values import identity_key, is_cheap_to_read
+from ..attention import (
+    Both,
+    Causal,
+    Mask,
+    Opposite,
+    Rectangle,
+    everyone,
+    identity_key,
+    is_cheap_to_read,
+    runs_of,
+)
 
 MAX_CALLS = 16  # of one attention: more are slower than a kernel that reads a mask
 MAX_RECTANGLES = 8

@@ -15,15 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from ..attention import Attention, softmax
+from ..attention import Attention, Causal, has_data, key_heads_of, softmax, tensors
 from ..attention import causal as causal_mask
-from ..attention.masks import Causal
-from ..attention.restrict import key_heads_of
-from ..attention.values import has_data, tensors
-from . import key_ranges, torch_modes
-from .exact import repeat_key_heads
+from . import exact, torch_modes
+from .exact import ScoreTable, repeat_key_heads, score_table
 from .hidden_keys import HeadGroup, KernelCall, has_hidden_rectangles, kernel_calls
-from .tables import ScoreTable, score_table
 
 SMALL = (
     2**14
@@ -290,10 +286,10 @@ def _by_blocks(
     columns = keys.shape[-2]
     of = (count, columns)
     scores = batch * heads * count * columns
-    ranges = key_ranges.find_key_ranges(queries, keys, attention)
+    ranges = exact.find_key_ranges(queries, keys, attention)
     blocks = [range(first, min(first + ROWS, count)) for first in range(0, count, ROWS)]
     # the kernel needs at least one key: a block that sees nothing gets a hidden one
-    seen = [key_ranges.range_of_block(ranges, block, columns) or range(1) for block in blocks]
+    seen = [exact.range_of_block(ranges, block, columns) or range(1) for block in blocks]
     if scores <= WHOLE and sum(map(len, seen)) * 4 > len(blocks) * columns * 3:
         return _fused(
             queries, keys, values, range(count), range(columns), of, attention, scale, dropout

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from ..atlases import Atlas
-from ..models import LoadError, Model, load
-from ..models.shipped import find_shipped, shipped_models
+from ..models import LoadError, Model, find_shipped, load, shipped_models
 from ..recording.recording import Recording
 from ..recording.saved.open import open_recording
 from .atlases import Atlases

@@ -8,8 +8,7 @@ from hashlib import sha256
 import torch
 from tokenizers import Tokenizer
 
-from ..decoding import Written
-from ..decoding.writers import start_token
+from ..decoding import Written, start_token
 from ..interception.watch import watch
 from ..models import GPT, Encoder, Model, Transformer
 from ..tasks.explaining.sentence_views import (
@@ -20,7 +19,7 @@ from ..tasks.explaining.sentence_views import (
     written_words,
 )
 from ..tasks.writing.rewrite import encode_text, max_source_tokens
-from ..traces.whole_words import Words
+from ..traces import Words
 from .output import Output
 from .requests import Refusal
 from .run import AttentionView, Decode, Run

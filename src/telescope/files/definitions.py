@@ -17,18 +17,16 @@ from ..attention import (
     Bias,
     Mask,
     Pairs,
-    biases,
+    Restriction,
+    Value,
     by_sum,
     mask,
     masks,
-    padding_queries,
-    rectangle,
+    regions,
     restrict,
     scores,
     softmax,
 )
-from ..attention.restrict import Restriction
-from ..attention.values import Value
 from ..words import hint
 from .errors import LoadError
 
@@ -37,7 +35,7 @@ from .errors import LoadError
 _NOT_SAVED = {"Mask", "Combination", "Bias", "Score", "Restriction", "OfPositions"}
 VALUE_CLASSES: dict[str, type[Value]] = {
     kind.__name__: kind
-    for module in (mask, masks, biases, scores, restrict, padding_queries, rectangle)
+    for module in (mask, masks, scores, restrict, regions)
     for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, Value)

@@ -7,7 +7,7 @@ from warnings import warn
 import torch
 from torch import Tensor, distributed, nn
 
-from ..attention.padding_queries import real_query_masks
+from ..attention import real_query_masks
 from ..interception.tensor_parallel import tensor_parallel_size
 from ..interception.watch import record_calls
 from ..recording.call_facts import KeepOptions

@@ -16,9 +16,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from ..attention import softmax
-from ..attention.biases import Alibi
-from ..attention.scores import Dot, General
+from ..attention import Alibi, Dot, General, softmax
 from ..interception import telescope_models
 from ..layers import MultiHeadAttention
 from ..recording.names import modules_by_path

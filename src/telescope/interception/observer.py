@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention import Attention
-from ..attention.padding_queries import RealQueries
+from ..attention import Attention, RealQueries
 from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall, Carrier
 from ..recording.head_gradients import check_dropout

@@ -13,10 +13,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..attention import Attention, Mask, Pairs
-from ..attention.masks import Keep
-from ..attention.padding_queries import find_padding
-from ..layers.real_queries import told_real
+from ..attention import Attention, Keep, Mask, Pairs, find_padding
+from ..layers import told_real
 from ..recording.attention_call import AttentionCall
 
 

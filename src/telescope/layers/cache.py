@@ -14,10 +14,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ..attention import Attention, Mask, padding
-from ..attention.positions import Rotation
-from ..attention.restrict import restrict_to_written_keys
-from ..attention.values import identity_key
+from ..attention import Attention, Mask, Rotation, identity_key, padding, restrict_to_written_keys
 
 
 @dataclass(frozen=True, eq=False)

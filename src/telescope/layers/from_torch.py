@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
-from ..attention import Attention, Bias, causal, from_additive, from_forbidden
-from ..attention.biases import SumOfBiases
+from ..attention import Attention, Bias, SumOfBiases, causal, from_additive, from_forbidden
 from .blocks import ACTIVATIONS, AddNorm, DecoderBlock, EncoderBlock, FeedForward
 from .multi_head import MultiHeadAttention
 

@@ -10,11 +10,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..attention import Attention, Mask, dot, softmax
-from ..attention.positions import Rotary
-from .attend import Attend, DefinedLayer, join_heads, split_heads
+from ..attention import Attention, Mask, Rotary, dot, softmax
+from .attend import (
+    Attend,
+    DefinedLayer,
+    check_features,
+    check_sizes,
+    group_size,
+    head_width,
+    join_heads,
+    split_heads,
+)
 from .cache import CachePosition, LayerCache
-from .check_sizes import check_features, check_sizes, group_size, head_width
 
 
 class Affine(NamedTuple):

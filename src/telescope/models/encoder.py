@@ -10,10 +10,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..attention import Attention, Mask
-from ..layers import EncoderBlock, FeedForward, LearnedPositions, MultiHeadAttention
-from ..layers.blocks import Activation
-from .config import Config, check_at_least_one, check_heads, check_positive, check_probabilities
-from .model import Model, Norm, check_ids, modules_to_initialise, norm_factory, real_tokens
+from ..layers import Activation, EncoderBlock, FeedForward, LearnedPositions, MultiHeadAttention
+from .model import (
+    Config,
+    Model,
+    Norm,
+    check_at_least_one,
+    check_heads,
+    check_ids,
+    check_positive,
+    check_probabilities,
+    modules_to_initialise,
+    norm_factory,
+    real_tokens,
+)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..attention import Attention, Mask, causal, everyone, window
-from ..attention.positions import LinearScaling, Llama3Scaling, Pairing, Rotary
+from ..attention import (
+    Attention,
+    LinearScaling,
+    Llama3Scaling,
+    Mask,
+    Pairing,
+    Rotary,
+    causal,
+    everyone,
+    window,
+)
 from ..layers import (
+    Activation,
     Cache,
     CachePosition,
     EncoderBlock,
@@ -24,10 +34,20 @@ from ..layers import (
     MultiHeadAttention,
     SynthesizerAttention,
 )
-from ..layers.blocks import Activation
-from .config import Config, check_at_least_one, check_heads, check_positive, check_probabilities
 from .loss import Reduction, cross_entropy
-from .model import Model, Norm, check_batch, check_ids, modules_to_initialise, norm_factory
+from .model import (
+    Config,
+    Model,
+    Norm,
+    check_at_least_one,
+    check_batch,
+    check_heads,
+    check_ids,
+    check_positive,
+    check_probabilities,
+    modules_to_initialise,
+    norm_factory,
+)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from ..attention.values import has_data
-from ..engines import torch_modes
-from ..engines.exact import upcast_half
-from ..layers.check_sizes import check_choice
+from ..attention import has_data
+from ..engines import torch_modes, upcast_half
+from ..layers import check_choice
 
 # The number of logits in a chunk, by device. CPU: the fastest of 2**19 to 2**25 on one Neoverse
 # core. GPU: large, since every chunk adds once to the gradient of the head, and the kernel needs no

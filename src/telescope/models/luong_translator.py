@@ -11,12 +11,17 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..attention import Attention, Mask
-from ..layers import LuongAttention
-from ..layers.check_sizes import check_sizes
-from ..layers.real_queries import OnlyReal, told_real
-from .config import Config, check_at_least_one, check_probabilities
-from .model import check_batch, check_ids, modules_to_initialise, real_tokens
-from .translator import Translator, check_memory_or_cache
+from ..layers import LuongAttention, OnlyReal, check_sizes, told_real
+from .model import (
+    Config,
+    check_at_least_one,
+    check_batch,
+    check_ids,
+    check_probabilities,
+    modules_to_initialise,
+    real_tokens,
+)
+from .transformer import Translator, check_memory_or_cache
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention, Pairs
-from ..attention.padding_queries import RealQueries, real_query_masks, real_tokens
-from ..attention.restrict import (
+from ..attention import (
+    Attention,
+    Pairs,
+    RealQueries,
     RenumberedBias,
     WrittenMask,
     drop_first_keys,
     key_heads_of,
+    real_query_masks,
+    real_tokens,
     restrict_to_heads,
     restrict_to_queries,
 )

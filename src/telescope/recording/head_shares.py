@@ -14,11 +14,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention import Attention, Bias, Pairs, prefix, softmax, window
-from ..attention.mask import Both, Mask
-from ..attention.masks import Causal, Keep, Lengths
-from ..attention.padding_queries import RealQueries, first_real_key, real_query_masks
-from ..attention.restrict import Renumbered
+from ..attention import (
+    Attention,
+    Bias,
+    Both,
+    Causal,
+    Keep,
+    Lengths,
+    Mask,
+    Pairs,
+    RealQueries,
+    Renumbered,
+    first_real_key,
+    prefix,
+    real_query_masks,
+    softmax,
+    window,
+)
 from ..surveys import Marks, Summary
 from ..surveys.exact_rows import masked_rows
 from ..surveys.marks import Listing

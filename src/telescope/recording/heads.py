@@ -9,8 +9,7 @@ from typing import Any, overload
 from rich.table import Table
 
 from ..files.frames import Columns, Names, frame
-from ..traces.numbers import round_numbers
-from ..traces.render import FirstThatFits, render_text
+from ..traces import FirstThatFits, render_text, round_numbers
 from ..words import hint, index_range, whole_number
 from .head_measures import Decode, Measures, measure, punctuation_test
 from .head_shares import FAR, REPEATED, STREAMING_FIRST, STREAMING_LAST

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..attention import Attention
 from ..files.frames import frame
 from ..surveys.extend import Size
-from ..traces.render import render_text
+from ..traces import render_text
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall
 from .call_facts import KeepOptions

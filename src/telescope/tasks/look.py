@@ -15,10 +15,16 @@ from .. import decoding
 from ..files import paths
 from ..files.panics import panics_as_errors
 from ..interception.watch import watch
-from ..models import GPT, Encoder, Model, Transformer, load
-from ..models.device import check_device
-from ..models.saved.load import find_model
-from ..models.saved.tokenizer_file import read_tokenizer
+from ..models import (
+    GPT,
+    Encoder,
+    Model,
+    Transformer,
+    check_device,
+    find_model,
+    load,
+    read_tokenizer,
+)
 from ..recording.recording import Recording
 
 Progress = Callable[

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-from ..layers.check_sizes import check_choice
+from ..layers import check_choice
 from .corpus_files import (
     Split,
     corpus_folder,

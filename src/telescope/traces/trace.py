@@ -12,31 +12,26 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ..attention import Attention, Score, everyone
-from ..attention.restrict import key_heads_of, restrict_to_heads
-from ..engines import reference, torch_modes
-from ..engines.check_inputs import check
-from ..engines.exact import repeat_key_heads
+from ..attention import Attention, Score, everyone, key_heads_of, restrict_to_heads
+from ..engines import check, reference, repeat_key_heads, torch_modes
 from ..words import check_index, hint
-from .numbers import (
+from .render import (
+    ROWS,
+    TraceStep,
     decimal_places,
     format_factor,
     format_number,
     format_sum,
     format_vector,
-    shortest_numbers,
-    visible_indices,
-)
-from .render import (
-    ROWS,
-    TraceStep,
     indent,
     largest_weight,
     render_html,
     render_steps,
     render_table,
     render_text,
+    shortest_numbers,
     table_rows,
+    visible_indices,
 )
 
 STEPS = tuple(field.name for field in fields(reference.AttentionSteps))

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ..files.definitions import check_savable, to_json
 from ..files.locks import locked_folder
-from ..layers.attend import DefinedLayer
-from ..models import Model
-from ..models.model import custom_attention
+from ..layers import DefinedLayer
+from ..models import Model, custom_attention
 from . import checkpoint, processes
 from .batch import Data
 from .checkpoint import Checkpoint

@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ..layers import DecoderBlock, EncoderBlock
-from ..layers.attend import DefinitionModule
+from ..layers import DecoderBlock, DefinitionModule, EncoderBlock
 from .settings import TrainingError
 
 T = TypeVar("T")

@@ -13,11 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from ...files import paths
 from ...files.errors import LoadError
 from ...files.safetensors import StoredTensors, TensorsInMemory
-from ..config import Special
 from ..gpt import GPT, GPTConfig
-from ..model import Model
-from .build import build_model, load_weights
-from .tensor_names import TensorName, row, rows_for
+from ..model import Model, Special
+from .weights import TensorName, build_model, load_weights, row, rows_for
 
 HEADER = struct.Struct("<7i")
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")

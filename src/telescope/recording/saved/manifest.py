@@ -5,9 +5,12 @@ from typing import Any
 
 import torch
 
-from ...attention import Attention, Bias, Mask
-from ...attention.mask import Combination, Opposite
-from ...attention.restrict import (
+from ...attention import (
+    Attention,
+    Bias,
+    Combination,
+    Mask,
+    Opposite,
     Renumbered,
     RenumberedBias,
     Restriction,

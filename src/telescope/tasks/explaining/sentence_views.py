@@ -11,17 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...decoding import Written
-from ...decoding.output import IncrementalDecoder
-from ...decoding.writers import start_token
+from ...decoding import IncrementalDecoder, Written, start_token
 from ...files.panics import panics_as_errors
 from ...interception.watch import watch
 from ...models import GPT, Model, Transformer
 from ...recording.names import select_layers
 from ...recording.recording import Recording
 from ...recording.watched import Watched
-from ...traces.trace import Trace
-from ...traces.whole_words import Span, Words
+from ...traces import Span, Trace, Words
 from ..writing.rewrite import check_rewrites, do_not_split, encode_text, max_source_tokens, rewrite
 from ..writing.write_on import encode_prompt
 

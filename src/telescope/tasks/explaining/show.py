@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...decoding import Written
 from ...models import Model
-from ...traces.render import FirstThatFits, indent, number_cell
+from ...traces import FirstThatFits, indent, number_cell
 from ..writing.rewrite import RewrittenPart
 from .sentence_views import SentenceAttention, watch_alignment
 

@@ -12,10 +12,8 @@ import torch
 
 from ...files.atomic import atomic_file
 from ...files.writable import check_can_write
-from ...layers.check_sizes import check_choice
-from ...models import load
-from ...models.saved.load import find_model
-from ...models.shipped import find_shipped
+from ...layers import check_choice
+from ...models import find_model, find_shipped, load
 from ...text.corpus_files import Split, data_folder, parse_json, read_lines
 from .registry import TASKS, read
 from .task import Answer

@@ -10,8 +10,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from ...models import GPTConfig, Model
-from ...models.config import Config
+from ...models import Config, GPTConfig, Model
 from ...text.corpora import TEXTS
 from ...text.corpus_files import Split
 from ...text.tokenizer import character_tokenizer, check_vocabulary_size, train_bpe

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...layers.check_sizes import check_choice
-from ...models.config import Config
+from ...layers import check_choice
+from ...models import Config
 from ...text.corpora import TextPair, group_targets
 from ...text.corpus_files import Split
 from ...text.own_files import read_rows, read_running_text, split_of

@@ -9,8 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ...decoding import generate
-from ...models import GPTConfig, Model
-from ...models.config import Config, check_at_least_one, check_at_most
+from ...models import Config, GPTConfig, Model, check_at_least_one, check_at_most
 from ...text.corpora import TextPair, read_births, read_people
 from ...text.corpus_files import Split
 from ...training import Training, language

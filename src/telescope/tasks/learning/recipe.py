@@ -10,9 +10,7 @@ from typing import Any, Protocol, Self, get_args, get_type_hints
 
 import torch
 
-from ...models import Config, Model
-from ...models.config import check_at_most
-from ...models.model import MODEL_CLASSES
+from ...models import MODEL_CLASSES, Config, Model, check_at_most
 from ...training import Training
 from ...words import hint
 

@@ -14,8 +14,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from ...decoding import beam, generate
-from ...models import Model
-from ...models.config import Config, check_at_least_one, check_at_most
+from ...models import Config, Model, check_at_least_one, check_at_most
 from ...text.corpora import TextPair
 from ...text.tokenizer import (
     check_vocabulary_size,

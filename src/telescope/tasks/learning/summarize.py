@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...models import Model
-from ...models.config import check_at_least_one, check_at_most
+from ...models import Model, check_at_least_one, check_at_most
 from ...text.corpora import SUMMARIES, TextPair, rename_speakers
 from ...text.corpus_files import Split
 from . import sequence_pairs

@@ -12,8 +12,7 @@ from ... import training
 from ...files.atomic import sync_file
 from ...files.locks import LOCK
 from ...files.writable import check_can_write
-from ...models import Model
-from ...models.saved.tokenizer_file import read_tokenizer
+from ...models import Model, read_tokenizer
 from ...text.corpus_files import data_folder
 from ...training.loop import locked
 from ...training.processes import Processes

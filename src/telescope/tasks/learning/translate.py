@@ -9,9 +9,8 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from ...layers.check_sizes import check_choice
-from ...models import Model
-from ...models.config import Config, check_at_least_one
+from ...layers import check_choice
+from ...models import Config, Model, check_at_least_one
 from ...text.corpora import TRANSLATIONS, TextPair, read_multi30k_merges
 from ...text.corpus_files import Split
 from ...text.tokenizer import bpe_from_merges

@@ -1,5 +1,5 @@
-"""Reading the config of a Hugging Face model, and `Family`: how one model type maps to a model of
-this library.
+"""Hugging Face's config.json: `Fields` reads it, and `Family` says how one of its model types maps
+to a model of this library.
 """
 
 import json
@@ -9,11 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ....files.errors import LoadError
-from ....files.safetensors import StoredTensors
-from ...config import Config
-from ...model import Model
-from ..tensor_names import TensorName, named_weights
+from ...files.errors import LoadError
+from ...files.safetensors import StoredTensors
+from ..model import Config, Model, named_weights
+from .weights import TensorName
 
 # Fields that have no effect on the outputs of a model.
 # fmt: off

@@ -8,15 +8,110 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....files.safetensors import StoredTensors
-from ....layers import MultiHeadAttention
-from ...gpt import GPT, GPTConfig
-from ...model import Model
-from ..tensor_names import TensorName, linear, named_weights, row
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, Reader, Writer, require_values
+from ...files.safetensors import StoredTensors
+from ...layers import MultiHeadAttention
+from ..gpt import GPT, GPTConfig
+from ..model import Model, named_weights
+from .huggingface import (
+    ACTIVATIONS,
+    THEIR_ACTIVATIONS,
+    Family,
+    Fields,
+    Reader,
+    Writer,
+    require_values,
+)
+from .weights import TensorName, linear, row
 
 
-def table(config: GPTConfig) -> list[TensorName]:
+def gpt2_table(config: GPTConfig) -> list[TensorName]:
+    """Return the names of the tensors, here and in transformers."""
+    block = "blocks.{n}"
+    theirs = "transformer.h.{n}"
+    return [
+        row("embedding.weight", "transformer.wte.weight"),
+        row("embedding.weight" if config.tied else "head.weight", "lm_head.weight"),
+        row("positions.P", "transformer.wpe.weight"),
+        *linear(f"{block}.add_norm_1.norm", f"{theirs}.ln_1"),
+        *linear(f"{block}.self_attention.W_qkv", f"{theirs}.attn.c_attn", view=Tensor.t),
+        *linear(f"{block}.self_attention.W_O", f"{theirs}.attn.c_proj", view=Tensor.t),
+        *linear(f"{block}.add_norm_2.norm", f"{theirs}.ln_2"),
+        *linear(f"{block}.feed_forward.W_1", f"{theirs}.mlp.c_fc", view=Tensor.t),
+        *linear(f"{block}.feed_forward.W_2", f"{theirs}.mlp.c_proj", view=Tensor.t),
+        *linear("norm", "transformer.ln_f"),
+    ]
+
+
+def read_gpt2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
+    """Return our config for a GPT-2 config.json."""
+    fields.require(
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        reorder_and_upcast_attn=False,
+        add_cross_attention=False,
+        is_decoder=False,
+        is_encoder_decoder=False,
+    )
+    fields.ignore(
+        "n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"
+    )
+    fields.ignore("summary_first_dropout")
+    dropout = fields.number("resid_pdrop", 0.1)
+    fields.require(embd_pdrop=dropout)
+    d_model = fields.whole("n_embd")
+    return GPTConfig(
+        vocabulary=fields.whole("vocab_size"),
+        max_positions=fields.whole("n_positions"),
+        d_model=d_model,
+        blocks=fields.whole("n_layer"),
+        heads=fields.whole("n_head"),
+        d_hidden=fields.optional_whole("n_inner") or 4 * d_model,
+        activation=fields.one_of("activation_function", "gelu_new", ACTIVATIONS),
+        norm_eps=fields.number("layer_norm_epsilon", 1e-5),
+        tied=fields.flag("tie_word_embeddings", True),
+        dropout=dropout,
+        attention_dropout=fields.number("attn_pdrop", 0.1),
+    )
+
+
+def write_gpt2(config: GPTConfig) -> dict[str, Any]:
+    """Return the fields of a GPT-2 config.json; a ValueError where an option has no counterpart."""
+    require_values(
+        config, "GPT-2", norm="layer", gated=False, bias=True, attention="causal", window=None
+    )
+    require_values(
+        config,
+        "GPT-2",
+        attention_bias=(None, True),
+        out_bias=(None, True),
+        key_heads=(None, config.heads),
+    )
+    require_values(config, "GPT-2", d_k=(None, config.d_model / config.heads))
+    return {
+        "vocab_size": config.vocabulary,
+        "n_positions": config.max_positions,
+        "n_embd": config.d_model,
+        "n_layer": config.blocks,
+        "n_head": config.heads,
+        "n_inner": config.d_hidden or 4 * config.d_model,
+        "activation_function": THEIR_ACTIVATIONS[config.activation],
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": config.tied,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout
+        if config.attention_dropout is None
+        else config.attention_dropout,
+    }
+
+
+GPT2_UNUSED = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")  # the causal mask
+GPT2 = Family(
+    "gpt2", "GPT2LMHeadModel", GPT, "transformer.", gpt2_table, read_gpt2, write_gpt2, GPT2_UNUSED
+)
+
+
+def llama_table(config: GPTConfig) -> list[TensorName]:
     """Return the names of the tensors, here and in transformers."""
     block = "blocks.{n}"
     theirs = "model.layers.{n}"
@@ -37,7 +132,7 @@ def table(config: GPTConfig) -> list[TensorName]:
 
 def read_llama(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     """Return the config of a Llama."""
-    config = _read(fields)
+    config = _read_shared(fields)
     attention_bias = fields.flag("attention_bias", False)
     return replace(
         config,
@@ -49,14 +144,14 @@ def read_llama(fields: Fields, tensors: StoredTensors) -> GPTConfig:
 
 def read_mistral(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     """Return the config of a Mistral: a Llama with a window."""
-    return replace(_read(fields), window=fields.optional_whole("sliding_window", 4096))
+    return replace(_read_shared(fields), window=fields.optional_whole("sliding_window", 4096))
 
 
 def read_qwen2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     """Return the config of a Qwen2: biases of queries, keys and values; a window in all layers or
     in none.
     """
-    config = _read(fields)
+    config = _read_shared(fields)
     used = fields.flag("use_sliding_window", False)
     window = fields.optional_whole("sliding_window", 4096)
     first = fields.number("max_window_layers", 28)
@@ -73,7 +168,7 @@ def read_qwen2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     return replace(config, attention_bias=True)
 
 
-def _read(fields: Fields) -> GPTConfig:
+def _read_shared(fields: Fields) -> GPTConfig:
     """Return the config from the fields that the three families share."""
     d_model = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -130,7 +225,7 @@ def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
 SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
 
 
-def _write(config: GPTConfig) -> dict[str, Any]:
+def _write_shared(config: GPTConfig) -> dict[str, Any]:
     """Return the fields that the three families share."""
     require_values(
         config,
@@ -192,7 +287,7 @@ def write_llama(config: GPTConfig) -> dict[str, Any]:
             f"transformers has no Llama whose d_model={config.d_model} is not a multiple of its "
             "heads"
         )
-    return _write(config) | {"attention_bias": query_key_value, "mlp_bias": feed_forward}
+    return _write_shared(config) | {"attention_bias": query_key_value, "mlp_bias": feed_forward}
 
 
 def write_mistral(config: GPTConfig) -> dict[str, Any]:
@@ -201,13 +296,13 @@ def write_mistral(config: GPTConfig) -> dict[str, Any]:
         raise ValueError(
             "Mistral has a window and no biases, so a model with both cannot be exported"
         )
-    return _write(config) | {"sliding_window": config.window}
+    return _write_shared(config) | {"sliding_window": config.window}
 
 
 def write_qwen2(config: GPTConfig) -> dict[str, Any]:
     """Return the fields of a Qwen2's config.json."""
     window = {"use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0}
-    return _write(config) | (window if config.window else {"use_sliding_window": False})
+    return _write_shared(config) | (window if config.window else {"use_sliding_window": False})
 
 
 def weights_in_halves(model: Model) -> dict[str, Tensor]:
@@ -233,7 +328,7 @@ def weights_in_halves(model: Model) -> dict[str, Tensor]:
     return weights
 
 
-def choose_family(config: GPTConfig) -> Family:
+def choose_rotary_family(config: GPTConfig) -> Family:
     """Return the family of a config: Qwen2 for biases of W_q, W_k and W_v alone, Mistral for a
     window, else Llama.
     """
@@ -245,7 +340,15 @@ def choose_family(config: GPTConfig) -> Family:
 def _family(name: str, architecture: str, read: Reader, write: Writer) -> Family:
     unused = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
     return Family(
-        name, architecture, GPT, "model.", table, read, write, unused, weights=weights_in_halves
+        name,
+        architecture,
+        GPT,
+        "model.",
+        llama_table,
+        read,
+        write,
+        unused,
+        weights=weights_in_halves,
     )
 
 
