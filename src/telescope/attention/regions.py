@@ -8,15 +8,15 @@ from functools import partial, reduce
 from operator import and_
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .definition import Attention
-from .mask import Both, Mask, Opposite, Pairs, Spans, everyone, pick
+from .mask import Both, Mask, Opposite, Pairs, Seen, Spans, everyone
 from .masks import Keep, Left, Lengths
 from .restrict import Renumbered
-from .scores import Bias, FromAdditive, SumOfBiases
-from .values import format_shape
+from .scores import Added, Bias, FromAdditive, SumOfBiases
+from .values import format_shape, pick
 
 SMALLEST = 16  # positions of a table, at least
 
@@ -49,29 +49,18 @@ class Rectangle(Mask):
     heads: Bool[Tensor, " heads"] | None = None
     by_row: bool = False
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    def sees(self, at: Pairs) -> Seen:
         inside = _look_up(self.keys, at.batch, at.key)
-        if self.queries is not None:
-            inside = inside & self._rows(at)
-        if self.heads is not None:
-            inside = inside & pick(self.heads, at.head)
-        return inside
+        every_row = self.queries is None and self.heads is None
+        return inside if every_row else inside & self._rows(at)
 
     def spans(self, at: Pairs, keys: int) -> Spans:
-        inside = _look_up(
-            self.keys, at.batch, torch.arange(keys, device=at.batch.device)[None, None, None]
-        )
-        if not keys or not inside.shape[-1]:
+        if not keys:
             return Spans.unknown(at, keys)
-        count = inside.sum(-1, keepdim=True)
-        first = inside.int().argmax(-1, keepdim=True)
-        past = torch.where(count == 0, first, keys - inside.flip(-1).int().argmax(-1, keepdim=True))
-        rows = (
-            torch.ones_like(at.query, dtype=torch.bool) if self.queries is None else self._rows(at)
-        )
-        if self.heads is not None:
-            rows = rows & pick(self.heads, at.head)
-        return Spans(first.where(rows, 0), past.where(rows, 0), bool((past - first == count).all()))
+        every_key = torch.arange(keys, device=at.batch.device)[None, None, None]
+        around = Spans.around(_look_up(self.keys, at.batch, every_key))
+        rows = self._rows(at)
+        return Spans(around.start.where(rows, 0), around.stop.where(rows, 0), around.whole)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         for name, table in (("keys", self.keys), ("queries", self.queries)):
@@ -89,9 +78,11 @@ class Rectangle(Mask):
         return self.queries is None
 
     def _rows(self, at: Pairs) -> Tensor:
-        """Return whether each query of `at` belongs to the rectangle."""
-        assert self.queries is not None
-        return _look_up(self.queries, at.batch, at.row if self.by_row else at.query)
+        """Return whether each query of `at` belongs to the rectangle, in each head."""
+        rows = torch.ones_like(at.query, dtype=torch.bool)
+        if self.queries is not None:
+            rows = _look_up(self.queries, at.batch, at.row if self.by_row else at.query)
+        return rows if self.heads is None else rows & pick(self.heads, at.head)
 
     def __repr__(self) -> str:
         parts = [f"keys {_format(self.keys)}"]
@@ -124,6 +115,7 @@ def table_of(
     ends = [
         end for row in ranges for start, stop in row for end in (start, stop) if end is not None
     ]
+    # The next power of two above the last position.
     size = max(SMALLEST, 1 << max(ends, default=0).bit_length())
     table = torch.zeros(len(ranges), size, dtype=torch.bool)
     for row, own in zip(table, ranges, strict=True):
@@ -134,6 +126,7 @@ def table_of(
 
 def runs_of(row: Bool[Tensor, " position"]) -> list[range]:
     """Return the runs of True in a row, in order."""
+    # +1 where a run begins, -1 where it ends.
     edges = torch.diff(row.int(), prepend=row.new_zeros(1).int(), append=row.new_zeros(1).int())
     starts = (edges == 1).nonzero().flatten().tolist()
     stops = (edges == -1).nonzero().flatten().tolist()
@@ -148,6 +141,7 @@ def _format(table: Tensor) -> str:
         return format_shape(table)
     end = table.shape[1]
     runs = [_format_run(run, end) for run in runs_of(table[0])]
+    # Three runs are enough to recognise a region.
     return ", ".join([*runs[:3], *(["…"] if len(runs) > 3 else [])]) or "none"
 
 
@@ -166,14 +160,14 @@ class Raised(Bias):
     rectangle: Rectangle
     by: float
 
-    def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
+    def __call__(self, at: Pairs) -> Added:
         return self.added(at, torch.float64)
 
-    def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
+    def added(self, at: Pairs, dtype: torch.dtype) -> Added:
         return self.rectangle.sees(at).to(dtype) * self.by
 
-    def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        self.rectangle.check(batch=batch, heads=heads, queries=queries, keys=keys)
+    def check(self, **size: int) -> None:
+        self.rectangle.check(**size)
 
     def __repr__(self) -> str:
         return f"{self.by:g} in {self.rectangle!r}"
@@ -188,11 +182,7 @@ def raise_scores(attention: Attention, rectangle: Rectangle, by: float) -> Atten
     """Return the definition with `by` added to the scores of the rectangle, beside the bias that it
     has.
     """
-    raised = Raised(rectangle, by)
-    bias = attention.bias
-    return replace(
-        attention, bias=raised if bias is None else SumOfBiases((_as_bias(bias), raised))
-    )
+    return attention.with_extra_bias(Raised(rectangle, by))
 
 
 def without_other_heads(attention: Attention, heads: Sequence[int]) -> Attention:
@@ -200,31 +190,23 @@ def without_other_heads(attention: Attention, heads: Sequence[int]) -> Attention
     heads.
     """
 
+    # A region without heads concerns all of them.
     def concerns(rectangle: Rectangle) -> bool:
         return rectangle.heads is None or bool(rectangle.heads[list(heads)].any())
 
-    parts = attention.mask.masks if isinstance(attention.mask, Both) else (attention.mask,)
+    parts = attention.mask.parts
     kept = [
         part
         for part in parts
         if not (isinstance(part, Opposite) and isinstance(part.mask, Rectangle))
         or concerns(part.mask)
     ]
-    added = attention.bias.biases if isinstance(attention.bias, SumOfBiases) else (attention.bias,)
-    left = [
-        _as_bias(one)
-        for one in added
-        if one is not None and not (isinstance(one, Raised) and not concerns(one.rectangle))
-    ]
-    if len(kept) == len(parts) and len(left) == sum(one is not None for one in added):
+    added = attention.biases
+    left = [one for one in added if not isinstance(one, Raised) or concerns(one.rectangle)]
+    if len(kept) == len(parts) and len(left) == len(added):
         return attention
-    bias = None if not left else left[0] if len(left) == 1 else SumOfBiases(tuple(left))
+    bias = left[0] if len(left) == 1 else SumOfBiases(tuple(left)) if left else None
     return replace(attention, mask=reduce(and_, kept, everyone), bias=bias)
-
-
-def _as_bias(bias: object) -> Bias:
-    assert isinstance(bias, Bias)  # Attention wraps functions
-    return bias
 
 
 ROWS = 1024  # queries of a block in which a mask given as a function or a tensor is evaluated
@@ -245,7 +227,7 @@ class RealQueries(Mask):
     padding: Mask
     ahead: int = 0
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    def sees(self, at: Pairs) -> Seen:
         return self.padding.sees(replace(at, key=at.query + self.ahead if self.ahead else at.query))
 
     def spans(self, at: Pairs, keys: int) -> Spans:
@@ -280,16 +262,17 @@ def find_padding(
     itself and all heads agree. Where heads differ, keys are hidden for other reasons than padding,
     and all queries count as real.
     """
-    bias = attention.bias
-    parts = _parts(attention.mask)
+    parts = attention.mask.parts
+    # Masks made by `padding` say it themselves ...
     found = [part for part in parts if isinstance(_unwrap(part), Lengths | Left | Keep)]
     rules: list[Callable[[Pairs], Tensor]] = [
         part.sees for part in parts if _unwrap(part).is_arbitrary
     ]
-    for added in bias.biases if isinstance(bias, SumOfBiases) else (bias,):
-        if isinstance(added, FromAdditive):
-            rules.append(partial(_is_finite, added))
+    rules += [
+        partial(_is_finite, bias) for bias in attention.biases if isinstance(bias, FromAdditive)
+    ]
     for rule in rules:
+        # ... in other masks and biases it has to be found.
         keep = _find_unseen_keys(rule, batch, heads, size, device)
         found += [] if keep is None else [Keep(keep)]
     return None if not found else found[0] if len(found) == 1 else Both(tuple(found))
@@ -301,7 +284,8 @@ def _is_finite(bias: FromAdditive, at: Pairs) -> Tensor:
 
 def include_padding_queries(attention: Attention) -> Attention:
     """Return the definition without its `RealQueries` mask, so that padding queries count again."""
-    parts = _parts(attention.mask)
+    parts = attention.mask.parts
+    # Take the masks of padding queries out, and keep the others as they are.
     rest = [part for part in parts if not isinstance(_unwrap(part), RealQueries)]
     return (
         attention
@@ -312,7 +296,7 @@ def include_padding_queries(attention: Attention) -> Attention:
 
 def real_query_masks(attention: Attention) -> list[Mask]:
     """Return the parts of the mask by which padding queries see nothing."""
-    return [part for part in _parts(attention.mask) if isinstance(_unwrap(part), RealQueries)]
+    return [part for part in attention.mask.parts if isinstance(_unwrap(part), RealQueries)]
 
 
 def first_real_key(
@@ -330,10 +314,11 @@ def first_real_key(
     With `across` the keys are another sequence than the queries, and padding is every key that all
     queries are denied. Otherwise padding is what `RealQueries` leaves out.
     """
-    parts = _parts(attention.mask)
+    parts = attention.mask.parts
     real = _real_keys(parts, batch=batch, heads=heads, keys=size[1], across=across, device=device)
     if real is None:
         return torch.zeros(1, dtype=torch.long, device=device)
+    # The first True of each row.
     return real.int().argmax(-1)
 
 
@@ -345,6 +330,7 @@ def _real_keys(
     """
     at = Pairs.block(range(1), range(keys), of=(1, keys), batch=batch, heads=heads, device=device)
     if across:
+        # Across sequences, what is hidden from every query is padding.
         seen = [part.sees(at) for part in parts if part.same_for_all_queries and part != everyone]
     else:
         real = [
@@ -377,11 +363,12 @@ def real_tokens(
     that are the same for all queries.
     """
     queries, keys = size
+    # Every query counts until a mask of padding says otherwise.
     rows = torch.ones(batch, queries, dtype=torch.bool, device=device)
     at = Pairs.block(range(queries), range(0), of=size, batch=batch, heads=heads, device=device)
     for part in filter(_is_padding, real_query_masks(attention)):
         rows = rows & part.sees(at).any(1)[..., 0]
-    parts = _parts(attention.mask)
+    parts = attention.mask.parts
     columns = _real_keys(parts, batch=batch, heads=heads, keys=keys, across=across, device=device)
     if columns is None:
         columns = torch.ones(batch, keys, dtype=torch.bool, device=device)
@@ -391,11 +378,6 @@ def real_tokens(
 def _is_padding(real: Mask) -> bool:
     """Return whether the queries that a `RealQueries` mask hides are padding."""
     return not isinstance(_unwrap(real), SelectedQueries)
-
-
-def _parts(mask: Mask) -> tuple[Mask, ...]:
-    """Return the masks that are joined by &."""
-    return mask.masks if isinstance(mask, Both) else (mask,)
 
 
 def _unwrap(mask: Mask) -> Mask:
@@ -416,6 +398,7 @@ def _find_unseen_keys(
     queries, keys = size
     first = size[1] - size[0]
     at = Pairs.block(range(queries), range(0), of=size, batch=batch, heads=heads, device=device)
+    # First the diagonal alone: without padding every token sees itself, and we are done.
     itself = sees(replace(at, key=at.query)).any(1)[..., 0].expand(batch, queries)
     if bool(itself.all()):
         return None
@@ -424,8 +407,10 @@ def _find_unseen_keys(
     for row in range(0, queries, ROWS):
         rows = range(row, min(row + ROWS, queries))
         block = sees(Pairs.block(rows, columns, of=size, batch=batch, heads=heads, device=device))
+        # Heads that differ hide keys for another reason than padding.
         if bool((block != block[:, :1]).any()):
             return None
+        # A token counts as seen if any query sees it.
         seen |= block.expand(*block.shape[:3], queries)[:, 0].any(1)
     if bool((seen & ~itself).any()):
         return None  # where tokens see others and not themselves, a hidden key need not be padding

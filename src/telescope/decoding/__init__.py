@@ -18,10 +18,4 @@ from .sampling import top_k as top_k
 from .sampling import top_p as top_p
 from .writers import start_token as start_token
 
-__all__ = [
-    "Token",
-    "Written",
-    "beam",
-    "generate",
-    "stream",
-]
+__all__ = ["Token", "Written", "beam", "generate", "stream"]

@@ -47,6 +47,7 @@ def check_request(
     """
     check_can_write(model)
     _check_count("max_new_tokens", max_new_tokens, least=0)
+    # A GPT goes on from its prompt, a translator begins anew.
     continues = isinstance(model, GPT)
     sizes = model.config.to_dict()
     ids = read_prompts(model, prompts, sizes["vocabulary"], "prompt" if continues else "source")
@@ -64,6 +65,7 @@ def check_request(
         vocabulary=vocabulary,
         end=end,
         stop=_check_stop(model, stop),
+        # Padding is never written, unless it is what ends a text.
         forbidden=() if pad is None or pad in end or pad >= vocabulary else (pad,),
     )
 
@@ -73,15 +75,13 @@ def _check_positions(model: Model, prompts: list[list[int]], new: int) -> None:
     needs none.
     """
     longest = max(map(len, prompts), default=0)
-    if isinstance(model, GPT):
-        limited = model.config.positions == "learned" or model.config.attention == "synthesizer"
-        if limited and longest + max(new - 1, 0) > model.longest:
-            fits = model.longest - longest + 1
-            advice = f"at most max_new_tokens={fits} fit" if fits > 0 else "shorten it"
-            raise ValueError(
-                f"a prompt of {longest} tokens and max_new_tokens={new} are too many: "
-                f"this model has positions for {model.longest}; {advice}"
-            )
+    if isinstance(model, GPT) and model.is_limited and longest + max(new - 1, 0) > model.longest:
+        fits = model.longest - longest + 1
+        advice = f"at most max_new_tokens={fits} fit" if fits > 0 else "shorten it"
+        raise ValueError(
+            f"a prompt of {longest} tokens and max_new_tokens={new} are too many: "
+            f"this model has positions for {model.longest}; {advice}"
+        )
     if isinstance(model, Transformer) and model.config.positions == "learned":
         most = model.config.max_positions
         if longest > most or new > most:
@@ -95,6 +95,7 @@ def _check_stop(model: Model, stop: str | Sequence[str]) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"stop={stop!r} should be texts of at least one character")
+    # A stop is found in decoded text.
     if texts and model.tokenizer is None:
         raise ValueError("stop is text, but the model has no tokenizer; end=[...] stops at ids")
     return texts
@@ -215,6 +216,7 @@ class TextLine:
         """
         self.ids.append(token)
         text = "" if self._decoder is None else self._decoder.add(token)
+        # An end token counts before a stop string, and both before the length.
         if token in self._end:
             self.why = "end"
         elif self._decoder is not None and self._decoder.stopped:
@@ -224,6 +226,7 @@ class TextLine:
         if self._decoder is None or self.text is None:
             return Token(token, None)
         if self.why is not None:
+            # What was held back can become no stop string any more.
             text += self._decoder.flush()
         self.text += text
         return Token(token, text)
@@ -258,6 +261,7 @@ class IncrementalDecoder:
         """Append a token and return the new text."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
+        # A token may end within a character: wait for the rest.
         return "" if text.endswith(INCOMPLETE) else self._advance(text)
 
     def flush(self) -> str:
@@ -277,15 +281,18 @@ class IncrementalDecoder:
         Only the tokens of the new part are kept, so that the cost of a step does not grow with the
         text.
         """
+        # Only the tail is decoded: tokens whose text was returned are dropped.
         self._held_back += text[len(self._decoded) :]
         self._ids = self._ids[self._read :] or self._ids
         self._decoded, self._read = self._tokenizer.decode(self._ids), len(self._ids)
+        # The stop string that begins first ends the text.
         stops = [position for position in map(self._held_back.find, self._stop) if position >= 0]
         if stops:
             self.stopped = True
             new = self._held_back[: min(stops)]
             self._held_back = ""
             return new
+        # Text that may become a stop string is kept until it is decided.
         overlap = max((_overlap(self._held_back, stop) for stop in self._stop), default=0)
         cut = len(self._held_back) - overlap
         new = self._held_back[:cut]

@@ -7,17 +7,20 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import (
     Attention,
     Bias,
     Causal,
+    Context,
     Everyone,
+    Keys,
     Mask,
     Prefix,
+    Queries,
     Score,
+    Values,
     Window,
     everyone,
     require_dense,
@@ -67,14 +70,14 @@ class Plan:
 
 
 def attend(
-    queries: Float[Tensor, "batch heads query d_q"],
-    keys: Float[Tensor, "batch key_heads key d_k"],
-    values: Float[Tensor, "batch key_heads key d_v"],
+    queries: Queries,
+    keys: Keys,
+    values: Values,
     attention: Attention = Attention(),
     *,
     dropout: float = 0.0,
     engine: str | None = None,
-) -> Float[Tensor, "batch heads query d_v"]:
+) -> Context:
     """Return the context of every query, normalise(mask(softcap(score · scale) + bias)) v, on the
     fastest engine.
 
@@ -102,10 +105,12 @@ def attend(
     """
     check_dropout(dropout)
     if engine is None and sdpa.is_one_plain_call(queries, keys, values, attention):
+        # The short path of small calls: one kernel, and a look for NaN afterwards.
         context = sdpa.attend_plain(queries, keys, values, attention, dropout)
         if not sums_are_nonfinite(*_suspects(queries, keys, context, attention)):
             return context
     check(queries, keys, values, attention)
+    # Cast once as torch would, and switch autocast off: engines choose their dtypes themselves.
     if torch_modes.autocast_enabled(queries.device):
         queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
         with torch_modes.without_autocast(queries.device):
@@ -126,6 +131,7 @@ def _attend(
         attention = attention.for_last_query()
     chosen, _ = _choose(queries, keys, values, attention, dropout, engine)
     context: Tensor = ENGINES[chosen].attend(queries, keys, values, attention, dropout)
+    # Fused kernels let a NaN through a mask, or lose one; the exact engines do neither.
     if chosen in ("sdpa", "flex") and _may_mishandle_nan(queries, keys, context, attention):
         context = ENGINES[_choose_exact(queries, keys)].attend(
             queries, keys, values, attention, dropout
@@ -144,10 +150,12 @@ def plan_attend(
     """Return the engine that `attend` takes for these arguments, and why, without running it."""
     check(queries, keys, values, attention)
     queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
+    # As `_attend` does, so that the plan names what would run.
     effective = attention.for_last_query() if queries.shape[-2] == 1 else attention
     chosen, obstacles = _choose(queries, keys, values, effective, dropout, engine)
     formula = attention.formula(keys.shape[-1])
     weights = f"{queries.shape[-2]} x {keys.shape[-2]}"
+    # Without obstacles the engine was named by the caller.
     why = f"because {' and '.join(obstacles)}" if obstacles else "as requested"
     if chosen == "sdpa":
         groups = sdpa.without_hidden_keys(queries, keys, effective)
@@ -186,6 +194,7 @@ def _choose(
     if engine is not None:
         if engine not in ENGINES:
             raise ValueError(f'there is no engine "{engine}"; {hint(engine, ENGINES)}')
+        # An engine that was asked for runs or says why not; there is no silent substitute.
         obstacle = ENGINES[engine].cannot(*call)
         if obstacle:
             fix = f'leave engine out, or use "{_choose_exact(queries, keys)}"'
@@ -199,8 +208,10 @@ def _choose(
         return "sdpa", []
     obstacles = [f"sdpa cannot: {obstacle}"]
     last = _choose_exact(queries, keys)
+    # Small calls go to the reference at once: compiling for them does not pay.
     if last == "chunked":
         obstacle = flex.cannot(*call)
+        # On a CPU flex compiles for half a minute, and is left to those who ask for it.
         if obstacle is None and queries.device.type != "cpu":
             return "flex", obstacles
         slow_start = 'flex, which compiles for half a minute on a CPU, waits for engine="flex"'
@@ -240,8 +251,10 @@ def _may_mishandle_nan(
 def _suspects(queries: Tensor, keys: Tensor, context: Tensor, attention: Attention) -> list[Tensor]:
     """Return the tensors in which a NaN may show that a fused kernel has mishandled it."""
     suspects = [queries]
+    # One query with many keys: reading all keys would cost as much as the attention.
     if keys is not queries and not queries.shape[-2] == 1 < keys.shape[-2]:
         suspects.append(keys)
+    # Only where something is hidden can a NaN get through to other rows.
     if attention.bias is not None or attention.mask != everyone:
         suspects.append(context)
     return suspects
@@ -285,6 +298,7 @@ def _wrong_definition(given: Any) -> str:
     """
     kind = type(given).__name__
     if isinstance(given, Mask):
+        # Only these masks are printed as they are written.
         mask = f"ts.{given!r}" if isinstance(given, Causal | Everyone | Prefix | Window) else "..."
         return f"attention is a mask, {kind}, not a ts.Attention; write ts.Attention(mask={mask})"
     if isinstance(given, Bias):
@@ -311,6 +325,7 @@ def _check_tensors(inputs: dict[str, Tensor], attention: Attention) -> None:
     queries = inputs["queries"]
     keys = inputs["keys"]
     values = inputs.get("values", keys)
+    # One cheap test passes nearly every call; the detailed ones write the sentences.
     if not _inputs_match(queries, keys, values):
         for name, tensor in inputs.items():
             _check_tensor(name, tensor)
@@ -318,6 +333,7 @@ def _check_tensors(inputs: dict[str, Tensor], attention: Attention) -> None:
             _check_match(name, tensor, queries)
     batch, heads, rows, d_q = queries.shape
     key_heads, columns, d_k = keys.shape[1:]
+    # Heads and positions swapped is the commonest mistake: name the fix.
     if values.shape[1:3] != keys.shape[1:3]:
         swapped = (values.shape[2], values.shape[1]) == (key_heads, columns)
         fix = "; heads come before positions: values.transpose(1, 2)" if swapped else ""
@@ -325,6 +341,7 @@ def _check_tensors(inputs: dict[str, Tensor], attention: Attention) -> None:
             f"values {_shape(values)} must have as many heads and positions as keys "
             f"{_shape(keys)}{fix}"
         )
+    # Grouped heads need groups of one size.
     if key_heads != heads and (key_heads == 0 or heads % key_heads):
         swapped = columns > 0 and rows % columns == 0
         fix = (
@@ -361,6 +378,7 @@ def _check_tensor(name: str, tensor: Any) -> None:
     """Raise unless `tensor` is a floating-point tensor with the four axes of attention."""
     if not isinstance(tensor, Tensor):
         kind = type(tensor)
+        # The call that makes a tensor of what came.
         maker = {"ndarray": "torch.from_numpy", "list": "torch.tensor"}.get(kind.__name__)
         fix = f", e.g. {maker}({name})" if maker else ""
         raise TypeError(

@@ -11,6 +11,8 @@ from .attend import Attend
 from .attend import DefinedLayer as DefinedLayer
 from .attend import DefinitionModule as DefinitionModule
 from .attend import OnlyReal as OnlyReal
+from .attend import Positions as Positions
+from .attend import States as States
 from .attend import check_choice as check_choice
 from .attend import check_sizes as check_sizes
 from .attend import group_size as group_size

@@ -8,12 +8,27 @@ from threading import Lock
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..attention import Attention, map_tensors, named_leaves, require_dense, require_int, tensors
+from ..attention import (
+    Attention,
+    Context,
+    Keys,
+    Queries,
+    Values,
+    map_tensors,
+    named_leaves,
+    require_dense,
+    require_int,
+    tensors,
+)
 from ..engines import attend, check_dropout
 from ..words import hint
+
+# The input of a layer, and the positions of its tokens, of each sequence or of all.
+States = Float[Tensor, "batch n d_model"]
+Positions = Int[Tensor, "*batch n"]
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -30,6 +45,7 @@ def head_width(d_model: int, heads: int) -> int:
     remainder.
     """
     if d_model % heads:
+        # Name the two widths next to the one that does not fit.
         below = d_model - d_model % heads
         near = f"{below} or {below + heads}" if below else f"{heads}"
         raise ValueError(f"d_model={d_model} cannot be split into heads={heads}; nearest: {near}")
@@ -75,6 +91,7 @@ def check_features(layer: nn.Module, name: str, tensor: Tensor, argument: str) -
         )
 
 
+# A context variable: each thread and each task has its own.
 _running: ContextVar[Tensor | None] = ContextVar("real_queries", default=None)
 
 
@@ -94,6 +111,7 @@ class OnlyReal:
             self._before = _running.set(self.tokens)
 
     def __exit__(self, *raised: object) -> None:
+        # Reset only what this block has set.
         if self._before is not None:
             _running.reset(self._before)
 
@@ -124,21 +142,21 @@ class Attend(nn.Module):
 
     def forward(
         self,
-        queries: Float[Tensor, "batch heads query d_q"],
-        keys: Float[Tensor, "batch key_heads key d_k"],
-        values: Float[Tensor, "batch key_heads key d_v"],
+        queries: Queries,
+        keys: Keys,
+        values: Values,
         attention: Attention,
         *,
         across: bool | None = None,
-    ) -> Float[Tensor, "batch heads query d_v"]:
+    ) -> Context:
         """Return the context, softmax(q kᵀ · scale) v by default.
 
         `across` tells hooks whether the keys come from another sequence than the queries; no number
         depends on it.
         """
-        return attend(
-            queries, keys, values, attention, dropout=self.dropout if self.training else 0.0
-        )
+        # Dropout is for training alone.
+        dropout = self.dropout if self.training else 0.0
+        return attend(queries, keys, values, attention, dropout=dropout)
 
 
 def split_heads(
@@ -146,6 +164,7 @@ def split_heads(
 ) -> Float[Tensor, "batch heads n d"]:
     """Return a view (batch, heads, n, d) of the features."""
     batch, n, width = features.shape
+    # A view: no number moves.
     return features.reshape(batch, n, heads, width // heads).transpose(1, 2)
 
 
@@ -173,6 +192,7 @@ class DefinitionModule(nn.Module):
     def __init__(self, attention: Attention) -> None:
         super().__init__()
         self.names: list[str] = []
+        # Modules, parameters and buffers, each under its path in the definition.
         for path, leaf in named_leaves(attention):
             name = "_".join(path)
             if isinstance(leaf, nn.Module):
@@ -190,6 +210,7 @@ class DefinitionModule(nn.Module):
         """Convert each tensor once, so that layers that share a tensor still share it
         afterwards.
         """
+        # PyTorch passes one function to all submodules: what it returned is kept under it.
         with _converted_lock:
             shared = _converted.setdefault(fn, {})
 
@@ -205,10 +226,12 @@ class DefinitionModule(nn.Module):
         """The definition with the tensors that are registered now; a new object only after a tensor
         was replaced.
         """
+        # `.to()` and loading replace registered tensors: put them into the definition.
         current = [getattr(self, name) for name in self.names]
         if any(
             one is not other for one, other in zip(current, tensors(self._attention), strict=True)
         ):
+            # `map_tensors` meets the tensors in the order of `names`.
             remaining = iter(current)
             self._attention = map_tensors(self._attention, lambda _: next(remaining))
         return self._attention
@@ -231,6 +254,7 @@ class DefinedLayer(nn.Module):
         """Set the definition; one without tensors is stored as it is, so that the layer gains no
         empty submodule.
         """
+        # A definition may be a module before and a plain value after, or the other way round.
         self._modules.pop("definition", None)
         self.__dict__.pop("definition", None)
         has_tensors = any(
@@ -244,6 +268,7 @@ def _check_is_trainable(name: str, tensor: Tensor) -> None:
 
     A tensor computed from parameters passes: the module that computed it owns the parameters.
     """
+    # A buffer that requires a gradient would silently never be trained.
     if tensor.requires_grad and tensor.is_leaf:
         raise ValueError(
             f"attention.{name} requires a gradient but is not an nn.Parameter, so no optimiser "

@@ -13,6 +13,7 @@ from ..attention import Attention, Mask, Score, additive, causal, dot, general
 from .attend import (
     Attend,
     DefinedLayer,
+    States,
     check_choice,
     check_features,
     check_sizes,
@@ -60,14 +61,13 @@ class SelfAttention(DefinedLayer):
         self.W_v = nn.Linear(d_model, self.d_v, bias)
         self.attend = Attend(dropout)
 
-    def forward(
-        self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None
-    ) -> Float[Tensor, "batch n d_v"]:
+    def forward(self, x: States, mask: Mask | None = None) -> Float[Tensor, "batch n d_v"]:
         """Return Z; `mask` is combined with the definition's by &."""
         check_features(self, "x", x, "d_model")
         queries = self.W_q(x)
         keys = self.W_k(x)
         values = self.W_v(x)
+        # One head: an axis of size 1.
         heads = (queries[:, None], keys[:, None], values[:, None])
         context: Tensor = self.attend(*heads, self.attention.with_extra_mask(mask), across=False)
         return context[:, 0]
@@ -111,6 +111,7 @@ class LuongAttention(DefinedLayer):
         self.d_memory = d_query if d_memory is None else d_memory
         self.attention = attention
         self.attend = Attend(dropout)
+        # Each score needs its own parameters, and no others.
         if score == "dot" and self.d_memory != d_query:
             raise ValueError(
                 f'score="dot" needs one width, not d_query={d_query} and d_memory={d_memory}; '
@@ -138,9 +139,11 @@ class LuongAttention(DefinedLayer):
         """Return the context c_i of each state; `mask` is combined with the definition's by &."""
         check_features(self, "states", states, "d_query")
         check_features(self, "memory", memory, "d_memory")
+        # The weights are read now, so that training changes the score.
         attention = replace(self.attention.with_extra_mask(mask), score=self.similarity())
         queries = states[:, None]
         keys = memory[:, None]
+        # The states of the encoder are keys and values at once.
         context: Tensor = self.attend(queries, keys, keys, attention, across=memory is not states)
         return context[:, 0]
 
@@ -199,6 +202,7 @@ class SynthesizerAttention(DefinedLayer):
         self.block = block
         self.attention = attention
         self.A = nn.Linear(d_model, d_model, bias)
+        # Near zero, so that every position begins with the same weight (CS224N, a5).
         self.B = nn.Parameter(torch.empty(tables, d_k, block).uniform_(-0.001, 0.001))
         self.b2 = nn.Parameter(torch.zeros(tables, 1, block)) if bias else None
         self.V = nn.Linear(d_model, d_model, bias)
@@ -207,12 +211,12 @@ class SynthesizerAttention(DefinedLayer):
 
     def forward(
         self,
-        x: Float[Tensor, "batch n d_model"],
+        x: States,
         mask: Mask | None = None,
         *,
         at: CachePosition = CachePosition(),
         cache: LayerCache | None = None,
-    ) -> Float[Tensor, "batch n d_model"]:
+    ) -> States:
         """Return Y.
 
         mask   a mask for this call, combined with the definition's by &
@@ -222,6 +226,7 @@ class SynthesizerAttention(DefinedLayer):
         """
         check_features(self, "x", x, "d_model")
         attention = self.attention.with_extra_mask(mask)
+        # A dot product of features, so that fused kernels run it.
         queries = self.queries(x)
         keys = self.keys(x, at)
         values = split_heads(self.V(x), self.heads)
@@ -232,7 +237,7 @@ class SynthesizerAttention(DefinedLayer):
         y: Tensor = self.W_O(join_heads(context))
         return y
 
-    def queries(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch heads n d_k"]:
+    def queries(self, x: States) -> Float[Tensor, "batch heads n d_k"]:
         """Return ReLU(X A + b1), split into heads, with a constant 1 as last feature where there is
         a b2.
         """
@@ -240,11 +245,12 @@ class SynthesizerAttention(DefinedLayer):
         return queries if self.b2 is None else pad(queries, (0, 1), value=1.0)
 
     def keys(
-        self, x: Float[Tensor, "batch n d_model"], at: CachePosition = CachePosition()
+        self, x: States, at: CachePosition = CachePosition()
     ) -> Float[Tensor, "batch heads n d_k"]:
         """Return the columns of B (and b2) at the positions of x; they do not depend on the
         contents of x.
         """
+        # b2 is one more feature, which the constant 1 of the queries picks.
         columns = self.B if self.b2 is None else torch.cat([self.B, self.b2], dim=1)
         positions = at.start if at.positions is None else at.positions
         if isinstance(positions, int):
@@ -255,6 +261,7 @@ class SynthesizerAttention(DefinedLayer):
                 )
             keys = columns[..., positions : positions + x.shape[1]].mT
         else:
+            # Positions of each token: with padding they differ from sequence to sequence.
             keys = columns.mT[:, positions]  # (tables, n, d_k) or (tables, batch, n, d_k)
             keys = keys if positions.ndim == 1 else keys.transpose(0, 1)
         return keys.expand(x.shape[0], self.heads, -1, -1)
@@ -266,6 +273,7 @@ class SynthesizerAttention(DefinedLayer):
         check_sizes(batch=batch, room=room)
         d_k = self.d_model // self.heads
         front = (batch, self.heads, room)
+        # The weights tell dtype and device.
         like = self.W_O.weight.detach()
         return LayerCache(
             like.new_empty(*front, d_k + (self.b2 is not None)), like.new_empty(*front, d_k)

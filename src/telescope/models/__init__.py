@@ -8,6 +8,7 @@ saved/load.py for files.
 from ..files.errors import LoadError
 from .encoder import Encoder, EncoderConfig
 from .gpt import GPT, GPTConfig
+from .loss import Translator as Translator
 from .luong_translator import LuongCache, LuongConfig, LuongMemory, LuongTranslator
 
 # For other rooms of the package; no public names.
@@ -25,7 +26,6 @@ from .saved.load import find_shipped as find_shipped
 from .saved.load import shipped_models as shipped_models
 from .saved.tokenizer_file import read_tokenizer as read_tokenizer
 from .transformer import Transformer, TransformerCache, TransformerConfig
-from .transformer import Translator as Translator
 
 __all__ = [
     "GPT",

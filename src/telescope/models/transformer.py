@@ -2,7 +2,6 @@
 2017).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -11,7 +10,6 @@ from typing import Any, Literal, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from ..attention import Attention, Mask, causal
 from ..layers import (
@@ -25,125 +23,29 @@ from ..layers import (
     LayerCache,
     LearnedPositions,
     MultiHeadAttention,
+    Positions,
     SinusoidalPositions,
     StackedLinear,
+    States,
     check_sizes,
 )
-from .loss import Reduction, cross_entropy
+from .loss import Translator, check_memory_or_cache
 from .model import (
-    Config,
-    Model,
+    Ids,
+    ModelConfig,
     Norm,
-    check_at_least_one,
+    Targets,
+    TargetStates,
     check_batch,
     check_heads,
     check_ids,
-    check_positive,
-    check_probabilities,
     modules_to_initialise,
     norm_factory,
 )
 
 
-class Translator(Model, ABC):
-    """The base class of Transformer and LuongTranslator, which implement `hidden` and
-    `head_weight`.
-    """
-
-    config: Any  # has the fields vocabulary and target_vocabulary
-    head_bias: nn.Parameter | None
-
-    def forward(
-        self,
-        source: Int[Tensor, "batch n"],
-        target: Int[Tensor, "batch m"],
-        source_mask: Mask | None = None,
-        target_mask: Mask | None = None,
-    ) -> Float[Tensor, "batch m vocabulary"]:
-        """Return the logits of the token that follows each token of the target, given the source.
-
-        The masks hide padding, ts.padding(lengths). Raises a ValueError where ids are not in the
-        vocabulary, or too many for learned positions.
-        """
-        return self.logits(self.hidden(source, target, source_mask, target_mask))
-
-    def loss(
-        self,
-        source: Int[Tensor, "batch n"],
-        target: Int[Tensor, "batch m"],
-        targets: Int[Tensor, "batch m"],
-        source_mask: Mask | None = None,
-        target_mask: Mask | None = None,
-        *,
-        ignore: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-    ) -> Float[Tensor, ""]:
-        """Return the cross entropy of `targets`, which follow the tokens of `target`: mean or sum
-        without `ignore`.
-
-        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in
-        memory at once.
-        """
-        hidden = self.hidden(source, target, source_mask, target_mask)
-        W = self.head_weight
-        b = self.head_bias
-        return cross_entropy(
-            hidden,
-            W,
-            targets,
-            b,
-            ignore=ignore,
-            label_smoothing=label_smoothing,
-            reduction=reduction,
-        )
-
-    def logits(
-        self, hidden: Float[Tensor, "batch m d_model"]
-    ) -> Float[Tensor, "batch m vocabulary"]:
-        """Return hidden states times the head, plus its bias where it has one."""
-        return linear(hidden, self.head_weight, self.head_bias)
-
-    @abstractmethod
-    def hidden(
-        self,
-        source: Int[Tensor, "batch n"],
-        target: Int[Tensor, "batch m"],
-        source_mask: Mask | None = None,
-        target_mask: Mask | None = None,
-    ) -> Float[Tensor, "batch m d_model"]:
-        """Return the decoder's hidden states for the target, given the source; `logits` turns them
-        into logits.
-        """
-
-    @property
-    def vocabulary(self) -> int:
-        """The size of the target's vocabulary."""
-        size: int = (
-            self.config.vocabulary
-            if self.config.target_vocabulary is None
-            else self.config.target_vocabulary
-        )
-        return size
-
-    @property
-    @abstractmethod
-    def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
-        """The matrix that turns hidden states into logits."""
-
-
-def check_memory_or_cache(memory: Any, cache: Any) -> None:
-    """Raise a ValueError unless exactly one of memory and cache is given."""
-    if memory is None and cache is None:
-        raise ValueError(
-            "decode needs the memory, model.encode(source), or a cache that was made for one"
-        )
-    if memory is not None and cache is not None:
-        raise ValueError("the cache holds the memory already; pass only one of memory and cache")
-
-
 @dataclass(frozen=True)
-class TransformerConfig(Config):
+class TransformerConfig(ModelConfig):
     """The config of a Transformer; the defaults are a small version of the paper's.
 
     Marian is positions="sinusoidal_halves", activation="silu", head_bias=True. The meaning of None:
@@ -186,16 +88,9 @@ class TransformerConfig(Config):
     hidden_dropout: float = 0.0
 
     def check(self) -> None:
-        check_at_least_one(
-            self, "vocabulary", "target_vocabulary", "max_positions", "d_model", "encoder_blocks"
-        )
-        check_at_least_one(
-            self, "decoder_blocks", "heads", "decoder_heads", "d_hidden", "decoder_d_hidden"
-        )
-        check_positive(self, "norm_eps")
-        check_probabilities(self, "dropout", "attention_dropout", "hidden_dropout")
+        super().check()
         check_heads(self.d_model, self.heads)
-        check_heads(self.d_model, self.heads if self.decoder_heads is None else self.decoder_heads)
+        check_heads(self.d_model, self.decoder_heads or self.heads)
         if self.positions != "learned" and self.d_model % 2:
             raise ValueError(
                 f'positions="{self.positions}" need an even width; d_model={self.d_model} is odd'
@@ -242,6 +137,14 @@ class TransformerCache(Cache):
         """The number of sources; the batch is sources · beams."""
         return self.memory[0][0].shape[0]
 
+    def keep_sources(self, index: Int[Tensor, " new_sources"], memory_mask: Mask | None) -> None:
+        """Keep these sources alone, with the mask of their padding."""
+        self.memory = [
+            (keys.index_select(0, index), values.index_select(0, index))
+            for keys, values in self.memory
+        ]
+        self.memory_mask = memory_mask
+
 
 class Transformer(Translator, config_type=TransformerConfig):
     """source → encoder blocks → z; target → decoder blocks, with causal attention and attention to
@@ -266,11 +169,13 @@ class Transformer(Translator, config_type=TransformerConfig):
         super().__init__()
         self.config = config
         norm = norm_factory(config.norm, config.norm_eps, config.bias)
+        # With pre-norm nothing has normalised the last sum yet.
         has_final_norm = config.pre_norm if config.final_norm is None else config.final_norm
+        # The decoder must not see what it has to write.
         causal_attention = replace(attention, mask=attention.mask & causal)
-        heads = config.heads if config.decoder_heads is None else config.decoder_heads
-        d_hidden = 4 * config.d_model if config.d_hidden is None else config.d_hidden
-        decoder_d_hidden = d_hidden if config.decoder_d_hidden is None else config.decoder_d_hidden
+        heads = config.decoder_heads or config.heads
+        d_hidden = config.d_hidden or 4 * config.d_model
+        decoder_d_hidden = config.decoder_d_hidden or d_hidden
         add_norm: dict[str, Any] = {
             "pre_norm": config.pre_norm,
             "norm": norm,
@@ -320,19 +225,16 @@ class Transformer(Translator, config_type=TransformerConfig):
 
     def hidden(
         self,
-        source: Int[Tensor, "batch n"],
-        target: Int[Tensor, "batch m"],
+        source: Ids,
+        target: Targets,
         source_mask: Mask | None = None,
         target_mask: Mask | None = None,
-    ) -> Float[Tensor, "batch m d_model"]:
+    ) -> TargetStates:
         return self.decode(target, self.encode(source, source_mask), target_mask, source_mask)
 
     def encode(
-        self,
-        source: Int[Tensor, "batch n"],
-        mask: Mask | None = None,
-        positions: Int[Tensor, "*batch n"] | None = None,
-    ) -> Float[Tensor, "batch n d_model"]:
+        self, source: Ids, mask: Mask | None = None, positions: Positions | None = None
+    ) -> States:
         """Return z, the encoder's output for the source."""
         x = self._embed("source", source, self.embedding, self.source_positions, positions)
         for block in self.encoder:
@@ -342,13 +244,13 @@ class Transformer(Translator, config_type=TransformerConfig):
 
     def decode(
         self,
-        target: Int[Tensor, "batch m"],
-        memory: Float[Tensor, "batch n d_model"] | None = None,
+        target: Targets,
+        memory: States | None = None,
         mask: Mask | None = None,
         memory_mask: Mask | None = None,
         positions: Int[Tensor, "*batch m"] | None = None,
         cache: TransformerCache | None = None,
-    ) -> Float[Tensor, "batch m d_model"]:
+    ) -> TargetStates:
         """Return the decoder's hidden states for the target; `logits` turns them into logits.
 
         memory     z, from `encode`; None with a cache, which holds the memory's keys and values
@@ -358,6 +260,7 @@ class Transformer(Translator, config_type=TransformerConfig):
 
         Raises a ValueError without either memory or cache, or with both.
         """
+        # From a cache the memory comes as keys and values, else as the encoder's output.
         start: int | Tensor = 0
         memories: Sequence[Tensor | KeysAndValues]
         rooms: Sequence[LayerCache | None]
@@ -372,14 +275,17 @@ class Transformer(Translator, config_type=TransformerConfig):
             positions = cache.positions(target.shape[1]) if positions is None else positions
         else:
             assert memory is not None
+            # Every block projects the same memory.
             memories = [memory] * len(self.decoder)
             rooms = [None] * len(self.decoder)
 
+        # target → embedding ⊕ positions → blocks with causal and cross attention → norm.
         x = self._embed("target", target, self._target_embedding, self.target_positions, positions)
         at = CachePosition(start, positions)
         for block, z, room in zip(self.decoder, memories, rooms, strict=True):
             x = block(x, z, mask, memory_mask, at=at, cache=room)
         if cache is not None:
+            # After all blocks have written their keys and values.
             cache.advance(target.shape[1])
         y: Tensor = self.decoder_norm(x)
         return y
@@ -406,6 +312,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         room = self.config.max_positions if room is None else room
         self._check_length("room", room)
         blocks = cast(list[Any], self.decoder)
+        # Keys and values of the source are computed here, once for all beams and steps.
         batch = memory.shape[0] * beams
         return TransformerCache(
             [block.self_attention.room(batch, room) for block in blocks],
@@ -418,9 +325,7 @@ class Transformer(Translator, config_type=TransformerConfig):
 
     @property
     def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
-        """The matrix that turns hidden states into logits; the target's embedding where they are
-        tied.
-        """
+        """The matrix from hidden states to logits; the target's embedding where tied."""
         return self._target_embedding.weight if self.head is None else self.head.weight
 
     @property
@@ -436,6 +341,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         positions: Tensor | None,
     ) -> Tensor:
         """Return the embeddings of ids with their positions added; `name` is for errors."""
+        # Before the lookup, whose own error names no id.
         check_ids(name, ids, embedding.num_embeddings)
         if positions is None:
             self._check_length(name, ids.shape[1])
@@ -445,9 +351,12 @@ class Transformer(Translator, config_type=TransformerConfig):
 
     def _multi_head(self, heads: int, attention: Attention) -> MultiHeadAttention:
         config = self.config
-        dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
         return MultiHeadAttention(
-            config.d_model, heads, bias=config.bias, attention=attention, dropout=dropout
+            config.d_model,
+            heads,
+            bias=config.bias,
+            attention=attention,
+            dropout=config.weight_dropout,
         )
 
     def _feed_forward(self, d_hidden: int) -> FeedForward:
@@ -468,6 +377,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         """
         for _, module in modules_to_initialise(self):
             if isinstance(module, StackedLinear):
+                # Each matrix of a stack by its own size, as if it stood alone.
                 for name in module.widths:
                     nn.init.xavier_uniform_(module[name].weight)
             elif isinstance(module, nn.Linear):

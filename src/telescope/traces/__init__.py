@@ -5,6 +5,7 @@ May import attention, engines and words. Read trace.py first: `trace` runs the s
 them. Other rooms render their tables and numbers by render.py.
 """
 
+from ..engines.reference import formulas
 from .render import (
     DIGITS,
     DIGITS_OF_FLOAT64,
@@ -24,7 +25,7 @@ from .render import (
     table_rows,
     text_colour,
 )
-from .trace import PAIR_STEPS, Row, Tokens, Trace, formulas, score_products, trace
+from .trace import PAIR_STEPS, Row, Tokens, Trace, score_products, trace
 from .whole_words import INCOMPLETE, Span, Words
 
 __all__ = [

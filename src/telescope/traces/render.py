@@ -5,7 +5,7 @@ coloured cells.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from io import StringIO
-from math import inf
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +25,9 @@ DIGITS_OF_FLOAT64 = 15
 
 
 def decimal_places(numbers: Tensor) -> int:
-    """Return how many decimal places these numbers need: 0 for whole numbers, 2 for numbers like
-    0.43, otherwise 4.
-    """
+    """Return the places that numbers need: 0 for whole ones, 2 for 0.43, else 4."""
     finite = numbers[numbers.isfinite()].double()
+    # Rounded at 1e-4, which is less than four places show.
     for places in (0, 2):
         if bool(((finite * 10**places).round() - finite * 10**places).abs().le(1e-4).all()):
             return places
@@ -37,17 +36,17 @@ def decimal_places(numbers: Tensor) -> int:
 
 def format_number(number: float, places: int) -> str:
     """Return the number with this many decimal places; in scientific notation from a million on."""
-    if number != number or number in (float("inf"), float("-inf")):
+    if not isfinite(number):
         return str(number)
+    # From a million on digits behind the point say nothing.
     return f"{number:.4g}" if abs(number) >= 1e6 else f"{number:.{places}f}"
 
 
 def visible_indices(count: int, most: int) -> list[int | None]:
-    """Return which of `count` items to show where `most` fit: the first and the last items, None
-    for the gap.
-    """
+    """Return which of `count` items to show: first and last ones, None for the gap."""
     if count <= most:
         return list(range(count))
+    # Most of the room for the first items, a quarter for the last ones.
     last = max(1, most // 4)
     return [*range(most - last - 1), None, *range(count - last, count)]
 
@@ -64,17 +63,14 @@ def format_vector(numbers: Tensor, most: int = 8) -> str:
 
 
 def format_factor(number: float, places: int) -> str:
-    """Return a number to be written after a multiplication sign: a negative number stands in
-    brackets.
-    """
+    """Return a number after a multiplication sign: a negative one in brackets."""
     return f"({format_number(number, places)})" if number < 0 else format_number(number, places)
 
 
 def format_sum(terms: Sequence[str], most: int = 8) -> str:
-    """Return the sum of the terms as text, such as "a + b - c + … + z", with at most `most`
-    terms.
-    """
+    """Return the sum as text, such as "a + b - c + … + z", with at most `most` terms."""
     summed = " + ".join("…" if i is None else terms[i] for i in visible_indices(len(terms), most))
+    # a + -b is written a - b.
     return summed.replace("+ -", "- ")
 
 
@@ -98,6 +94,7 @@ def background(weight: float) -> tuple[int, int, int]:
 
     NaN takes the colour of 0.
     """
+    # NaN is not equal to itself, and takes the first colour.
     position = min(max(weight, 0.0), 1.0) * (len(_VIRIDIS) - 1) if weight == weight else 0.0
     low = min(int(position), len(_VIRIDIS) - 2)
     return tuple(  # type: ignore[return-value]
@@ -107,18 +104,15 @@ def background(weight: float) -> tuple[int, int, int]:
 
 
 def text_colour(colour: tuple[int, int, int]) -> str:
-    """Return "black" or "white", whichever reads better on this background: the contrast is at
-    least 4.5 : 1.
-    """
+    """Return "black" or "white": the one whose contrast is at least 4.5 : 1."""
     return "black" if luminance(colour) > 0.179 else "white"
 
 
-def luminance(colour: tuple[int, int, int]) -> float:
+def luminance(colour: Sequence[float | int]) -> float:
     """Return the perceived brightness of a colour, from 0 to 1 (WCAG's relative luminance)."""
     channels = (channel / 255 for channel in colour)
-    red, green, blue = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
-    )
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    red, green, blue = linear
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -135,6 +129,7 @@ def round_numbers(contents: Any, digits: int = DIGITS) -> Any:
     """
     if isinstance(contents, float):
         return float(f"{contents:.{digits}g}")
+    # Nested as deep as JSON is.
     if isinstance(contents, dict):
         return {name: round_numbers(part, digits) for name, part in contents.items()}
     if isinstance(contents, list | tuple):
@@ -151,9 +146,8 @@ def shortest_numbers(tensor: Tensor) -> Any:
     if tensor.dtype == torch.float64:
         return json_numbers(tensor)
     exact = tensor.detach().float().cpu().numpy()
-    shortest: Any = exact.astype(str).astype(
-        "float64"
-    )  # numpy writes the fewest digits that identify a float32
+    # numpy writes the fewest digits that identify a float32.
+    shortest: Any = exact.astype(str).astype("float64")
     return _finite_or_strings(shortest.tolist())
 
 
@@ -175,7 +169,7 @@ def json_number(value: float | None) -> float | str | None:
 def _finite_or_strings(numbers: Any) -> Any:
     if isinstance(numbers, list):
         return [_finite_or_strings(number) for number in numbers]
-    return numbers if abs(numbers) < float("inf") else str(numbers)
+    return numbers if isfinite(numbers) else str(numbers)
 
 
 class Nearness(NamedTuple):
@@ -210,16 +204,17 @@ def nearness(a: Float[Tensor, " d"], b: Float[Tensor, " d"]) -> Nearness:
 
 def plane(before: Float[Tensor, "n d"], after: Float[Tensor, "n d"]) -> Plane:
     """Project vectors before and after an attention onto the plane in which they vary most."""
+    # One plane for both sets, so that movements can be seen.
     both = torch.cat([before, after]).double()
     centred = both - both.mean(0)
     _, lengths, axes = torch.linalg.svd(centred, full_matrices=False)
     missing = max(0, 2 - len(axes))  # one vector, or vectors of one feature, span no plane
     axes = torch.cat([axes, axes.new_zeros(missing, axes.shape[1])])[:2]
     variance = torch.cat([lengths, lengths.new_zeros(missing)]) ** 2
-    largest = axes.gather(
-        1, axes.abs().argmax(1, keepdim=True)
-    )  # an axis may point either way; fix its sign
+    # An axis may point either way: fix its sign.
+    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
     projected = centred @ (axes * torch.where(largest < 0, -1.0, 1.0)).mT
+    # Vectors that are all equal have no variance to explain.
     x, y = (variance[:2] / variance.sum().clamp(min=1e-300)).tolist()
     moved = cosine_similarity(before.double(), after.double(), dim=1)
     return Plane(projected[: len(before)], projected[len(before) :], (x, y), moved)
@@ -275,6 +270,7 @@ def render_steps(
 
     Where queries, keys and values are one tensor, that tensor is shown once, as "inputs".
     """
+    # One tensor in all three roles is shown once.
     queries, keys, values, *rest = steps
     if queries.numbers is keys.numbers is values.numbers:
         steps = [queries._replace(name="inputs", formula="x: each is query, key and value"), *rest]
@@ -291,16 +287,12 @@ def render_steps(
 
 
 def largest_weight(step: str, numbers: Tensor) -> float | None:
-    """Return the largest number of the step "weights", which is drawn brightest; None for the other
-    steps.
-    """
+    """Return the largest weight, which is drawn brightest; None for other steps."""
     return None if step != "weights" or not numbers.numel() else numbers.max().item() or 1.0
 
 
 class TableRow(NamedTuple):
-    """One row of a table. A row with a `peak` holds weights: they are coloured, and the peak is the
-    brightest.
-    """
+    """One row of a table. Where it has a `peak` it holds weights, which are coloured."""
 
     name: str
     numbers: Tensor
@@ -335,6 +327,7 @@ class FirstThatFits:
         self.tables = tables
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        # Measured as wide as it likes, then compared with what the terminal has.
         unlimited = options.update(width=10_000)
         table = Table()
         for table in self.tables():
@@ -352,6 +345,7 @@ def _build_table(columns: Sequence[str] | None, rows: Sequence[TableRow], most: 
         header_style="dim",
     )
     table.add_column(no_wrap=True)
+    # The same columns for every row.
     visible = visible_indices(len(rows[0].numbers) if rows else 0, most)
     for j in visible:
         table.add_column(
@@ -371,9 +365,8 @@ def _build_table(columns: Sequence[str] | None, rows: Sequence[TableRow], most: 
 
 
 def number_cell(number: float, places: int, peak: float | None, label: str = "") -> Text:
-    """Return one cell. With a `peak` the number is a weight: its background shows its share of the
-    peak.
-    """
+    """Return one cell; the background of a weight shows its share of the peak."""
+    # Hidden pairs are dim, and have no colour.
     if number == -inf:
         return Text("-inf", style="dim")
     if peak is None:
@@ -390,6 +383,7 @@ def indent(renderable: RenderableType) -> RenderableType:
 
 def render_text(renderable: RenderableType, width: int = 240) -> str:
     """Return the renderable as plain characters, without colour."""
+    # Without a terminal: no colours, lines without trailing spaces.
     page = StringIO()
     Console(file=page, width=width, color_system=None, legacy_windows=False).print(renderable)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
@@ -407,6 +401,7 @@ def render_html(formula: str, steps: Sequence[TraceStep], heads: int, batch: int
     parts = [STYLE, f"<p><b>{escape(formula)}</b></p>"]
     for head in range(heads):
         tables = "".join(_render_step(step, batch, head, heads) for step in steps)
+        # The first head is open, the others unfold.
         opened = " open" if head == 0 else ""
         parts.append(
             f"<details{opened}><summary>head {head}</summary>{tables}</details>"
@@ -421,6 +416,7 @@ def _render_step(step: TraceStep, batch: int, head: int, heads: int) -> str:
     peak = largest_weight(step.name, matrix)
     places = decimal_places(matrix) if peak is None else 4
     values = matrix.tolist()
+    # The title of a cell shows every true digit.
     digits = significant_digits(matrix.dtype)
     columns = visible_indices(matrix.shape[-1], HTML_COLUMNS)
     names = step.columns or tuple(map(str, range(matrix.shape[-1])))

@@ -13,7 +13,7 @@ from ...files.errors import LoadError
 from ...files.safetensors import StoredTensors
 from ..encoder import Encoder, EncoderConfig
 from ..transformer import Transformer, TransformerConfig
-from .huggingface import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, require_values
+from .huggingface import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, require_values, sizes_of
 from .weights import TensorName, linear, row
 
 
@@ -37,6 +37,16 @@ def bert_table(config: EncoderConfig) -> list[TensorName]:
     ]
 
 
+BERT_SIZES = {
+    "vocab_size": "vocabulary",
+    "max_position_embeddings": "max_positions",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "blocks",
+    "num_attention_heads": "heads",
+    "intermediate_size": "d_hidden",
+}
+
+
 def read_bert(fields: Fields, tensors: StoredTensors) -> EncoderConfig:
     """Return our config for a BERT config.json."""
     fields.require(
@@ -44,23 +54,13 @@ def read_bert(fields: Fields, tensors: StoredTensors) -> EncoderConfig:
         is_decoder=False,
         add_cross_attention=False,
         directionality="bidi",
+        is_encoder_decoder=False,
     )
-    fields.require(is_encoder_decoder=False)
-    fields.ignore(
-        "tie_word_embeddings",
-        "pooler_fc_size",
-        "pooler_num_attention_heads",
-        "pooler_num_fc_layers",
-    )
-    fields.ignore("pooler_size_per_head", "pooler_type")
+    fields.ignore("tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads")
+    fields.ignore("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type")
     return EncoderConfig(
-        vocabulary=fields.whole("vocab_size"),
-        max_positions=fields.whole("max_position_embeddings"),
+        **fields.sizes(BERT_SIZES),
         types=fields.whole("type_vocab_size", 2),
-        d_model=fields.whole("hidden_size"),
-        blocks=fields.whole("num_hidden_layers"),
-        heads=fields.whole("num_attention_heads"),
-        d_hidden=fields.whole("intermediate_size"),
         norm_eps=fields.number("layer_norm_eps", 1e-12),
         activation=fields.one_of("hidden_act", "gelu", ACTIVATIONS),
         pooling=_pooling(tensors),
@@ -73,10 +73,12 @@ def _pooling(tensors: StoredTensors) -> Any:
     """Return the pooling in sentence-transformers' config; else "bert" if the file has a pooler;
     else "mean".
     """
+    # A folder of sentence-transformers says how it pools, in a file of its own.
     folder = tensors.source.parent
     if "1_Pooling" not in paths.list_names(folder):
         return "bert" if "bert.pooler.dense.weight" in tensors else "mean"
     config = paths.read_json(folder / "1_Pooling" / "config.json")
+    # Older files have one flag for each mode.
     older = [name.removeprefix("pooling_mode_") for name, used in config.items() if used is True]
     modes = config.get("pooling_mode", older)
     mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
@@ -91,23 +93,16 @@ def _pooling(tensors: StoredTensors) -> Any:
 def write_bert(config: EncoderConfig) -> dict[str, Any]:
     """Return the fields of a BERT config.json; a ValueError where an option has no counterpart."""
     require_values(config, "BERT", norm="layer", pooling=("bert", "mean"))
+    # BERT always has types.
     if config.types < 1:
         raise ValueError("types=0 has no counterpart in BERT, so this model cannot be exported")
-    attention_dropout = (
-        config.dropout if config.attention_dropout is None else config.attention_dropout
-    )
-    return {
-        "vocab_size": config.vocabulary,
-        "max_position_embeddings": config.max_positions,
+    return sizes_of(config, BERT_SIZES) | {
         "type_vocab_size": config.types,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.blocks,
-        "num_attention_heads": config.heads,
         "intermediate_size": config.d_hidden or 4 * config.d_model,
         "layer_norm_eps": config.norm_eps,
         "hidden_act": THEIR_ACTIVATIONS[config.activation],
         "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": attention_dropout,
+        "attention_probs_dropout_prob": config.weight_dropout,
     }
 
 
@@ -143,6 +138,7 @@ def _block(stack: str) -> list[TensorName]:
     """Return the rows of one block of the encoder or the decoder."""
     ours = f"{stack}.{{n}}"
     theirs = f"model.{stack}.layers.{{n}}"
+    # Norms are numbered by the order of the sublayers.
     attentions = {"self_attention": "self_attn"} | (
         {"cross_attention": "encoder_attn"} if stack == "decoder" else {}
     )
@@ -161,6 +157,18 @@ def _block(stack: str) -> list[TensorName]:
 def _as_row(bias: Tensor) -> Tensor:
     """Return the bias as a matrix of one row, as the file has it."""
     return bias[None]
+
+
+MARIAN_SIZES = {
+    "max_position_embeddings": "max_positions",
+    "d_model": "d_model",
+    "encoder_layers": "encoder_blocks",
+    "decoder_layers": "decoder_blocks",
+    "encoder_attention_heads": "heads",
+    "decoder_attention_heads": "decoder_heads",
+    "encoder_ffn_dim": "d_hidden",
+    "decoder_ffn_dim": "decoder_d_hidden",
+}
 
 
 def read_marian(fields: Fields, tensors: StoredTensors) -> TransformerConfig:
@@ -184,14 +192,7 @@ def read_marian(fields: Fields, tensors: StoredTensors) -> TransformerConfig:
     return TransformerConfig(
         vocabulary=vocabulary,
         target_vocabulary=None if shared else fields.optional_whole("decoder_vocab_size"),
-        max_positions=fields.whole("max_position_embeddings"),
-        d_model=fields.whole("d_model"),
-        encoder_blocks=fields.whole("encoder_layers"),
-        decoder_blocks=fields.whole("decoder_layers"),
-        heads=fields.whole("encoder_attention_heads"),
-        decoder_heads=fields.whole("decoder_attention_heads"),
-        d_hidden=fields.whole("encoder_ffn_dim"),
-        decoder_d_hidden=fields.whole("decoder_ffn_dim"),
+        **fields.sizes(MARIAN_SIZES),
         shared=shared,
         tied=shared or fields.flag("tie_word_embeddings", True),
         head_bias="final_logits_bias" in tensors,
@@ -215,17 +216,14 @@ def write_marian(config: TransformerConfig) -> dict[str, Any]:
         pre_norm=False,
         final_norm=(None, False),
         norm="layer",
+        norm_eps=1e-5,
+        bias=True,
+        tied=(True, config.shared),
     )
-    require_values(config, "Marian", norm_eps=1e-5, bias=True, tied=(True, config.shared))
     d_hidden = config.d_hidden or 4 * config.d_model
-    return {
+    return sizes_of(config, MARIAN_SIZES) | {
         "vocab_size": config.vocabulary,
         "decoder_vocab_size": config.target_vocabulary or config.vocabulary,
-        "max_position_embeddings": config.max_positions,
-        "d_model": config.d_model,
-        "encoder_layers": config.encoder_blocks,
-        "decoder_layers": config.decoder_blocks,
-        "encoder_attention_heads": config.heads,
         "decoder_attention_heads": config.decoder_heads or config.heads,
         "encoder_ffn_dim": d_hidden,
         "decoder_ffn_dim": config.decoder_d_hidden or d_hidden,
@@ -234,9 +232,7 @@ def write_marian(config: TransformerConfig) -> dict[str, Any]:
         "scale_embedding": config.scaled,
         "activation_function": THEIR_ACTIVATIONS[config.activation],
         "dropout": config.dropout,
-        "attention_dropout": config.dropout
-        if config.attention_dropout is None
-        else config.attention_dropout,
+        "attention_dropout": config.weight_dropout,
         "activation_dropout": config.hidden_dropout,
         "is_encoder_decoder": True,
     }
@@ -250,6 +246,7 @@ def check_positions(config: TransformerConfig, tensors: StoredTensors) -> None:
         for name in filter(tensors.__contains__, POSITIONS):
             entry = tensors[name]
             if entry.shape == (config.max_positions, config.d_model):
+                # Files of old versions store what is computed here: it must be the same.
                 computed = sinusoidal(*entry.shape, pairs="halves", dtype=torch.float32)
                 error = (read(name).float() - computed).abs().max()
                 if error <= max(1e-5, torch.finfo(entry.dtype).eps):

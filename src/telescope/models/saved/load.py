@@ -46,6 +46,7 @@ def devices_here() -> list[str]:
     """Return the names of the devices on which torch can compute here: "cpu", then "cuda:0",
     "cuda:1", ...
     """
+    # torch names an accelerator that it was built for, also where there is none.
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or not torch.accelerator.is_available():
         return ["cpu"]
@@ -60,6 +61,7 @@ def check_device(given: Device) -> torch.device:
     can compute there.
     """
     known = devices_here()
+    # "cuda" without a number is the current one.
     kinds = {name.partition(":")[0] for name in known}
     # Compare names before torch parses one: torch accepts names of hardware that it cannot use,
     # some with a warning.
@@ -125,11 +127,13 @@ def load(
         dtype = dtype or torch.float32
     place = find_model(path)
     if not paths.is_folder(place):
+        # A file is llama2.c's; a folder without config.json may hold one.
         return llama2c.load(llama2c.check_is_llama2c(place), device=device, dtype=dtype)
     if "config.json" not in paths.list_names(place):
         return llama2c.load(llama2c.find_in_folder(place), device=device, dtype=dtype)
 
     config = paths.read_json(place / "config.json")
+    # Our own folders say so in their first field.
     load_folder = _load_telescope_folder if "telescope" in config else _load_huggingface_folder
     model = load_folder(place, config, device=device, dtype=dtype)
     model.tokenizer = (
@@ -147,6 +151,7 @@ def find_model(path: str | os.PathLike[str]) -> Path:
     if (folder := find_shipped(path)) is not None:
         return folder
     name = os.fspath(path)
+    # A bare name that is nowhere: probably a shipped model, misspelt.
     if Path(path).name == name and paths.is_missing(name):
         raise _unknown_model_error(name)
     return paths.check_exists(path)
@@ -185,6 +190,7 @@ def _load_telescope_folder(
             f"{FORMAT} and "
             f"{FORMAT_WITH_ATTENTION}"
         )
+    # Unknown fields are refused: a later version may mean something by them.
     expected = {"telescope", "model", "config", "special"}
     if config["telescope"] == FORMAT_WITH_ATTENTION:
         expected.add("attention")
@@ -205,6 +211,7 @@ def _load_telescope_folder(
     attention = None
     used = set[str]()
     if "attention" in config:
+        # The definition first: building the model needs it.
         attention, used = _read_definition(
             config["attention"], file, tensors, device=device, dtype=dtype
         )
@@ -238,6 +245,7 @@ def _read_definition(
         check_savable("attention", attention)
     except ValueError as problem:
         raise LoadError(f"{file}: {problem}") from None
+    # Tensors that the definition holds are not looked for in the model.
     used = {id(tensor) for tensor in tensors_of(attention)}
     return attention, {name for name, tensor in numbers.items() if id(tensor) in used}
 
@@ -257,9 +265,11 @@ def _load_huggingface_folder(
     """Return the model in a Hugging Face folder; `config` is its parsed config.json."""
     file = folder / "config.json"
     family = _family(file, config.pop("model_type", None))
+    # The config is read and checked before a single weight.
     fields = Fields(config, file=str(file), family=family.name)
     tensors = _canonical_names(family, scan_folder(folder))
     if dtype is None:
+        # Mixed dtypes are converted only if the caller says to which.
         _check_one_dtype(tensors, family.unused)
     model = build_model(family.model, lambda: family.config(fields, tensors), file, tensors)
     model.special = _read_special_ids(folder, config, model)
@@ -290,6 +300,7 @@ def _read_special_ids(folder: Path, config: dict[str, Any], model: Model) -> Spe
     """Return the special ids; generation_config.json, which is newer, takes precedence over
     config.json.
     """
+    # Our names and theirs.
     names = {"start": "bos_token_id", "end": "eos_token_id", "pad": "pad_token_id"}
     if isinstance(model, Transformer):
         names["start"] = "decoder_start_token_id"
@@ -360,6 +371,7 @@ def export(model: Model, path: str | os.PathLike[str]) -> None:
         ...     sorted(os.listdir(f"{folder}/gpt2"))
         ['config.json', 'model.safetensors']
     """
+    # A model that was changed after it was built has no config that describes it.
     check_matches_config(model)
     family = choose_family(model)
     config = {
@@ -397,6 +409,7 @@ def tensors_for(model: Model, family: Family) -> dict[str, Tensor]:
     under its first.
     """
     weights = family.weights(model)
+    # Reversed, so that the first of several rows wins.
     first_rows = {row.ours: row for row in reversed(rows_for(family.table(model.config), model))}
     return {
         name: part.detach().contiguous()
