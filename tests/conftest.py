@@ -25,13 +25,11 @@ from support.small_blocks import LADDER, small_blocks
 ATTENTION = [
     f"telescope.attention.{name}"
     for name in (
-        "biases",
         "definition",
         "mask",
         "masks",
-        "pairs",
         "positions",
-        "rectangle",
+        "regions",
         "restrict",
         "scores",
         "values",
@@ -39,7 +37,7 @@ ATTENTION = [
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
 SURVEY = [f"telescope.surveys.{name}" for name in ("reference", "chunked", "fused", "triton", "cells")]
-TRACE = ["telescope.traces.geometry"]
+TRACE = ["telescope.traces.render"]
 RECORDING = [
     f"telescope.recording.{name}"
     for name in (
@@ -61,11 +59,9 @@ RECORDING = [
 MEASURES = ["telescope.measures"]
 LOOKING = ["telescope.tiles", "telescope.interception.huggingface"]
 ATLAS = [f"telescope.atlases.{name}" for name in ("atlas", "exact", "measure", "sums", "texts")]
-MODELS = [
-    f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer", "translator")
-]
+MODELS = [f"telescope.models.{name}" for name in ("encoder", "gpt", "loss", "luong_translator", "transformer")]
 TRAINING = [f"telescope.training.{name}" for name in ("batch", "data", "objectives")]
-DECODING = [f"telescope.decoding.{name}" for name in ("beam", "inference_copy", "sampling", "writers")]
+DECODING = [f"telescope.decoding.{name}" for name in ("beam", "sampling", "writers")]
 TASKS = [f"telescope.tasks.{name}" for name in ("explaining.sentence_views", "explaining.show", "learning.recall")]
 HOOKED = (
     *ATTENTION,

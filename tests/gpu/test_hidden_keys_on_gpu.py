@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from support.watching import filled
-from telescope.attention.rectangle import Rectangle, table_of
+from telescope.attention import Rectangle, table_of
 from telescope.models import GPT, GPTConfig
 
 pytestmark = [

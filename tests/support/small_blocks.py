@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a size is imported by value
-    "telescope.attention.padding_queries": {"ROWS": 3},
+    "telescope.attention.regions": {"ROWS": 3},
     "telescope.engines.dispatch": {"SMALL": 8},  # more scores than this are not left to `reference`
     "telescope.engines.chunked": {"SCORES": {"cpu": 60}, "MIN_ROWS": 2},
     "telescope.engines.sdpa": {"ROWS": 3},
@@ -31,7 +31,6 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
 }
 OTHERS = {  # sizes by these names that are not shrunk here, and why
     "telescope.decoding.sampling": "tests/properties/decoding/test_decoding.py crosses it: 64 words of a vocabulary",
-    "telescope.engines.tables": "FEW is how many numbers make a tensor worth comparing, and nothing is cut by it",
     "telescope.files.tables": "tests/faults/atlases/test_atlas_files.py has damage before and after a batch of rows",
     "telescope.files.atomic": "bytes of a trial file",
     "telescope.models.loss_kernel": "tests/agreement/models/test_loss.py shrinks its BLOCK; a program reads one row",

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from ..attention import softmax
-from ..attention.biases import Alibi
-from ..attention.scores import Dot, General
+from ..attention.scores import Alibi, Dot, General
 from ..layers import MultiHeadAttention
 
 QUERY_NAMES = ("q_proj", "query", "q_lin")

@@ -12,14 +12,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .biases import Bias, OfPositions
-from .check_numbers import require_real
-from .mask import Everyone, Mask, everyone
+from .mask import Everyone, Mask, Pairs, everyone
 from .masks import Causal
 from .normalizers import softmax
-from .pairs import Pairs
-from .scores import Score, dot
-from .values import Value, format_shape, identity_key, map_tensors, tensors, to_device
+from .scores import Bias, OfPositions, Score, SumOfBiases, dot
+from .values import (
+    Keys,
+    Queries,
+    Scores,
+    Value,
+    format_shape,
+    identity_key,
+    map_tensors,
+    require_real,
+    tensors,
+    to_device,
+)
 
 Normalizer = Callable[..., Tensor]
 
@@ -65,6 +73,7 @@ class Attention(Value):
     normalize: Normalizer = field(default_factory=lambda: softmax)
 
     def __post_init__(self) -> None:
+        # Attention(causal) is a likely slip: the score is the first argument.
         if isinstance(self.score, Mask):
             raise TypeError(
                 f"score={self.score!r} is a mask, not a score; write ts.Attention(mask=...)"
@@ -81,6 +90,7 @@ class Attention(Value):
                     f"bias is a function of positions or a Bias, not {type(self.bias).__name__}; "
                     "a float tensor becomes a Bias by ts.from_additive(tensor)"
                 )
+            # From here on a bias is a Bias or None.
             object.__setattr__(self, "bias", OfPositions(self.bias))
         if not isinstance(self.mask, Mask):
             raise TypeError(_wrong_mask(self.mask))
@@ -89,6 +99,7 @@ class Attention(Value):
                 f"normalize={self.normalize!r} is not a normaliser; there are ts.softmax and "
                 "ts.by_sum"
             )
+        # A sum of scores has no place for one more exponential.
         if self.sink is not None and self.normalize is not softmax:
             raise ValueError(
                 "a sink belongs to softmax: it is one more score in the sum of exponentials"
@@ -102,6 +113,7 @@ class Attention(Value):
                 raise ValueError(f"scale={self.scale} is not a finite number; None is 1/√d_k")
         if self.softcap is not None:
             object.__setattr__(self, "softcap", require_real("softcap", self.softcap))
+            # tanh(score / 0) is undefined, and below zero it would flip the order of scores.
             if not (isfinite(self.softcap) and self.softcap > 0):
                 raise ValueError(f"softcap={self.softcap} must be above zero; None is no cap")
         if self.sink is None:
@@ -110,6 +122,7 @@ class Attention(Value):
             object.__setattr__(
                 self, "sink", require_real("sink (or a tensor with one for each head)", self.sink)
             )
+            # -inf is fine: a sink without weight.
             if isnan(self.sink) or self.sink == inf:
                 raise ValueError(
                     f"sink={self.sink} would take all the weight; it is a finite score, None is no "
@@ -142,32 +155,28 @@ class Attention(Value):
             return capped
         assert isinstance(self.bias, Bias)
         added = self.bias.added(at, capped.dtype)
-        return (capped + added).masked_fill(
-            added == -torch.inf, -torch.inf
-        )  # NaN + -inf is NaN: hide it too
+        # NaN + -inf is NaN: hide it too.
+        return (capped + added).masked_fill(added == -torch.inf, -torch.inf)
 
     def masked(self, biased: Tensor, at: Pairs) -> Tensor:
         """Return the biased scores of the pairs `at`, with -inf where a query may not see a key."""
-        return (
-            biased if self.mask == everyone else biased.masked_fill(~self.mask.sees(at), -torch.inf)
-        )
+        if self.mask == everyone:
+            return biased
+        return biased.masked_fill(~self.mask.sees(at), -torch.inf)
 
     def weights(self, masked: Tensor) -> Tensor:
         """Return the weights: the masked scores normalised over the keys, the last axis."""
         if self.sink is None:
             return self.normalize(masked)
+        # One sink for each head, broadcast over queries and keys.
         sink = torch.as_tensor(self.sink, dtype=masked.dtype, device=masked.device)
         return self.normalize(masked, sink.reshape(-1, 1, 1))
 
-    def masked_scores(
-        self,
-        queries: Float[Tensor, "batch heads query d_q"],
-        keys: Float[Tensor, "batch key_heads key d_k"],
-        at: Pairs,
-    ) -> Float[Tensor, "batch heads query key"]:
+    def masked_scores(self, queries: Queries, keys: Keys, at: Pairs) -> Scores:
         """Return the scores of a block after every step up to the mask. `at` says which queries and
         keys these are.
         """
+        # score → scale → softcap → bias → mask.
         capped = self.capped(self.scaled(self.score(queries, keys), keys))
         return self.masked(self.biased(capped, at), at)
 
@@ -178,6 +187,17 @@ class Attention(Value):
         allow.
         """
         return self if mask is None else replace(self, mask=self.mask & mask)
+
+    def with_extra_bias(self, bias: Bias) -> "Attention":
+        """Return this attention with `bias` added to the scores, beside the bias that it has."""
+        biases = (*self.biases, bias)
+        return replace(self, bias=bias if len(biases) == 1 else SumOfBiases(biases))
+
+    @property
+    def biases(self) -> tuple[Bias, ...]:
+        """The biases that are added up; () where there is none."""
+        # `__post_init__` has wrapped a function as a Bias.
+        return self.bias.parts if isinstance(self.bias, Bias) else ()
 
     def to(self, device: torch.device | str) -> "Attention":
         """Return this definition with its tensors on `device`; without this, `attend` copies them
@@ -196,17 +216,25 @@ class Attention(Value):
         """Whether torch's fused kernel computes this as it is: dot product, softmax, and at most a
         causal mask.
         """
-        if self.bias is not None or self.softcap is not None or self.sink is not None:
-            return False
-        if (
-            self.scale is not None and self.scale <= 0.0
-        ):  # the kernel would scale the mask's -inf too
-            return False
         return (
             self.score == dot
             and self.normalize is softmax
             and isinstance(self.mask, Everyone | Causal)
+            and self.bias is None
+            and self.softcap is None
+            and self.sink is None
+            # The kernel would scale the mask's -inf too.
+            and (self.scale is None or self.scale > 0.0)
         )
+
+    @property
+    def kernel_obstacle(self) -> str | None:
+        """Why no fused kernel runs this: its score is no dot product, or its weights no softmax."""
+        if not self.score.is_dot_product:
+            return f"the score {self.score.formula} is no dot product"
+        if self.normalize is not softmax:
+            return f"it normalises by softmax, not by {_format(self.normalize)}"
+        return None
 
     @property
     def identity(self) -> Any:
@@ -215,31 +243,27 @@ class Attention(Value):
 
         It is unique only while the definition lives: keep the definition with the key.
         """
+        # Without tensors the content cannot change, so that the object itself is the key.
         return id(self) if self.has_no_tensors else identity_key(self)
 
     def clone(self) -> "Attention":
         """Return a copy that owns its tensors: decoding writes to masks in place, and training to
         weights.
         """
-        copy: Attention = (
-            self
-            if self.has_no_tensors
-            else map_tensors(self, lambda tensor: tensor.detach().clone())
-        )
+        copy: Attention = map_tensors(self, lambda tensor: tensor.detach().clone())
         return copy
 
     def for_last_query(self) -> "Attention":
         """Return this attention for the last query alone, to which e.g. a causal mask shows every
         key; made once.
         """
-        return (
-            self._make_for_last_query() if torch.compiler.is_compiling() else self._for_last_query
-        )
+        # Before Python 3.12 a cached property takes a lock, which torch.compile cannot trace.
+        if torch.compiler.is_compiling():
+            return self._make_for_last_query()
+        return self._for_last_query
 
     @cached_property
-    def _for_last_query(
-        self,
-    ) -> "Attention":  # before Python 3.12 it takes a lock, which torch.compile cannot trace
+    def _for_last_query(self) -> "Attention":
         return self._make_for_last_query()
 
     def _make_for_last_query(self) -> "Attention":
@@ -252,6 +276,7 @@ class Attention(Value):
         self.mask.check(batch=batch, heads=heads, queries=queries, keys=keys)
         if isinstance(self.bias, Bias):
             self.bias.check(batch=batch, heads=heads, queries=queries, keys=keys)
+        # The only field whose size depends on the heads and that checks nothing itself.
         if isinstance(self.sink, Tensor) and self.sink.shape not in ((), (1,), (heads,)):
             raise ValueError(
                 f"sink has shape {tuple(self.sink.shape)}; it is one number, or one for each of "
@@ -260,6 +285,7 @@ class Attention(Value):
 
     def formula(self, d_k: int | str = "d_k") -> str:
         """Return the definition as a formula: "softmax(mask(q·k / √64)) v"."""
+        # From the inside out, in the order of the steps.
         inner = self.score.formula + _format_scale(self.scale, d_k)
         if self.softcap is not None:
             inner = f"{self.softcap:g}·tanh({inner} / {self.softcap:g})"
@@ -269,25 +295,27 @@ class Attention(Value):
             inner = f"mask({inner})"
         if self.sink is not None:
             inner = f"{inner}; sink"
-        return f"{getattr(self.normalize, '__name__', repr(self.normalize))}({inner}) v"
+        return f"{_format(self.normalize)}({inner}) v"
 
     def __str__(self) -> str:
         return self.formula() + ("" if self.mask == everyone else f", mask = {self.mask!r}")
 
     def __repr__(self) -> str:
         default = Attention()
-        names = [
-            part.name
-            for part in fields(self)
-            if _differ(getattr(self, part.name), getattr(default, part.name))
+        parts = [(part.name, getattr(self, part.name)) for part in fields(self)]
+        given = [
+            f"{name}={_format(part)}"
+            for name, part in parts
+            if isinstance(part, Tensor) or part != getattr(default, name)
         ]
-        return f"Attention({', '.join(f'{name}={_format(getattr(self, name))}' for name in names)})"
+        return f"Attention({', '.join(given)})"
 
 
 def _wrong_mask(given: Any) -> str:
     """Return the error for an argument `mask` that is no Mask, with the expression that was
     probably intended.
     """
+    # A bool tensor says nothing about what True means: name both ways.
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         return (
             f"mask is a bool tensor of shape {tuple(given.shape)}; write mask=ts.from_tensor(seen) "
@@ -299,6 +327,7 @@ def _wrong_mask(given: Any) -> str:
             f"mask is a {given.dtype} tensor of shape {tuple(given.shape)}; "
             "a float mask that is added to the scores goes in as bias=ts.from_additive(tensor)"
         )
+    # numpy is not imported here, so that its arrays are known by name.
     kind = type(given).__name__
     if kind == "ndarray":
         return (
@@ -317,14 +346,12 @@ def _format_scale(scale: float | None, d_k: int | str) -> str:
         return f" / √{d_k}"
     if scale == 1.0:
         return ""
+    # 1/√64 is printed as / √64, which tells the width of a head.
     root = 1.0 / scale if scale > 0 else 0.0
     square = root * root  # infinite for a tiny scale, where root**2 would raise
+    # Up to 2**53 every whole number is a float, so that the root is exact.
     is_root = 1 <= square < 2**53 and abs(square - round(square)) < 1e-6 * square
     return f" / √{round(square)}" if is_root else f" · {scale:g}"
-
-
-def _differ(value: Any, default: Any) -> bool:
-    return value is not default and (isinstance(value, Tensor) or value != default)
 
 
 def _format(value: Any) -> str:

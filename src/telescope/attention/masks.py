@@ -12,20 +12,27 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .check_numbers import require_dense, require_positions
-from .mask import Mask, everyone
-from .pairs import Pairs, Spans, check_shape, pick
-from .values import format_shape, is_cheap_to_read
+from .mask import Mask, Pairs, Seen, Spans, everyone
+from .values import (
+    check_shape,
+    format_shape,
+    is_cheap_to_read,
+    kind_of,
+    pick,
+    require_dense,
+    require_positions,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Causal(Mask):
     """A query sees the key at its own position and all keys before it."""
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    def sees(self, at: Pairs) -> Seen:
         return at.key <= at.query
 
     def for_last_query(self) -> Mask:
+        # The last query is at the last key: nothing is behind it.
         return everyone
 
     def spans(self, at: Pairs, keys: int) -> Spans:
@@ -63,10 +70,11 @@ class Window(Mask):
                 "token sees itself"
             )
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    def sees(self, at: Pairs) -> Seen:
         return (at.query - at.key).abs() < self.size
 
     def spans(self, at: Pairs, keys: int) -> Spans:
+        # |query - key| < size, as a range of keys.
         return Spans.between(at.query - self.size + 1, at.query + self.size, keys)
 
     def __repr__(self) -> str:
@@ -94,20 +102,18 @@ class Prefix(Mask):
 
     size: int
 
+    same_for_all_queries = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", require_positions("prefix(size)", self.size))
         if self.size < 0:
             raise ValueError(f"prefix(size={self.size}) is negative; the smallest prefix is 0")
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    def sees(self, at: Pairs) -> Seen:
         return at.key < self.size
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         return Spans.between(torch.zeros_like(at.query), torch.full_like(at.query, self.size), keys)
-
-    @property
-    def same_for_all_queries(self) -> bool:
-        return True
 
     def __repr__(self) -> str:
         return f"prefix({self.size})"
@@ -119,7 +125,9 @@ class Lengths(Mask):
 
     lengths: Int[Tensor, " batch"]
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    same_for_all_queries = True
+
+    def sees(self, at: Pairs) -> Seen:
         return at.key < at.pick(self.lengths, "batch")
 
     def spans(self, at: Pairs, keys: int) -> Spans:
@@ -132,15 +140,12 @@ class Lengths(Mask):
                 f"padding has {self.lengths.shape[0]} lengths for a batch of {batch}; it takes one "
                 "length per sequence"
             )
+        # On a GPU the lengths are not read, since that would wait.
         if batch and is_cheap_to_read(self.lengths) and int(self.lengths.max()) > keys:
             longest = int(self.lengths.max())
             raise ValueError(
                 f"padding has a length of {longest} tokens, but there are only {keys} keys"
             )
-
-    @property
-    def same_for_all_queries(self) -> bool:
-        return True
 
     def __repr__(self) -> str:
         return f"padding({self.lengths.tolist()})"
@@ -152,7 +157,9 @@ class Left(Mask):
 
     left: Int[Tensor, " batch"]
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    same_for_all_queries = True
+
+    def sees(self, at: Pairs) -> Seen:
         return at.key >= at.pick(self.left, "batch")
 
     def spans(self, at: Pairs, keys: int) -> Spans:
@@ -166,10 +173,6 @@ class Left(Mask):
                 "takes one per sequence"
             )
 
-    @property
-    def same_for_all_queries(self) -> bool:
-        return True
-
     def __repr__(self) -> str:
         return f"padding(left={self.left.tolist()})"
 
@@ -180,18 +183,16 @@ class Keep(Mask):
 
     keep: Bool[Tensor, "batch key"]
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    same_for_all_queries = True
+
+    def sees(self, at: Pairs) -> Seen:
         return at.pick(self.keep, "batch", "key")
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         if not keys:
             return Spans.unknown(at, keys)
-        keep = self.keep.to(at.batch.device).long()
-        kept = keep.sum(-1)
-        first = keep.argmax(-1)
-        past = torch.where(kept == 0, first, keys - keep.flip(-1).argmax(-1))
-        whole = bool((past - first == kept).all())
-        return Spans(at.pick(first, "batch"), at.pick(past, "batch"), whole)
+        every_key = torch.arange(keys, device=at.batch.device)[None, None, None]
+        return Spans.around(pick(self.keep, at.batch, every_key))
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         if tuple(self.keep.shape) != (batch, keys):
@@ -199,10 +200,6 @@ class Keep(Mask):
                 f"padding(keep=...) has shape {tuple(self.keep.shape)}; "
                 f"this attention needs (batch, key) = ({batch}, {keys})"
             )
-
-    @property
-    def same_for_all_queries(self) -> bool:
-        return True
 
     def __repr__(self) -> str:
         return f"padding(keep={format_shape(self.keep)})"
@@ -215,32 +212,27 @@ class Documents(Mask):
     keys: Int[Tensor, "batch key"]
     queries: Int[Tensor, "batch query"] | None = None
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    def sees(self, at: Pairs) -> Seen:
         return self._query_ids(at) == at.pick(self.keys, "batch", "key")
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         if not keys:
             return Spans.unknown(at, keys)
-        ids, text = torch.unique(
-            self.keys.to(at.query.device), return_inverse=True
-        )  # text: index into ids, per key
+        # The first key, the last and the number of keys of each text; `text` is an index into `ids`.
+        ids, text = torch.unique(self.keys.to(at.query.device), return_inverse=True)
         position = torch.arange(keys, device=text.device).expand_as(text)
-        texts = (text.shape[0], len(ids))
-        first = torch.full(texts, keys, device=text.device).scatter_reduce(
-            1, text, position, "amin"
-        )
-        past = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_reduce(
-            1, text, position + 1, "amax"
-        )
-        count = torch.zeros(texts, dtype=torch.long, device=text.device).scatter_add(
-            1, text, torch.ones_like(text)
-        )
+        none = text.new_zeros(text.shape[0], len(ids))
+        first = (none + keys).scatter_reduce(1, text, position, "amin")
+        past = none.scatter_reduce(1, text, position + 1, "amax")
+        count = none.scatter_add(1, text, torch.ones_like(text))
         whole = bool(((past - first == count) | (count == 0)).all())
 
+        # A query whose text has no key sees nothing.
         query_ids = self._query_ids(at)
         text = torch.searchsorted(ids, query_ids.contiguous()).clamp(max=len(ids) - 1)
         start = pick(first, at.batch, text)
         stop = pick(past, at.batch, text)
+        # `searchsorted` finds a neighbour where the id itself is not among the keys.
         missing = (ids[text] != query_ids) | (start >= stop)
         return Spans(start.masked_fill(missing, 0), stop.masked_fill(missing, 0), whole)
 
@@ -248,6 +240,7 @@ class Documents(Mask):
         check_shape("documents(ids)", self.keys, "(batch, key)", (batch, keys))
         if self.queries is not None:
             check_shape("documents(queries=...)", self.queries, "(batch, query)", (batch, queries))
+        # The last query is at the last key, so that queries in front would have no id.
         elif queries > keys:
             raise ValueError(
                 f"documents(ids) has ids for {keys} keys, but there are {queries} queries; "
@@ -258,6 +251,7 @@ class Documents(Mask):
         """Return the document id of each query of `at`."""
         if self.queries is None:
             return at.pick(self.keys, "batch", "query")
+        # Ids of the queries are stored query by query, not by position.
         return at.pick(self.queries, "batch", "row")
 
     def __repr__(self) -> str:
@@ -272,16 +266,12 @@ class FromTensor(Mask):
 
     is_arbitrary = True
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    def sees(self, at: Pairs) -> Seen:
         return at.pick(self.tensor, "batch", "head", "row", "key")
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        check_shape(
-            "a mask from_tensor",
-            self.tensor,
-            "(batch, head, query, key)",
-            (batch, heads, queries, keys),
-        )
+        sizes = (batch, heads, queries, keys)
+        check_shape("a mask from_tensor", self.tensor, "(batch, head, query, key)", sizes)
 
     @property
     def same_for_all_queries(self) -> bool:
@@ -291,6 +281,7 @@ class FromTensor(Mask):
         return f"from_tensor({format_shape(self.tensor)})"
 
 
+# The public names: a value, and classes that are called like functions.
 causal = Causal()
 window = Window
 prefix = Prefix
@@ -318,11 +309,11 @@ def padding(
         >>> ts.padding([2, 3]).block(1, 3, batch=2)[:, 0, 0].int().tolist()
         [[1, 1, 0], [1, 1, 1]]
     """
+    # Exactly one way to say which keys are padding.
     if sum(option is not None for option in (lengths, left, keep)) != 1:
         raise ValueError(
             "padding takes either the lengths of the sequences, left=, how many padding keys are "
-            "in front of each, or "
-            "keep=, a (batch, key) bool tensor with True = a real token"
+            "in front of each, or keep=, a (batch, key) bool tensor with True = a real token"
         )
     if keep is not None:
         return Keep(_require_bool("padding(keep=...)", keep, "a real token", (2,)))
@@ -333,11 +324,11 @@ def _counts(given: Sequence[int] | Tensor | None) -> Tensor:
     """Return one whole number per sequence as a tensor; raise a ValueError for anything else."""
     counts = require_dense("padding", torch.as_tensor(given))
     counts = counts if counts.numel() else counts.long()  # torch makes floats of an empty list
+    # A bool mask here would be read as lengths of 0 and 1.
     if counts.ndim != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
         raise ValueError(
             f"padding takes one whole number per sequence, not a {counts.dtype} tensor of shape "
-            f"{tuple(counts.shape)}; "
-            "a bool mask goes to padding(keep=...)"
+            f"{tuple(counts.shape)}; a bool mask goes to padding(keep=...)"
         )
     if is_cheap_to_read(counts) and bool((counts < 0).any()):
         raise ValueError(f"padding has a negative length: {counts.tolist()}")
@@ -349,8 +340,7 @@ def documents(
     *,
     queries: Sequence[Sequence[int]] | Sequence[int] | Tensor | None = None,
 ) -> Mask:
-    """Return the mask of several texts packed into one sequence: a query sees the keys of its own
-    text.
+    """Return the mask of several texts packed into one sequence: a query sees its own text.
 
     Args:
         ids: (batch, key) or (key,) whole numbers: to which text each key belongs. Without a batch
@@ -385,9 +375,7 @@ def from_tensor(tensor: Tensor) -> Mask:
         >>> ts.from_tensor(torch.tensor([[True, False], [True, True]])) & ts.window(1)
         from_tensor(1x1x2x2) & window(1)
     """
-    return FromTensor(
-        _add_batch_and_head(_require_bool("from_tensor", tensor, "may attend", (2, 4)))
-    )
+    return FromTensor(with_four_axes(_require_bool("from_tensor", tensor, "may attend", (2, 4))))
 
 
 def from_forbidden(tensor: Tensor, *, heads: int | None = None) -> Mask:
@@ -411,19 +399,17 @@ def from_forbidden(tensor: Tensor, *, heads: int | None = None) -> Mask:
         >>> ts.from_forbidden(hidden) == ts.from_tensor(~hidden)
         True
     """
-    return FromTensor(
-        ~_add_batch_and_head(
-            unfold_heads(_require_bool("from_forbidden", tensor, "forbidden", (2, 3, 4)), heads)
-        )
-    )
+    hidden = _require_bool("from_forbidden", tensor, "forbidden", (2, 3, 4))
+    return FromTensor(~with_four_axes(hidden, heads))
 
 
-def unfold_heads(tensor: Tensor, heads: int | None) -> Tensor:
-    """Return a (batch · heads, query, key) tensor, as torch.nn.MultiheadAttention folds it, with
-    four axes.
+def with_four_axes(tensor: Tensor, heads: int | None = None) -> Tensor:
+    """Return a (query, key) or (batch · heads, query, key) tensor as (batch, head, query, key).
+
+    torch.nn.MultiheadAttention folds batch and heads into one axis of three.
     """
     if tensor.ndim != 3:
-        return tensor
+        return tensor if tensor.ndim == 4 else tensor[None, None]
     if not heads or tensor.shape[0] % heads:
         raise ValueError(
             f"a mask of shape {tuple(tensor.shape)} folds batch and heads into one axis; "
@@ -432,36 +418,30 @@ def unfold_heads(tensor: Tensor, heads: int | None) -> Tensor:
     return tensor.reshape(tensor.shape[0] // heads, heads, *tensor.shape[1:])
 
 
-def _add_batch_and_head(tensor: Tensor) -> Tensor:
-    return tensor if tensor.ndim == 4 else tensor[None, None]
-
-
 def _require_bool(name: str, tensor: Tensor, meaning: str, dimensions: tuple[int, ...]) -> Tensor:
     """Return `tensor`; raise unless it is a bool tensor with one of these numbers of axes."""
+    # Numbers are refused: in some libraries 0 hides, in others -inf does.
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
-        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(
-            f"{name} takes a bool tensor with True = {meaning}, not {kind}; "
+            f"{name} takes a bool tensor with True = {meaning}, not {kind_of(tensor)}; "
             "an additive float mask goes to bias=ts.from_additive(...)"
         )
     require_dense(name, tensor)
     if tensor.ndim not in dimensions:
         raise ValueError(
             f"{name} takes a tensor of {' or '.join(map(str, dimensions))} axes, not of shape "
-            f"{tuple(tensor.shape)}; "
-            "give a missing axis size 1"
+            f"{tuple(tensor.shape)}; give a missing axis size 1"
         )
     return tensor
 
 
 def _ids(name: str, ids: Sequence[Sequence[int]] | Sequence[int] | Tensor) -> Tensor:
-    """Return document ids as a tensor (batch, token); raise a ValueError for anything but whole
-    numbers.
-    """
+    """Return document ids as a tensor (batch, token); raise unless they are whole numbers."""
     numbers = require_dense(f"documents({name})", torch.as_tensor(ids))
     if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.ndim not in (1, 2):
         raise ValueError(
             f"documents takes {name} as whole numbers, (token,) or (batch, token), "
             f"not a {numbers.dtype} tensor of shape {tuple(numbers.shape)}"
         )
+    # Ids without a batch axis hold for every sequence.
     return numbers if numbers.ndim == 2 else numbers[None]

@@ -51,8 +51,10 @@ def softmax(
         [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
     """
     if sink is not None:
+        # The sink is one more column, which is cut off again: rows sum to less than one.
         with_sink = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], dim=-1)
         return softmax(with_sink)[..., :-1]
+    # softmax of nothing but -inf is NaN, and so is its gradient: fill with zeros before and after.
     all_hidden = (scores == -torch.inf).all(-1, keepdim=True)
     return torch.softmax(scores.masked_fill(all_hidden, 0.0), dim=-1).masked_fill(all_hidden, 0.0)
 
@@ -80,8 +82,10 @@ def by_sum(scores: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows key"]:
     seen = scores.masked_fill(hidden, 0.0)
     total = seen.sum(-1, keepdim=True)
     all_hidden = hidden.all(-1, keepdim=True)
+    # A sum below the rounding error of its terms counts as zero.
     rounding = torch.finfo(scores.dtype).eps * seen.abs().sum(-1, keepdim=True)
     cancelled = (total.abs() <= rounding) & ~all_hidden
     if has_data(scores) and bool(cancelled.any()):
         raise ZeroSumError(cancelled.squeeze(-1).nonzero()[0].tolist())
+    # A row that sees nothing is divided by 1: zeros, not NaN.
     return seen / total.masked_fill(all_hidden, 1.0)

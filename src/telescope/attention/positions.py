@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .check_numbers import require_int, require_positive, require_real
-from .values import Value
+from .values import Value, require_int, require_positive, require_real
 
 Pairing = Literal["halves", "neighbours"]
 
@@ -56,8 +55,10 @@ def sinusoidal(
             f"sinusoidal positions come in pairs of sine and cosine; "
             f"d_model={d_model} is odd, nearest: {d_model - 1} or {d_model + 1}"
         )
+    # A number stands for the positions from 0 on.
     positions = torch.arange(positions) if isinstance(positions, int) else positions
     angles = _angles(positions, _frequencies(d_model, base, positions.device))
+    # Rounded only now: the angles are in float64.
     parts = [angles.sin(), angles.cos()]
     waves = (
         torch.cat(parts, dim=-1) if pairs == "halves" else torch.stack(parts, dim=-1).flatten(-2)
@@ -95,6 +96,7 @@ class Llama3Scaling(Value):
     original: int = 8192
 
     def __post_init__(self) -> None:
+        # Store plain floats, whatever kind of number was given.
         for name in ("factor", "low", "high"):
             object.__setattr__(
                 self, name, require_positive(f"Llama3Scaling({name})", getattr(self, name))
@@ -108,6 +110,7 @@ class Llama3Scaling(Value):
 
     def __call__(self, frequencies: Float[Tensor, " half"]) -> Float[Tensor, " half"]:
         turns = self.original * frequencies / (2 * torch.pi)
+        # 1 keeps a frequency, 0 divides it by the factor.
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
         return frequencies * (kept + (1.0 - kept) / self.factor)
 
@@ -126,8 +129,10 @@ class Rotation:
         cos = self.cos.unsqueeze(-3)
         sin = self.sin.unsqueeze(-3)  # one axis for the heads, which share the angles
         turned = 2 * cos.shape[-1]
+        # With fraction < 1 the last features are passed on as they are.
         active = features[..., :turned]
         rest = features[..., turned:]
+        # (a, b) → (a cos - b sin, a sin + b cos), for pairs of features a and b.
         if self.pairs == "halves":
             a, b = active.to(cos.dtype).chunk(2, dim=-1)
             active = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -201,6 +206,7 @@ class Rotary(Value):
         """Return the rotation of features of this width at these positions, to be used by several
         layers.
         """
+        # Frequencies fall from 1 to about 1/base radians per position.
         turned = self.check(width)
         frequencies = _frequencies(turned, self.base, positions.device)
         angles = _angles(

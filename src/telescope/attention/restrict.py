@@ -12,16 +12,14 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from .biases import Alibi, Bias, OfPositions, Relative, SumOfBiases
 from .definition import Attention
-from .mask import Both, Combination, Everyone, Mask, Opposite
+from .mask import Combination, Everyone, Mask, Opposite, Pairs, Seen, Spans
 from .masks import Causal, Documents, Keep, Left, Lengths, Prefix, Window, prefix
-from .pairs import Pairs, Spans, pick
-from .scores import Additive, General, Score
-from .values import Value, tensors
+from .scores import Added, Additive, Alibi, Bias, General, OfPositions, Relative, Score, SumOfBiases
+from .values import Value, pick, tensors
 
 
 class Restriction(Value, ABC):
@@ -48,11 +46,8 @@ class Restriction(Value, ABC):
     def apply(self, attention: Attention) -> Attention:
         """Return the restricted attention. Scores and sinks by head are left to the caller."""
         bias = attention.bias
-        return replace(
-            attention,
-            bias=self.bias(bias) if isinstance(bias, Bias) else bias,
-            mask=self.mask(attention.mask),
-        )
+        restricted = self.bias(bias) if isinstance(bias, Bias) else None
+        return replace(attention, bias=restricted, mask=self.mask(attention.mask))
 
     def mask(self, mask: Mask) -> Mask:
         """Return the restricted mask; a combination is restricted part by part."""
@@ -60,9 +55,10 @@ class Restriction(Value, ABC):
             return mask
         if isinstance(mask, Combination):
             return type(mask)(tuple(self.mask(part) for part in mask.masks))
-        return (
-            Opposite(self.mask(mask.mask)) if isinstance(mask, Opposite) else Renumbered(mask, self)
-        )
+        if isinstance(mask, Opposite):
+            return Opposite(self.mask(mask.mask))  # torch.compile cannot trace `~` of a mask
+        # Anything else is asked at the indices of the full attention.
+        return Renumbered(mask, self)
 
     def bias(self, bias: Bias) -> Bias:
         """Return the restricted bias; a sum is restricted part by part."""
@@ -78,10 +74,11 @@ class Renumbered(Mask):
     mask: Mask
     numbering: Restriction
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    def sees(self, at: Pairs) -> Seen:
         return self.mask.sees(self.numbering.to_full(at))
 
     def spans(self, at: Pairs, keys: int) -> Spans:
+        # Spans of the full attention, moved by the keys that were dropped in front.
         full_keys = self.numbering.full_size(keys=keys)["keys"]
         spans = self.mask.spans(self.numbering.to_full(at), full_keys)
         dropped = full_keys - keys
@@ -105,10 +102,10 @@ class RenumberedBias(Bias):
     bias: Bias
     numbering: Restriction
 
-    def __call__(self, at: Pairs) -> Float[Tensor, "#batch #head #query #key"]:
+    def __call__(self, at: Pairs) -> Added:
         return self.bias(self.numbering.to_full(at))
 
-    def added(self, at: Pairs, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query #key"]:
+    def added(self, at: Pairs, dtype: torch.dtype) -> Added:
         return self.bias.added(self.numbering.to_full(at), dtype)
 
     def check(self, **size: int) -> None:
@@ -125,6 +122,7 @@ def restrict_to_heads(attention: Attention, which: Int[Tensor, " selected"], of:
     sink = attention.sink
     return replace(
         SomeHeads(which, of).apply(attention),
+        # Scores and sinks may have a part for each head.
         score=_restrict_score(attention.score, which),
         sink=_select_heads(sink, which) if isinstance(sink, Tensor) and sink.numel() > 1 else sink,
     )
@@ -141,8 +139,10 @@ def key_heads_of(
         heads: How many query heads there are.
         key_heads: How many key heads there are.
     """
+    # Neighbouring query heads share a key head.
     per_query_head = which // (heads // (key_heads or 1))
     shared, counts = torch.unique_consecutive(per_query_head, return_counts=True)
+    # Kernels take groups of one size only.
     return shared if len(counts.unique()) == 1 else per_query_head
 
 
@@ -162,6 +162,7 @@ class SomeHeads(Restriction):
         return size | {"heads": self.of}
 
     def bias(self, bias: Bias) -> Bias:
+        # Biases with one row for each head stay what they are, so that kernels find them.
         if type(bias) is Alibi:
             return Alibi(_select_heads(bias.slopes, self.which))
         if type(bias) is Relative:
@@ -179,6 +180,7 @@ def _restrict_score(score: Score, which: Tensor) -> Score:
         W_q = _select_heads(score.W_q, which, 2)
         W_k = _select_heads(score.W_k, which, 2)
         return Additive(W_q, W_k, _select_heads(score.v, which, 1))
+    # Nobody knows which axis of a tensor of another class belongs to heads.
     if next(tensors(score), None) is not None:
         raise ValueError(
             f"score={score!r} holds tensors that may differ by head; it cannot be restricted to "
@@ -203,6 +205,7 @@ def restrict_to_queries(
     """Return what the queries `which` of a matrix of size `of` compute, as an attention of
     len(which) queries.
     """
+    # All queries in order: nothing changes, and kernels keep their masks.
     if len(which) == of[0] and which.tolist() == list(range(of[0])):
         return attention
     return SomeQueries(which, of).apply(attention)
@@ -217,12 +220,14 @@ class SomeQueries(Restriction):
 
     def to_full(self, at: Pairs) -> Pairs:
         row = pick(self.which, at.row)
+        # The last query of the full attention is at its last key.
         return replace(at, row=row, query=row + (self.of[1] - self.of[0]))
 
     def full_size(self, **size: int) -> dict[str, int]:
         return size | {"queries": self.of[0]}
 
     def mask(self, mask: Mask) -> Mask:
+        # One row stands for all queries, whichever are chosen.
         return mask if mask.same_for_all_queries else super().mask(mask)
 
 
@@ -265,14 +270,13 @@ def hide_first_keys(mask: Mask, gone: int, of: tuple[int, int], *, batch: int, h
 
     A mask that hides these keys already is returned as it is.
     """
-    parts = mask.masks if isinstance(mask, Both) else (mask,)
     at = Pairs.block(range(of[0]), range(0), of=of, batch=batch, heads=heads)
-    for part in sorted(
-        parts, key=lambda part: next(tensors(part), None) is not None
-    ):  # first the masks that read no tensor
+    # First the masks that read no tensor.
+    for part in sorted(mask.parts, key=lambda part: next(tensors(part), None) is not None):
         spans = part.spans(at, of[1])
         if bool((spans.empty | (spans.start >= gone)).all()):
             return mask
+    # No part hides all of these keys by itself.
     return mask & ~prefix(gone)
 
 
@@ -339,7 +343,8 @@ class WrittenMask(Renumbered):
         """
         return {}
 
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
+    def sees(self, at: Pairs) -> Seen:
+        # The tensor may be on a GPU and change with each step: compare, never read it.
         return super().sees(at) & (at.key < self.numbering.length)
 
     def spans(self, at: Pairs, keys: int) -> Spans:

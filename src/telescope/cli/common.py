@@ -104,8 +104,7 @@ def load_model(name: str, device: str = "cpu") -> Any:
     """
     import torch
 
-    from ..models import load
-    from ..models.device import check_device
+    from ..models import check_device, load
 
     return load(name, device=check_device(device), dtype=torch.float32)
 
@@ -114,7 +113,7 @@ def print_all(renderables: Iterable[RenderableType], plain: bool) -> None:
     """Print strings unwrapped, one per line, so that a pipe can read them; tables at most 120
     columns wide.
     """
-    from ..traces.render import render_text
+    from ..traces import render_text
 
     for renderable in renderables:
         # A text is printed to the letter: rich would wrap it.
@@ -133,7 +132,7 @@ def print_json(contents: object, indent: int | None = None, digits: int | None =
     Numbers are rounded to so many significant digits: by default to those of float32, in which
     models compute.
     """
-    from ..traces.numbers import DIGITS, round_numbers
+    from ..traces import DIGITS, round_numbers
 
     # allow_nan=False: NaN is no JSON, and other programs refuse it.
     contents = round_numbers(contents, digits or DIGITS)

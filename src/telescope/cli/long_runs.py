@@ -226,7 +226,7 @@ def atlas(
 
     from ..atlases import atlas as make_atlas
     from ..files import check_can_write
-    from ..models.device import check_device
+    from ..models.saved.load import check_device
     from ..tasks.look import open_model
 
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -161,7 +161,7 @@ def explain(
         name = _check_example(example or "journey")
         if name in TABLES:
             from ..tasks.explaining import positions, variance
-            from ..traces.numbers import DIGITS_OF_FLOAT64
+            from ..traces import DIGITS_OF_FLOAT64
 
             table = {"variance": variance, "positions": positions}[name]
             drawn = table.draw_table()
@@ -219,7 +219,7 @@ def watch(
 ) -> None:
     """Record the attention of a model that reads a text. Prints what kind each head is."""
     from ..files import check_can_write
-    from ..models.device import check_device
+    from ..models.saved.load import check_device
     from ..recording.saving import check_can_save
     from ..tasks.look import to_json, watch_text
     from ..words import format_bytes

@@ -7,6 +7,15 @@ writers.py.
 
 from .beam import beam
 from .generate import generate, stream
-from .output import Token, Written
+
+# For other rooms of the package; no public names.
+from .request import IncrementalDecoder as IncrementalDecoder
+from .request import Token, Written
+from .sampling import Choices as Choices
+from .sampling import largest as largest
+from .sampling import temperature as temperature
+from .sampling import top_k as top_k
+from .sampling import top_p as top_p
+from .writers import start_token as start_token
 
 __all__ = ["Token", "Written", "beam", "generate", "stream"]

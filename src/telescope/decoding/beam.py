@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..models import Model
 from . import request
-from .output import TextLine, Written
+from .request import TextLine, Written
 from .sampling import largest, pad_candidates
 from .writers import Prompts, Writer, start_writer
 
@@ -60,6 +60,7 @@ def beam(
     checked = request.check_request(model, prompts, max_new_tokens, end)
     if not checked.prompts:
         return []
+    # Nothing to search: one empty text for each prompt.
     if not max_new_tokens:
         return [
             [Written([], None if model.tokenizer is None else "", "length", 0.0)]
@@ -73,6 +74,7 @@ def beam(
         found = search(writer, len(checked.prompts), options)
 
     def to_written(before: list[int], ids: list[int], score: float) -> Written:
+        # The text is decoded as a stream would, so that both agree.
         line = TextLine(model.tokenizer, before, checked.end, (), max_new_tokens)
         for token in ids:
             line.add(token)
@@ -128,6 +130,7 @@ class FinishedTexts:
     ) -> "FinishedTexts":
         """Return the best of these texts and of new ones, which all have the same length."""
         beams = self.scores.shape[1]
+        # The new texts compete with those that have ended before.
         best, chosen = torch.cat([self.scores, scores], dim=1).topk(beams)
         lengths = torch.cat([self.lengths, torch.full_like(ids[..., 0], length)], dim=1)
         return FinishedTexts(
@@ -160,9 +163,8 @@ def search(
 ) -> list[list[tuple[list[int], float]]]:
     """Return the finished texts of each prompt with their scores, the best first."""
     logits = writer.logits
-    running = logits.new_zeros(
-        batch, 1, dtype=torch.float32
-    )  # Σ log p of the unfinished texts, the best first
+    # Σ log p of the unfinished texts, the best first.
+    running = logits.new_zeros(batch, 1, dtype=torch.float32)
     ids = torch.zeros(batch, 1, options.steps, dtype=torch.int64, device=logits.device)
     found = FinishedTexts.empty(batch, options, running)
     ends = torch.tensor(options.end, dtype=torch.int64, device=logits.device)
@@ -170,14 +172,12 @@ def search(
     results: list[list[tuple[list[int], float]]] = [[] for _ in items]
 
     for step in range(options.steps):
+        # One step for all prompts: extend, finish, keep the best, go on.
         scores, parents, tokens = best_continuations(logits, running, options)
         candidates = _select_beams(ids, parents)
         candidates[:, :, step] = tokens
-        ended = (
-            torch.isin(tokens, ends)
-            if step + 1 < options.steps
-            else torch.ones_like(tokens, dtype=torch.bool)
-        )
+        is_last = step + 1 == options.steps
+        ended = torch.isin(tokens, ends) | is_last
 
         # a text that ends counts only if it is among the best `beams`; the other candidates replace
         # those that end
@@ -186,10 +186,11 @@ def search(
         found = found.merge(ended_scores, candidates[:, : options.beams], step + 1)
 
         running, chosen = scores.masked_fill(ended, -torch.inf).topk(options.beams)
+        # The best unfinished text bounds what can still come.
         may_improve = ~found.full | (running[:, 0] / penalty > found.scores[:, -1])
-        open_items = (
-            may_improve & ~(found.full & options.early_stopping) & (step + 1 < options.steps)
-        )
+        stops = found.full & options.early_stopping
+        open_items = may_improve & ~stops & (not is_last)
+        # Prompts whose search has ended leave the batch.
         left = open_items.nonzero().flatten()
         if len(left) < len(items):
             closed = (~open_items).nonzero().flatten()
@@ -199,9 +200,9 @@ def search(
         if not items:
             return results
 
-        rows = torch.arange(len(parents), device=parents.device)[:, None] * ids.shape[
-            1
-        ] + parents.gather(1, chosen)
+        # The row of the writer from which each surviving text goes on.
+        first_rows = torch.arange(len(parents), device=parents.device)[:, None] * ids.shape[1]
+        rows = first_rows + parents.gather(1, chosen)
         kept_items = left if len(left) < len(parents) else None
         if kept_items is not None:
             rows, running, chosen, candidates, tokens = (
@@ -209,6 +210,7 @@ def search(
             )
             found = found.select(left)
         ids = _select_beams(candidates, chosen)
+        # The cache follows its texts.
         writer.reorder(rows.flatten(), kept_items)
         logits = writer.step(tokens.gather(1, chosen).flatten())
     return results
@@ -230,14 +232,15 @@ def best_continuations(
     forbidden = [(token, logits[:, token].clone()) for token in options.forbidden]
     for token, _ in forbidden:
         logits[:, token] = -torch.inf
+    # A vocabulary may be smaller than the number of candidates.
     best, tokens = pad_candidates(*largest(logits, n), n)
     for token, logit in forbidden:  # never chosen, but part of the softmax's sum
         logits[:, token] = logit
     maximum = logits.amax(-1, keepdim=True)
-    log_sum = (
-        maximum + logits.sub_(maximum).exp_().sum(-1, keepdim=True).log()
-    )  # in place: logits are not used again
+    # In place: the logits are not used again.
+    log_sum = maximum + logits.sub_(maximum).exp_().sum(-1, keepdim=True).log()
     scores = (best - log_sum).view(batch, width, n) + running[..., None]
+    # The best over all beams of a prompt together.
     scores, where = scores.flatten(1).topk(n)
     return scores, where // n, tokens.view(batch, -1).gather(1, where)
 

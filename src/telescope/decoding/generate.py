@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..layers.real_queries import OnlyReal
+from ..layers import OnlyReal
 from ..models import Model
 from . import request
-from .output import TextLine, Token, Written
+from .request import TextLine, Token, Written
 from .sampling import Filter, TokenChooser, mark_seen, min_p, temperature, top_k, top_p
 from .writers import Prompt, Prompts, Writer, start_writer
 
@@ -58,6 +58,7 @@ def generate(
         >>> len(first.ids), first.text, first.why
         (5, None, 'length')
     """
+    # The steps write into these lines.
     lines: list[TextLine] = []
     filters = _make_filters(temperature, top_k, top_p, min_p)
     for _ in _start_steps(
@@ -94,6 +95,7 @@ def stream(
         5
     """
     filters = _make_filters(temperature, top_k, top_p, min_p)
+    # Checked in the call, not when the first token is asked for.
     request.check_one_prompt(prompt)
     steps = _start_steps(
         model, prompt, [], max_new_tokens, filters, repetition_penalty, seed, stop, end
@@ -137,6 +139,7 @@ def _start_steps(
         TextLine(model.tokenizer, ids, checked.end, checked.stop, max_new_tokens)
         for ids in checked.before
     ]
+    # Drawn before the first step, so that no number depends on which rows end.
     noise = draw_noise(len(lines), max_new_tokens, seed)
 
     def steps() -> Iterator[list[Token]]:
@@ -145,17 +148,10 @@ def _start_steps(
         with torch.no_grad():
             writer = start_writer(model, checked.prompts, max_new_tokens - 1)
             device = writer.logits.device
-            seen = (
-                mark_seen(checked.seen, checked.vocabulary, device)
-                if repetition_penalty != 1.0
-                else None
-            )
-            chooser = TokenChooser(
-                filters,
-                forbidden=checked.forbidden,
-                repetition_penalty=repetition_penalty,
-                seen=seen,
-            )
+            seen = None
+            if repetition_penalty != 1.0:
+                seen = mark_seen(checked.seen, checked.vocabulary, device)
+            chooser = TokenChooser(filters, checked.forbidden, repetition_penalty, seen)
         yield from _run_steps(writer, chooser, lines, noise.to(device))
 
     return steps()
@@ -168,18 +164,15 @@ def _run_steps(
     step.
     """
     rows = list(lines)  # the line of each row; finished rows are dropped once they are half of all
-    fixed = (
-        writer.fix_shapes()
-        if is_worth_capturing(writer.model, noise.device, noise.shape[1])
-        else None
-    )
-    observed = has_hooks(
-        writer.model
-    )  # keep all rows then, so that hooks see one batch from beginning to end
+    capture = is_worth_capturing(writer.model, noise.device, noise.shape[1])
+    fixed = writer.fix_shapes() if capture else None
+    # With hooks all rows are kept, so that a hook sees one batch from beginning to end.
+    observed = has_hooks(writer.model)
 
     def run_eagerly(
         tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]
     ) -> Int[Tensor, " rows"]:
+        # Hooks learn which rows have ended and are only carried along.
         with OnlyReal(_unended(rows) if observed else None):
             logits = writer.step(tokens)
         return chooser(logits, noise)
@@ -197,6 +190,7 @@ def _run_steps(
         if not open_rows:
             return
         with torch.no_grad():
+            # Dropping rows copies the cache, which pays once half of them have ended.
             if 2 * len(open_rows) <= len(rows) and fixed is None and not observed:
                 kept = torch.tensor(open_rows, device=tokens.device)
                 writer.reorder(kept, kept)
@@ -213,14 +207,11 @@ def _unended(rows: Sequence[TextLine]) -> Bool[Tensor, "rows token"] | None:
 
     A row that has ended is fed tokens until all have ended.
     """
-    counts = [len(line.ids) for line in rows]
     if all(line.why is None for line in rows):
         return None
-    fed = torch.arange(max(counts) + 1)
-    # the last token of a row that has ended was written, and never read
-    last = torch.tensor(
-        [count if line.why is None else count - 1 for line, count in zip(rows, counts, strict=True)]
-    )
+    fed = torch.arange(max(len(line.ids) for line in rows) + 1)
+    # The last token of a row that has ended was written, and never read.
+    last = torch.tensor([len(line.ids) - (line.why is not None) for line in rows])
     return fed <= last[:, None]
 
 
@@ -230,15 +221,15 @@ def draw_noise(rows: int, steps: int, seed: int) -> Float[Tensor, "rows steps"]:
     """
     noise = torch.empty(rows, steps)
     for i, row in enumerate(noise):
+        # A generator for each row, on the CPU: the same numbers on every device.
         row.copy_(torch.rand(steps, generator=torch.Generator().manual_seed(seed + i)))
     return noise
 
 
 logger = logging.getLogger(__name__)
 
-MIN_CAPTURED_STEPS = (
-    16  # capturing takes as long as a few eager steps, so more must follow to repay it
-)
+# Capturing takes as long as a few eager steps, so more must follow to repay it.
+MIN_CAPTURED_STEPS = 16
 
 
 class CapturedFunction:
@@ -263,6 +254,7 @@ class CapturedFunction:
             self._capture(inputs)
         if self.graph is None:
             return self.function(*inputs)
+        # A graph reads the tensors that it was captured with.
         for graph_input, given in zip(self.inputs, inputs, strict=True):
             graph_input.copy_(given)
         self.graph.replay()
@@ -275,6 +267,7 @@ class CapturedFunction:
         current = torch.cuda.current_stream()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         try:
+            # CUDA wants one run on another stream before it captures.
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 self.function(*self.inputs)
@@ -283,6 +276,7 @@ class CapturedFunction:
                 self.output = self.function(*self.inputs)
             self.graph = graph
         except RuntimeError as problem:
+            # Decoding goes on eagerly: slower, and right.
             self.failure = str(problem).strip().split("\n")[0]
             logger.debug("a decoding step could not be captured and runs eagerly: %s", self.failure)
         for tensor, value in zip(self.state, before, strict=True):
@@ -293,9 +287,7 @@ def is_worth_capturing(model: nn.Module, device: torch.device, steps: int) -> bo
     """Return whether to capture steps: on a GPU, if there are many, and without hooks, which run in
     Python.
     """
-    if device.type != "cuda" or steps < MIN_CAPTURED_STEPS:
-        return False
-    return not has_hooks(model)
+    return device.type == "cuda" and steps >= MIN_CAPTURED_STEPS and not has_hooks(model)
 
 
 def has_hooks(model: nn.Module) -> bool:

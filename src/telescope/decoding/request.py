@@ -1,14 +1,16 @@
-"""Checks of decoding requests, before anything is computed: an option or a prompt that does not fit
-is an error.
+"""The output of decoding: the tokens of each text, the text decoded from them so far, and why the
+text ended.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from ..models import GPT, Model, Transformer
+from ..traces import INCOMPLETE
 from .writers import Prompts, check_can_write, read_prompts, start_token
 
 
@@ -45,6 +47,7 @@ def check_request(
     """
     check_can_write(model)
     _check_count("max_new_tokens", max_new_tokens, least=0)
+    # A GPT goes on from its prompt, a translator begins anew.
     continues = isinstance(model, GPT)
     sizes = model.config.to_dict()
     ids = read_prompts(model, prompts, sizes["vocabulary"], "prompt" if continues else "source")
@@ -62,6 +65,7 @@ def check_request(
         vocabulary=vocabulary,
         end=end,
         stop=_check_stop(model, stop),
+        # Padding is never written, unless it is what ends a text.
         forbidden=() if pad is None or pad in end or pad >= vocabulary else (pad,),
     )
 
@@ -71,15 +75,13 @@ def _check_positions(model: Model, prompts: list[list[int]], new: int) -> None:
     needs none.
     """
     longest = max(map(len, prompts), default=0)
-    if isinstance(model, GPT):
-        limited = model.config.positions == "learned" or model.config.attention == "synthesizer"
-        if limited and longest + max(new - 1, 0) > model.longest:
-            fits = model.longest - longest + 1
-            advice = f"at most max_new_tokens={fits} fit" if fits > 0 else "shorten it"
-            raise ValueError(
-                f"a prompt of {longest} tokens and max_new_tokens={new} are too many: "
-                f"this model has positions for {model.longest}; {advice}"
-            )
+    if isinstance(model, GPT) and model.is_limited and longest + max(new - 1, 0) > model.longest:
+        fits = model.longest - longest + 1
+        advice = f"at most max_new_tokens={fits} fit" if fits > 0 else "shorten it"
+        raise ValueError(
+            f"a prompt of {longest} tokens and max_new_tokens={new} are too many: "
+            f"this model has positions for {model.longest}; {advice}"
+        )
     if isinstance(model, Transformer) and model.config.positions == "learned":
         most = model.config.max_positions
         if longest > most or new > most:
@@ -93,6 +95,7 @@ def _check_stop(model: Model, stop: str | Sequence[str]) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"stop={stop!r} should be texts of at least one character")
+    # A stop is found in decoded text.
     if texts and model.tokenizer is None:
         raise ValueError("stop is text, but the model has no tokenizer; end=[...] stops at ids")
     return texts
@@ -141,3 +144,164 @@ def check_search(*, beams: int, n_best: int, length_penalty: float) -> None:
 def _check_count(name: str, number: Any, least: int) -> None:
     if type(number) is not int or number < least:
         raise ValueError(f"{name}={number} must be a whole number, at least {least}")
+
+
+Why = Literal["end", "stop", "length"]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A text that a model has generated.
+
+    ids    the new tokens, with the one that ended the text
+    text   the new text, up to a stop string; None without a tokenizer
+    why    the reason for the end: "end", an id of `end`; "stop", a stop string; "length",
+           max_new_tokens
+    score  of a beam search: Σ log p / length^length_penalty; otherwise None
+
+    Example:
+        >>> from telescope.decoding import Written
+        >>> Written(ids=[5, 6, 2], text="ab", why="end").why
+        'end'
+    """
+
+    ids: list[int]
+    text: str | None
+    why: Why
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Token:
+    """A generated token, and the text that it completes.
+
+    text  None without a tokenizer. It may be empty, and come with a later token: where a token ends
+          within a character, or the text might be the beginning of a stop string
+
+    Example:
+        >>> from telescope.decoding import Token
+        >>> Token(id=5, text=" was").text
+        ' was'
+    """
+
+    id: int
+    text: str | None
+
+
+class TextLine:
+    """One text while it is generated.
+
+    before  ids of the prompt that the text continues: a tokenizer needs them to keep the space
+    between the two
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        before: Sequence[int],
+        end: Sequence[int],
+        stop: Sequence[str],
+        max_new_tokens: int,
+    ) -> None:
+        self.ids: list[int] = []
+        self.why: Why | None = None
+        self.text = None if tokenizer is None else ""
+        self._end = end
+        self._max_new_tokens = max_new_tokens
+        self._decoder = None if tokenizer is None else IncrementalDecoder(tokenizer, before, stop)
+
+    def add(self, token: int) -> Token:
+        """Append a token, set `why` if the text ends with it, and return the token with its
+        text.
+        """
+        self.ids.append(token)
+        text = "" if self._decoder is None else self._decoder.add(token)
+        # An end token counts before a stop string, and both before the length.
+        if token in self._end:
+            self.why = "end"
+        elif self._decoder is not None and self._decoder.stopped:
+            self.why = "stop"
+        elif len(self.ids) == self._max_new_tokens:
+            self.why = "length"
+        if self._decoder is None or self.text is None:
+            return Token(token, None)
+        if self.why is not None:
+            # What was held back can become no stop string any more.
+            text += self._decoder.flush()
+        self.text += text
+        return Token(token, text)
+
+    def written(self, score: float | None = None) -> Written:
+        """Return the text as it is now."""
+        return Written(self.ids, self.text, self.why or "length", score)
+
+
+class IncrementalDecoder:
+    """Decode tokens to text one by one. Text once returned never changes, and all of it joined is
+    the whole text.
+
+    Text that might be the beginning of a stop string is held back; after a stop string `stopped` is
+    True.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, before: Sequence[int], stop: Sequence[str] = ()
+    ) -> None:
+        self.stopped = False
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._ids = list(before)
+        self._decoded = (
+            tokenizer.decode(self._ids) if self._ids else ""
+        )  # the text of the first `_read` ids
+        self._read = len(self._ids)
+        self._held_back = ""
+
+    def add(self, token: int) -> str:
+        """Append a token and return the new text."""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        # A token may end within a character: wait for the rest.
+        return "" if text.endswith(INCOMPLETE) else self._advance(text)
+
+    def flush(self) -> str:
+        """Return all text that was held back, when no more tokens follow."""
+        if self.stopped:
+            return ""
+        text = self._advance(self._tokenizer.decode(self._ids))
+        if self.stopped:
+            return text
+        text = text + self._held_back
+        self._held_back = ""
+        return text
+
+    def _advance(self, text: str) -> str:
+        """Return the new part of the decoded text, up to where a stop string begins or may begin.
+
+        Only the tokens of the new part are kept, so that the cost of a step does not grow with the
+        text.
+        """
+        # Only the tail is decoded: tokens whose text was returned are dropped.
+        self._held_back += text[len(self._decoded) :]
+        self._ids = self._ids[self._read :] or self._ids
+        self._decoded, self._read = self._tokenizer.decode(self._ids), len(self._ids)
+        # The stop string that begins first ends the text.
+        stops = [position for position in map(self._held_back.find, self._stop) if position >= 0]
+        if stops:
+            self.stopped = True
+            new = self._held_back[: min(stops)]
+            self._held_back = ""
+            return new
+        # Text that may become a stop string is kept until it is decided.
+        overlap = max((_overlap(self._held_back, stop) for stop in self._stop), default=0)
+        cut = len(self._held_back) - overlap
+        new = self._held_back[:cut]
+        self._held_back = self._held_back[cut:]
+        return new
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many of the text's last characters could be the first of a stop string."""
+    return next(
+        (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
+    )

@@ -35,8 +35,10 @@ def top_p(p: float) -> Filter:
     """
 
     def filtered(choices: Choices) -> Choices:
+        # Sorted, so that a running sum tells where p is reached.
         logits, ids = _keep_likeliest(choices, choices[0].shape[1])
         probabilities = logits.softmax(-1)
+        # The token that crosses p still belongs to the nucleus.
         before = probabilities.cumsum(-1) - probabilities
         return logits.masked_fill(before >= p, -torch.inf), ids
 
@@ -50,6 +52,7 @@ def min_p(p: float) -> Filter:
 
     def filtered(choices: Choices) -> Choices:
         logits, ids = choices
+        # p times as likely is log p below the largest logit.
         least = logits.amax(-1, keepdim=True) + log(p)
         return logits.masked_fill(logits < least, -torch.inf), ids
 
@@ -60,11 +63,9 @@ def _keep_likeliest(choices: Choices, k: int) -> Choices:
     logits, ids = choices
     if ids is not None:  # sorted already
         return logits[:, :k], ids[:, :k]
-    return (
-        largest(logits, k)
-        if k < logits.shape[1]
-        else logits.sort(dim=-1, descending=True, stable=True)
-    )
+    if k < logits.shape[1]:
+        return largest(logits, k)
+    return logits.sort(dim=-1, descending=True, stable=True)
 
 
 # ----------------------------------------------------------------------------------- the next token
@@ -89,11 +90,11 @@ def draw(
     for apply_filter in filters:
         choices = apply_filter(choices)
     kept, ids = choices
+    # Inversion needs one number for each row, so that a row never depends on another.
     sums = kept.softmax(-1).cumsum(-1)
     place = torch.searchsorted(sums, (noise.to(sums) * sums[:, -1])[:, None], right=True)
-    last = (
-        (kept > -torch.inf).cumsum(-1).argmax(-1, keepdim=True)
-    )  # the noise may round up to the whole sum
+    # The noise may round up to the whole sum: never go beyond the last token that is left.
+    last = (kept > -torch.inf).cumsum(-1).argmax(-1, keepdim=True)
     place = place.minimum(last)
     return (place if ids is None else ids.gather(1, place))[:, 0]
 
@@ -113,7 +114,6 @@ class TokenChooser:
     def __init__(
         self,
         filters: Sequence[Filter] | None,
-        *,
         forbidden: Sequence[int] = (),
         repetition_penalty: float = 1.0,
         seen: Bool[Tensor, "rows vocabulary"] | None = None,
@@ -127,11 +127,14 @@ class TokenChooser:
         self, logits: Float[Tensor, "rows vocabulary"], noise: Float[Tensor, " rows"]
     ) -> Int[Tensor, " rows"]:
         """Return the chosen tokens. May overwrite the logits."""
+        # Sums over a vocabulary lose too much in half precision.
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         if self.seen is not None:
+            # Dividing a negative logit would make its token likelier.
             penalised = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
             logits = torch.where(self.seen, penalised, logits)
         for token in self.forbidden:
+            # In place: the logits of a step are used once.
             logits[:, token] = -torch.inf
         tokens = greedy(logits) if self.filters is None else draw(logits, self.filters, noise)
         if self.seen is not None:
@@ -159,9 +162,9 @@ def mark_seen(
     return seen.to(device)
 
 
-BLOCK = (
-    64  # on a Neoverse core 40 rows of 58,101 take 1.5 ms, with torch.topk 5 ms, with argmax 11 ms
-)
+# Numbers of a block of `largest`. On a Neoverse core 40 rows of 58,101 take 1.5 ms, with torch.topk
+# 5 ms, with argmax 11 ms.
+BLOCK = 64
 
 
 def largest(
@@ -176,14 +179,17 @@ def largest(
     n = numbers.shape[1]
     k = min(k, n)
     whole = n // BLOCK
+    # Few blocks, or a GPU: torch.topk is as fast.
     if numbers.device.type != "cpu" or whole <= 4 * k:
         return numbers.topk(k)
     rest = numbers[:, whole * BLOCK :]
     maxima = numbers[:, : whole * BLOCK].view(-1, whole, BLOCK).amax(-1)
     if rest.shape[1]:
+        # The rest that fills no block is one more.
         maxima = torch.cat([maxima, rest.amax(-1, keepdim=True)], dim=1)
     blocks = maxima.topk(k).indices
     where = (blocks[..., None] * BLOCK + torch.arange(BLOCK)).flatten(1)
+    # Slots beyond the last number must never win.
     in_blocks = numbers.gather(1, where.clamp(max=n - 1)).masked_fill(where >= n, -torch.inf)
     values, chosen = in_blocks.topk(k)
     return values, where.gather(1, chosen)
@@ -195,9 +201,5 @@ def pad_candidates(
     """Return n numbers and indices in each row: if there are fewer, the rest are -inf with
     index 0.
     """
-    missing = n - numbers.shape[1]
-    return (
-        (pad(numbers, (0, missing), value=-torch.inf), pad(where, (0, missing)))
-        if missing > 0
-        else (numbers, where)
-    )
+    missing = max(0, n - numbers.shape[1])
+    return pad(numbers, (0, missing), value=-torch.inf), pad(where, (0, missing))

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from ..anatomy import count_heads
 from ..attention import Attention
-from ..attention.check_numbers import require_real
+from ..attention.values import require_real
 from ..interception.find_attentions import find_attentions
 from ..recording.attention_call import AttentionCall
 from ..recording.names import Layers, head_numbers, numbers_of_heads, select_layers

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from ..files import frame
 from ..recording.names import list_names
-from ..traces.render import render_text
+from ..traces import render_text
 from ..words import hint
 from .edit import editing
 from .edits import Edit, Needs

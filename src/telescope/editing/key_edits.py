@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..attention import Attention
-from ..attention.check_numbers import require_real
-from ..attention.rectangle import Rectangle, raise_scores, table_of
-from ..attention.rectangle import hide as hide_keys
+from ..attention.regions import Rectangle, raise_scores, table_of
+from ..attention.regions import hide as hide_keys
+from ..attention.values import require_real
 from ..recording.names import Layers, head_numbers
 from ..words import whole_number
 from .edits import (

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..attention import Attention, Pairs
-from ..attention.padding_queries import include_padding_queries
-from ..attention.rectangle import without_other_heads
+from ..attention.regions import include_padding_queries, without_other_heads
 from ..attention.restrict import RenumberedBias, WrittenMask, restrict_to_queries
 from ..engines.exact import repeat_key_heads
 from ..recording.attention_call import AttentionCall

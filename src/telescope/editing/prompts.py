@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention.padding_queries import first_real_key
+from ..attention.regions import first_real_key
 from ..attention.restrict import WrittenMask
 from ..interception.text import RealTokens, Text
 from ..recording.attention_call import AttentionCall

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, SupportsIndex, Union
 
 from torch import Tensor
 
-from ..traces.whole_words import INCOMPLETE, Words
+from ..traces import INCOMPLETE, Words
 from ..words import hint, whole_number
 
 Range = tuple[int, int | None]

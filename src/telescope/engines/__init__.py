@@ -5,6 +5,18 @@ This room imports attention/ and words.py; engines never import each other. Read
 then reference.py, which defines the result that sdpa.py, flex.py and chunked.py must give.
 """
 
-from .dispatch import Plan, attend, plan_attend
+from .dispatch import ENGINES, Plan, attend, check, check_dropout, check_without_values, plan_attend
+from .exact import nan_safe_weigh, repeat_key_heads, upcast_half
 
-__all__ = ["Plan", "attend", "plan_attend"]
+__all__ = [
+    "ENGINES",
+    "Plan",
+    "attend",
+    "check",
+    "check_dropout",
+    "check_without_values",
+    "nan_safe_weigh",
+    "plan_attend",
+    "repeat_key_heads",
+    "upcast_half",
+]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from operator import index
-from threading import Lock
 from typing import Any
 
 import torch
@@ -17,23 +16,34 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import pad
 
-from ..attention import Attention, Mask, Pairs, everyone, softmax
-from ..attention.values import has_data, identity_key, tensors, to_device
+from ..attention import (
+    Attention,
+    Context,
+    IdentityCache,
+    Keys,
+    Mask,
+    Pairs,
+    Queries,
+    Values,
+    everyone,
+    has_data,
+    tensors,
+    to_device,
+)
 from . import torch_modes
 
 TILE = 128  # queries and keys of a block, FlexAttention's own default
 MIN_FEATURES = 16  # a narrower product does not fit a tensor core
-RECOMPILE_LIMIT = (
-    256  # kernels of one process; torch stops compiling at 8, and then forms the n x n weights
-)
+# Kernels of one process. torch stops compiling at 8, and then forms the n x n weights.
+RECOMPILE_LIMIT = 256
 MAX_BLOCK_MASKS = 16  # in the cache
 
-_block_masks: dict[Any, tuple[Mask, BlockMask]] = {}
-_block_masks_lock = Lock()  # held while `_block_masks` is read or changed
+_block_masks = IdentityCache(MAX_BLOCK_MASKS)
 
 
 def _missing_requirement(device: str) -> str | None:
     """Return what this machine lacks to run FlexAttention on a kind of device, or None."""
+    # torch compiles CPU kernels with this compiler, too.
     compiler = os.environ.get("CXX", "g++")
     if device == "cuda":
         return None if find_spec("triton") else "it needs triton, pip install triton"
@@ -50,13 +60,8 @@ def cannot(
     queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0
 ) -> str | None:
     """Return why this engine cannot run the call, or None if it can."""
-    if not attention.score.is_dot_product:
-        return f"the score {attention.score.formula} is no dot product"
-    if attention.normalize is not softmax:
-        return (
-            "it normalises by softmax, not by "
-            f"{getattr(attention.normalize, '__name__', attention.normalize)}"
-        )
+    if attention.kernel_obstacle is not None:
+        return attention.kernel_obstacle
     if dropout > 0.0:
         return "it has no dropout"
     if queries.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -69,54 +74,42 @@ def cannot(
         return "it needs tensors with data"
     if torch_modes.is_exporting():
         return "torch.export cannot hold a kernel that is compiled for one size"
-    elsewhere = next(
-        (tensor.device for tensor in tensors(attention) if tensor.device != queries.device), None
-    )
-    if elsewhere is not None and torch.compiler.is_compiling():
-        return (
-            f"inside torch.compile it cannot move what is on {elsewhere}; "
-            f"attention.to({str(queries.device)!r}) can"
-        )
+    if torch.compiler.is_compiling():
+        for tensor in tensors(attention):
+            if tensor.device != queries.device:
+                return (
+                    f"inside torch.compile it cannot move what is on {tensor.device}; "
+                    f"attention.to({str(queries.device)!r}) can"
+                )
     if MISSING_REQUIREMENTS[queries.device.type] or queries.device.type == "cuda":
         return MISSING_REQUIREMENTS[queries.device.type]
     inputs = (queries, keys, values, *tensors(attention))
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         return "on a CPU it has no gradients"
-    return (
-        None
-        if attention.sink is None
-        else "a sink needs the log-sum-exp, which it does not give on a CPU"
-    )
+    if attention.sink is not None:
+        return "a sink needs the log-sum-exp, which it does not give on a CPU"
+    return None
 
 
 def attend(
-    queries: Float[Tensor, "batch heads query d_q"],
-    keys: Float[Tensor, "batch key_heads key d_k"],
-    values: Float[Tensor, "batch key_heads key d_v"],
-    attention: Attention,
-    dropout: float = 0.0,
-) -> Float[Tensor, "batch heads query d_v"]:
+    queries: Queries, keys: Keys, values: Values, attention: Attention, dropout: float = 0.0
+) -> Context:
     """Return the context, (batch, heads, query, d_v); the first call of each size compiles a
     kernel.
     """
     if attention.sink is None:
         context: Tensor = _run_kernel(queries, keys, values, attention)
         return context
+    # The kernel knows no sink: its weight follows from the log-sum-exp of each row.
     context, outputs = _run_kernel(queries, keys, values, attention, AuxRequest(lse=True))
-    sink = torch.as_tensor(attention.sink, dtype=outputs.lse.dtype, device=queries.device).reshape(
-        -1, 1
-    )
-    remaining = torch.sigmoid(
-        outputs.lse - sink
-    )  # e^lse / (e^lse + e^sink): the weight that the sink leaves
+    sink = torch.as_tensor(attention.sink, dtype=outputs.lse.dtype, device=queries.device)
+    # e^lse / (e^lse + e^sink): the weight that the sink leaves.
+    remaining = torch.sigmoid(outputs.lse - sink.reshape(-1, 1))
     return (context * remaining.unsqueeze(-1)).to(context.dtype)
 
 
 def lse(
-    queries: Float[Tensor, "batch heads query d_q"],
-    keys: Float[Tensor, "batch key_heads key d_k"],
-    values: Float[Tensor, "batch key_heads key d_v"],
-    attention: Attention,
+    queries: Queries, keys: Keys, values: Values, attention: Attention
 ) -> Float[Tensor, "batch heads query"]:
     """Return the natural log-sum-exp of each query's scores, without the sink, as computed by the
     kernel.
@@ -134,6 +127,7 @@ def _run_kernel(
     request: AuxRequest | None = None,
 ) -> Any:
     """Return the context; with `request`, a pair of the context and the requested outputs."""
+    # Tensors that the kernel reads must be on its device.
     moved: Attention = to_device(attention, queries.device)
     d_v = values.shape[-1]
     scale = attention.scale_for(keys.shape[-1])
@@ -145,6 +139,7 @@ def _run_kernel(
         values = values.detach()
     ahead = _first_position(queries, keys)
 
+    # Called for one pair at a time, with scalars, while the kernel is compiled.
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
         return moved.biased(moved.capped(score), Pairs(batch, head, row, row + ahead, key))
 
@@ -152,6 +147,7 @@ def _run_kernel(
         _pad_features(queries),
         _pad_features(keys),
         _pad_features(values),
+        # Without softcap and bias the kernel is simpler, and faster.
         score_mod=None if moved.softcap is None and moved.bias is None else score_mod,
         block_mask=None
         if attention.mask == everyone
@@ -172,19 +168,11 @@ def _block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
     """
     if torch.compiler.is_compiling():
         return _make_block_mask(mask, queries, keys)
-    sizes = queries.shape[:3], keys.shape[-2], queries.device
-    cache_key = identity_key(mask), sizes
-    with _block_masks_lock:
-        found = _block_masks.get(cache_key)
-    if found is None:
-        found = mask, _make_block_mask(mask, queries, keys)
-        with _block_masks_lock:
-            while len(_block_masks) >= MAX_BLOCK_MASKS:
-                del _block_masks[next(iter(_block_masks))]
-            _block_masks[cache_key] = (
-                found  # the mask is kept too: its tensors' ids stay unique while they live
-            )
-    return found[1]
+    sizes = (queries.shape[:3], keys.shape[-2], queries.device)
+    found: BlockMask = _block_masks.get_or_make(
+        mask, sizes, lambda: _make_block_mask(mask, queries, keys)
+    )
+    return found
 
 
 def _make_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
@@ -196,9 +184,8 @@ def _make_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
     device = queries.device
     moved: Mask = to_device(mask, device)
     ahead = _first_position(queries, keys)
-    step = (
-        rows if torch.compiler.is_compiling() else TILE
-    )  # torch.compile fuses one step, and would unroll a loop
+    # torch.compile fuses one step, and would unroll a loop.
+    step = rows if torch.compiler.is_compiling() else TILE
     any_visible = []
     all_visible = []
     for start in range(0, rows, step):
@@ -206,12 +193,15 @@ def _make_block_mask(mask: Mask, queries: Tensor, keys: Tensor) -> BlockMask:
         at = Pairs.block(
             block, range(columns), of=(rows, columns), batch=batch, heads=heads, device=device
         )
+        # One row of blocks: TILE queries against all keys.
         seen = moved.sees(at)
         seen = seen.expand(*seen.shape[:2], len(block), columns)
         padded = pad(seen, (0, -columns % TILE, 0, -len(block) % TILE))
+        # Blocks of TILE x TILE; what is padded counts as hidden.
         tiles = padded.reshape(*padded.shape[:2], -1, TILE, padded.shape[-1] // TILE, TILE)
         any_visible.append(tiles.any(-1).any(3))
         all_visible.append(tiles.all(-1).all(3))
+    # Full blocks need no mask inside of the kernel, partial ones do.
     full = torch.cat(all_visible, dim=2)
     partial = torch.cat(any_visible, dim=2) & ~full
 
@@ -241,9 +231,8 @@ def _list_blocks(blocks: Bool[Tensor, "batch head rows columns"]) -> tuple[Tenso
     """Return the number of True blocks in each row, and the columns of each row with the True ones
     first.
     """
-    return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(
-        dim=-1, descending=True, stable=True
-    ).int()
+    columns = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), columns.int()
 
 
 def _flex_attention(*inputs: Tensor, **options: Any) -> Any:
@@ -268,6 +257,7 @@ def _run_compiled(*inputs: Tensor, **options: Any) -> Any:
     """Run FlexAttention compiled, by torch.compile around the call where there is one."""
     if torch.compiler.is_compiling():
         return _flex_attention(*inputs, **options)
+    # Within our own call alone: others keep their limit.
     with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
         return _compiled()(*inputs, **options)
 
@@ -277,15 +267,12 @@ def _kernel_options(queries: Tensor, attention: Attention) -> dict[str, Any] | N
     if queries.device.type != "cuda":
         return None
     options: dict[str, Any] = {}
-    if (
-        queries.shape[-2] > 1
-    ):  # torch's decoding kernel has no block size for few queries in groups of heads
+    # torch's decoding kernel has no block size for few queries in groups of heads.
+    if queries.shape[-2] > 1:
         options["BACKEND"] = "TRITON"
+    # A bias read from memory takes as much shared memory as the scores.
     if queries.dtype != torch.float32 and any(True for _ in tensors(attention.bias)):
-        options |= {
-            "BLOCK_N": 64,
-            "num_stages": 2,
-        }  # a bias read from memory takes as much shared memory as the scores
+        options |= {"BLOCK_N": 64, "num_stages": 2}
     if queries.dtype == torch.float32 and not _tf32_allowed():
         options["FLOAT32_PRECISION"] = "'ieee'"
     return options
@@ -304,5 +291,6 @@ def _pad_features(
     """Return `tensor` with at least `MIN_FEATURES` features; zeros change neither q·k nor the
     context's first d_v.
     """
+    # Zeros in front of nothing: only narrow heads are padded.
     missing = MIN_FEATURES - tensor.shape[-1]
     return pad(tensor, (0, missing)) if missing > 0 else tensor

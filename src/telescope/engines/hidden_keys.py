@@ -8,18 +8,21 @@ more calls. The result is exact: no weight is computed and taken away again.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from threading import Lock
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..attention import Mask, everyone
-from ..attention.mask import Both, Opposite
-from ..attention.masks import Causal
-from ..attention.rectangle import Rectangle, runs_of
-from ..attention.values import identity_key, is_cheap_to_read
+from ..attention import (
+    Causal,
+    IdentityCache,
+    Mask,
+    Opposite,
+    Rectangle,
+    everyone,
+    is_cheap_to_read,
+    runs_of,
+)
 
 MAX_CALLS = 16  # of one attention: more are slower than a kernel that reads a mask
 MAX_RECTANGLES = 8
@@ -51,8 +54,7 @@ class HeadGroup:
     calls: tuple[KernelCall, ...]
 
 
-_groups: dict[Any, tuple[Mask, tuple[HeadGroup, ...] | None]] = {}
-_lock = Lock()  # held while `_groups` changes
+_groups = IdentityCache(MAX_CACHED)
 
 
 def kernel_calls(mask: Mask, rows: int, columns: int, heads: int) -> tuple[HeadGroup, ...] | None:
@@ -64,29 +66,24 @@ def kernel_calls(mask: Mask, rows: int, columns: int, heads: int) -> tuple[HeadG
     """
     if not has_hidden_rectangles(mask) or torch.compiler.is_compiling():
         return None
-    key = identity_key(mask), rows, columns, heads
-    found = _groups.get(key)
-    if found is None:
-        found = mask, _make_groups(mask, rows, columns, heads)
-        with _lock:
-            while len(_groups) >= MAX_CACHED:
-                del _groups[next(iter(_groups))]
-            _groups[key] = (
-                found  # the mask is kept too: its tensors' ids stay unique while they live
-            )
-    return found[1]
+    sizes = (rows, columns, heads)
+    groups: tuple[HeadGroup, ...] | None = _groups.get_or_make(
+        mask, sizes, lambda: _make_groups(mask, *sizes)
+    )
+    return groups
 
 
 def has_hidden_rectangles(mask: Mask) -> bool:
     """Return whether rectangles are hidden by a mask, beside others."""
-    parts = mask.masks if isinstance(mask, Both) else (mask,)
-    return any(isinstance(part, Opposite) and isinstance(part.mask, Rectangle) for part in parts)
+    return any(
+        isinstance(part, Opposite) and isinstance(part.mask, Rectangle) for part in mask.parts
+    )
 
 
 def _make_groups(mask: Mask, rows: int, columns: int, heads: int) -> tuple[HeadGroup, ...] | None:
-    parts = mask.masks if isinstance(mask, Both) else (mask,)
-    hidden = [part.mask for part in parts if isinstance(part, Opposite)]
-    others = [part for part in parts if not isinstance(part, Opposite)]
+    hidden = [part.mask for part in mask.parts if isinstance(part, Opposite)]
+    others = [part for part in mask.parts if not isinstance(part, Opposite)]
+    # Anything but shared rectangles goes to another engine.
     if not hidden or len(hidden) > MAX_RECTANGLES or any(not _is_shared(part) for part in hidden):
         return None
     rectangles = [part for part in hidden if isinstance(part, Rectangle)]
@@ -95,6 +92,7 @@ def _make_groups(mask: Mask, rows: int, columns: int, heads: int) -> tuple[HeadG
         is_causal and rows > columns
     ):
         return None
+    # Which heads each rectangle concerns; heads with the same set share their calls.
     shown = [[True] * heads if one.heads is None else one.heads.tolist() for one in rectangles]
     kinds = list(zip(*shown, strict=True))  # by head, the rectangles that concern it
     groups = []
@@ -109,6 +107,7 @@ def _make_groups(mask: Mask, rows: int, columns: int, heads: int) -> tuple[HeadG
         groups.append(
             HeadGroup(tuple(head for head in range(heads) if kinds[head] == kind), tuple(calls))
         )
+    # Too many small calls are slower than one kernel with a mask.
     count = sum(len(group.calls) for group in groups)
     return tuple(groups) if len(groups) <= MAX_GROUPS and count <= MAX_CALLS else None
 
@@ -121,6 +120,7 @@ def _is_shared(part: Mask) -> bool:
         part.heads is not None and not is_cheap_to_read(part.heads)
     ):
         return False
+    # The tables are read, which is cheap only for small ones on the CPU.
     tables = [part.keys, *([] if part.queries is None else [part.queries])]
     return all(len(table) == 1 and is_cheap_to_read(table) for table in tables)
 
@@ -138,6 +138,7 @@ class HiddenSets:
     @classmethod
     def of(cls, rectangles: list[Rectangle], rows: int, columns: int) -> "HiddenSets":
         """Read the rectangles for an attention of this size."""
+        # Each rectangle is one bit; equal numbers are equal sets of hidden keys.
         numbers = torch.zeros(rows, dtype=torch.long)
         hidden = []
         for bit, rectangle in enumerate(rectangles):
@@ -149,6 +150,7 @@ class HiddenSets:
             hidden.append(_extended(rectangle.keys[0], 0, columns))
         kept = {}
         for number in sorted({*numbers.tolist()}):
+            # The union of the rectangles whose bits are set.
             gone = [keys for bit, keys in enumerate(hidden) if number >> bit & 1]
             kept[number] = (
                 ~torch.stack(gone).any(0) if gone else torch.ones(columns, dtype=torch.bool)
@@ -168,6 +170,7 @@ def _full_calls(sets: HiddenSets) -> list[KernelCall]:
     """Return one call for each set of hidden keys."""
     calls = []
     for number, kept in sets.kept.items():
+        # Without a causal mask, queries with one set attend in one call.
         own = tuple(runs_of(sets.number == number))
         calls.append(KernelCall(own, tuple(runs_of(kept)), False, own))
     return calls
@@ -180,6 +183,7 @@ def _causal_calls(sets: HiddenSets, rows: int, columns: int) -> list[KernelCall]
     Return None if there would be more than MAX_CALLS.
     """
     ahead = columns - rows
+    # The last query sees most tokens: they are the sequence of the causal call.
     tokens = sets.kept[int(sets.number[-1])]
     positions = torch.arange(ahead, columns)
     # A query is right in the call over `tokens` if its own token is among them, and no key before
@@ -193,6 +197,7 @@ def _causal_calls(sets: HiddenSets, rows: int, columns: int) -> list[KernelCall]
     calls = []
     if right.any():
         kept_rows = runs_of(right)
+        # Tokens behind the last kept row, and rows before the first, are not computed.
         computed = tokens.clone()
         computed[ahead + kept_rows[-1].stop :] = False
         own = computed[ahead:].clone()
@@ -207,6 +212,7 @@ def _causal_calls(sets: HiddenSets, rows: int, columns: int) -> list[KernelCall]
             own_keys |= (numbers == number) & sets.kept[number][
                 ahead + run.start : ahead + run.stop
             ]
+        # A call ends where the set changes, or whether a query sees its own token.
         borders = (torch.diff(2 * numbers + own_keys) != 0).nonzero().flatten() + 1
         edges = [0, *borders.tolist(), len(run)]
         if len(calls) + len(edges) > MAX_CALLS + 1:
@@ -215,6 +221,7 @@ def _causal_calls(sets: HiddenSets, rows: int, columns: int) -> list[KernelCall]
             part = range(run.start + start, run.start + stop)
             own_key = bool(own_keys[start])
             seen = sets.kept[int(numbers[start])].clone()
+            # With its own token the last row sees itself; else all rows see what is before them.
             seen[ahead + (part.stop if own_key else part.start) :] = False
             calls.append(KernelCall((part,), tuple(runs_of(seen)), own_key, (part,)))
     return calls

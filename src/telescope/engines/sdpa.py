@@ -4,6 +4,7 @@ On a CPU, a mask that differs from query to query, or a bias, is passed for one 
 a time. On a GPU such blocks are too small to be fast, and other engines run these definitions.
 """
 
+from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -13,22 +14,31 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 
-from ..attention import Attention, softmax
+from ..attention import (
+    Attention,
+    Causal,
+    Context,
+    Keys,
+    Queries,
+    Values,
+    has_data,
+    key_heads_of,
+    tensors,
+)
 from ..attention import causal as causal_mask
-from ..attention.masks import Causal
-from ..attention.restrict import key_heads_of
-from ..attention.values import has_data, tensors
-from . import key_ranges, torch_modes
-from .exact import repeat_key_heads
+from . import exact, torch_modes
+from .exact import ScoreTable, repeat_key_heads, score_table
 from .hidden_keys import HeadGroup, KernelCall, has_hidden_rectangles, kernel_calls
-from .tables import ScoreTable, score_table
 
-SMALL = (
-    2**14
-)  # pairs of a query and a key up to which finding the key ranges costs more than it saves
-WHOLE = 2**23  # scores up to which one table, of 32 MiB at most, beats one table per block
+# Queries, and keys or values, padded to one width.
+Rows = Float[Tensor, "batch heads query width"]
+Columns = Float[Tensor, "batch key_heads key width"]
+
+# Pairs of a query and a key up to which finding the key ranges costs more than it saves.
+SMALL = 2**14
+# Scores up to which one table, of 32 MiB at most, beats one table per block.
+WHOLE = 2**23
 # Queries of a block: the best of 64 to 512 (two Neoverse cores, 8 heads, 1,024 and 4,096 tokens,
 # three masks).
 ROWS = 128
@@ -43,19 +53,13 @@ def cannot(
     queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0
 ) -> str | None:
     """Return why this engine cannot run the call, or None if it can."""
-    rows = queries.shape[-2]
-    columns = keys.shape[-2]
-    if not attention.score.is_dot_product:
-        return f"the score {attention.score.formula} is no dot product"
-    if attention.normalize is not softmax:
-        return (
-            "it normalises by softmax, not by "
-            f"{getattr(attention.normalize, '__name__', attention.normalize)}"
-        )
+    if attention.kernel_obstacle is not None:
+        return attention.kernel_obstacle
     if attention.softcap is not None:
         return "it has no softcap"
     if attention.sink is not None:
         return "it has no sink"
+    # Kernels disagree about empty tensors, and refuse some.
     if 0 in (*queries.shape, *keys.shape, values.shape[-1]):
         return "there is nothing to compute"
     if attention.bias is not None and queries.device.type != "cpu":
@@ -66,7 +70,8 @@ def cannot(
         or without_hidden_keys(queries, keys, attention) is not None
     ):
         return torch_modes.transform_obstacle()
-    return f"the mask {attention.mask!r} would be a {rows} x {columns} tensor"
+    size = f"{queries.shape[-2]} x {keys.shape[-2]}"
+    return f"the mask {attention.mask!r} would be a {size} tensor"
 
 
 def is_one_plain_call(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> bool:
@@ -109,29 +114,27 @@ def attend_plain(
 
 
 def attend(
-    queries: Float[Tensor, "batch heads query d_q"],
-    keys: Float[Tensor, "batch key_heads key d_k"],
-    values: Float[Tensor, "batch key_heads key d_v"],
-    attention: Attention,
-    dropout: float = 0.0,
-) -> Float[Tensor, "batch heads query d_v"]:
+    queries: Queries, keys: Keys, values: Values, attention: Attention, dropout: float = 0.0
+) -> Context:
     """Return the context, (batch, heads, query, d_v)."""
     scale = attention.scale_for(keys.shape[-1])
     d_v = values.shape[-1]
     rows = queries.shape[-2]
     columns = keys.shape[-2]
     queries, keys = attention.score.as_dot(queries, keys)
+    # The kernel would scale the mask's -inf too.
     if scale <= 0.0:
         queries = queries * scale
-        scale = 1.0  # the kernel would scale the mask's -inf too
+        scale = 1.0
+    # Fused kernels want queries, keys and values equally wide.
     width = max(keys.shape[-1], d_v)
-    if not queries.shape[-1] == values.shape[-1] == width:
-        queries = _pad_features(queries, width)
-        keys = _pad_features(keys, width)
-        values = _pad_features(values, width)
+    queries = _pad_features(queries, width)
+    keys = _pad_features(keys, width)
+    values = _pad_features(values, width)
 
     groups = without_hidden_keys(queries, keys, attention)
     if groups is not None:
+        # Hidden rectangles: calls over the keys that remain, without a mask.
         context = _by_heads(queries, keys, values, groups, scale, dropout)
     elif (
         _fits_one_call(queries, keys, attention)
@@ -142,6 +145,7 @@ def attend(
             queries, keys, values, rows, columns, (rows, columns), attention, scale, dropout
         )
     else:
+        # A mask that differs from query to query: one block of queries at a time.
         context = _by_blocks(queries, keys, values, attention, scale, dropout)
     return context if d_v == width else context[..., :d_v]
 
@@ -150,6 +154,7 @@ def _fits_one_call(queries: Tensor, keys: Tensor, attention: Attention) -> bool:
     """Return whether one kernel call does: the kernel has the mask built in, or all queries share
     one row of it.
     """
+    # A single query takes one row of any mask.
     if queries.shape[-2] == 1:
         return True
     if attention.bias is not None:
@@ -170,47 +175,47 @@ def without_hidden_keys(
     """
     rows = queries.shape[-2]
     columns = keys.shape[-2]
-    small = SMALL if queries.device.type == "cpu" else 0
     if rows == 1 or attention.bias is not None or not has_hidden_rectangles(attention.mask):
         return None
-    if (
-        torch_modes.sizes_are_open(queries, keys)
-        or not has_data(queries)
-        or rows * columns <= small
-    ):
+    if torch_modes.sizes_are_open(queries, keys) or not has_data(queries):
+        return None
+    if queries.device.type == "cpu" and rows * columns <= SMALL:
         return None
     return kernel_calls(attention.mask, rows, columns, queries.shape[1])
 
 
 def _by_heads(
-    queries: Float[Tensor, "batch heads query width"],
-    keys: Float[Tensor, "batch key_heads key width"],
-    values: Float[Tensor, "batch key_heads key width"],
+    queries: Rows,
+    keys: Columns,
+    values: Columns,
     groups: tuple[HeadGroup, ...],
     scale: float,
     dropout: float,
-) -> Float[Tensor, "batch heads query width"]:
+) -> Rows:
     """Run each group of heads with the key heads it shares, and put the heads in order."""
+    # The usual case: all heads are edited alike.
     if len(groups) == 1:
         return _by_calls(queries, keys, values, groups[0].calls, scale, dropout)
+    # Each group runs with the key heads it shares, and the heads are put in order.
     count = queries.shape[1]
     contexts = []
     for group in groups:
         shared = key_heads_of(torch.tensor(group.heads), count, keys.shape[1]).tolist()
         own = queries[:, list(group.heads)], keys[:, shared], values[:, shared]
         contexts.append(_by_calls(*own, group.calls, scale, dropout))
+    # Heads come out group by group.
     order = [head for group in groups for head in group.heads]
     return torch.cat(contexts, dim=1)[:, [order.index(head) for head in range(count)]]
 
 
 def _by_calls(
-    queries: Float[Tensor, "batch heads query width"],
-    keys: Float[Tensor, "batch key_heads key width"],
-    values: Float[Tensor, "batch key_heads key width"],
+    queries: Rows,
+    keys: Columns,
+    values: Columns,
     calls: tuple[KernelCall, ...],
     scale: float,
     dropout: float,
-) -> Float[Tensor, "batch heads query width"]:
+) -> Rows:
     """Run each call over the keys that its queries may see, and put the rows in order."""
     parts: dict[int, Tensor] = {}
     for call in calls:
@@ -218,31 +223,25 @@ def _by_calls(
         if not call.keys:  # these queries may see nothing: zeros, with zeros as gradient
             context = own.masked_fill(torch.ones((), dtype=torch.bool, device=own.device), 0.0)
         else:
+            # Keys side by side; the kernel sees a shorter sequence.
             seen = _gather(keys, call.keys), _gather(values, call.keys)
             context = _kernel(own, *seen, causal=call.causal, scale=scale, dropout=dropout)
-        first = dict(zip(_starts(call.rows), _offsets(call.rows), strict=True))
+        # Where each run of the computed rows begins in the result.
+        offsets = [0, *accumulate(map(len, call.rows))]
+        begins = [(run.start, offset) for run, offset in zip(call.rows, offsets, strict=False)]
         for kept in call.kept:
-            run = max(start for start in first if start <= kept.start)
-            place = first[run] + kept.start - run
+            run, offset = max(begin for begin in begins if begin[0] <= kept.start)
+            place = offset + kept.start - run
             parts[kept.start] = context[:, :, place : place + len(kept)]
     # Side by side in the memory order (batch, query, heads, width), in which models join the heads.
     rows = [parts[start].transpose(1, 2) for start in sorted(parts)]
-    return torch.cat(rows, dim=1).transpose(1, 2) if len(rows) > 1 else rows[0].transpose(1, 2)
+    return (torch.cat(rows, dim=1) if len(rows) > 1 else rows[0]).transpose(1, 2)
 
 
 def _gather(tensor: Float[Tensor, "batch heads n width"], ranges: tuple[range, ...]) -> Tensor:
     """Return the tensor cut to these ranges of its third axis; a view for one range."""
     parts = [tensor[:, :, part.start : part.stop] for part in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-
-def _starts(ranges: tuple[range, ...]) -> list[int]:
-    return [part.start for part in ranges]
-
-
-def _offsets(ranges: tuple[range, ...]) -> list[int]:
-    """Return where each range begins when all are side by side."""
-    return [0, *accumulate(map(len, ranges))][:-1]
 
 
 def _kernel(
@@ -253,14 +252,15 @@ def _kernel(
     columns = keys.shape[-2]
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scale}
     grouped = queries.shape[1] != keys.shape[1]
+    # The kernel's own causal mask fits a square alone: it aligns the first query with the first
+    # key.
     if not causal or rows == 1 or rows == columns:
         return scaled_dot_product_attention(
             queries, keys, values, is_causal=causal and rows > 1, enable_gqa=grouped, **options
         )
     if queries.is_cuda:
-        from torch.nn.attention.bias import (
-            causal_lower_right,
-        )  # late: it imports torch's compiler, for seconds
+        # Late: it imports torch's compiler, for seconds.
+        from torch.nn.attention.bias import causal_lower_right
 
         if grouped and queries.element_size() > 2:  # the kernel for float32 knows no groups
             keys = repeat_key_heads(keys, queries)
@@ -274,13 +274,13 @@ def _kernel(
 
 
 def _by_blocks(
-    queries: Float[Tensor, "batch heads query width"],
-    keys: Float[Tensor, "batch key_heads key width"],
-    values: Float[Tensor, "batch key_heads key width"],
+    queries: Rows,
+    keys: Columns,
+    values: Columns,
     attention: Attention,
     scale: float,
     dropout: float,
-) -> Float[Tensor, "batch heads query width"]:
+) -> Rows:
     """Run each block of queries with the keys it sees, or all at once where few keys would be
     skipped.
 
@@ -290,60 +290,46 @@ def _by_blocks(
     columns = keys.shape[-2]
     of = (count, columns)
     scores = batch * heads * count * columns
-    ranges = key_ranges.find_key_ranges(queries, keys, attention)
+    ranges = exact.find_key_ranges(queries, keys, attention)
     blocks = [range(first, min(first + ROWS, count)) for first in range(0, count, ROWS)]
-    # the kernel needs at least one key: a block that sees nothing gets a hidden one
-    seen = [key_ranges.range_of_block(ranges, block, columns) or range(1) for block in blocks]
+    # The kernel needs at least one key: a block that sees nothing gets a hidden one.
+    seen = [exact.range_of_block(ranges, block, columns) or range(1) for block in blocks]
+    run = partial(_fused, of=of, attention=attention, scale=scale, dropout=dropout)
+    # Where less than a quarter of the keys can be skipped, one call is faster than many.
     if scores <= WHOLE and sum(map(len, seen)) * 4 > len(blocks) * columns * 3:
-        return _fused(
-            queries, keys, values, range(count), range(columns), of, attention, scale, dropout
-        )
+        return run(queries, keys, values, range(count), range(columns))
+    # With many scores the table of a block is made again in the backward pass, not kept.
     recompute = (
         scores > WHOLE
         and _needs_gradient(queries, keys, values, attention)
         and torch_modes.can_checkpoint()
     )
     contexts = []
-    for block_queries, rows, columns_seen in zip(
-        torch.split(queries, ROWS, dim=2), blocks, seen, strict=True
-    ):
-        part = slice(columns_seen.start, columns_seen.stop)
-        inputs = block_queries, keys[:, :, part], values[:, :, part]
-        run = partial(
-            _fused,
-            rows=rows,
-            columns=columns_seen,
-            of=of,
-            attention=attention,
-            scale=scale,
-            dropout=dropout,
-        )
-        if recompute:
-            contexts.append(
-                checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=dropout > 0.0)
-            )
-        else:
-            contexts.append(run(*inputs))
+    for own, rows, shown in zip(torch.split(queries, ROWS, dim=2), blocks, seen, strict=True):
+        part = slice(shown.start, shown.stop)
+        inputs = (own, keys[:, :, part], values[:, :, part], rows, shown)
+        contexts.append(torch_modes.run_block(run, inputs, recompute, dropout))
     return torch.cat(contexts, dim=2)
 
 
 def _fused(
-    queries: Float[Tensor, "batch heads query width"],
-    keys: Float[Tensor, "batch key_heads key width"],
-    values: Float[Tensor, "batch key_heads key width"],
+    queries: Rows,
+    keys: Columns,
+    values: Columns,
     rows: int | range,
     columns: int | range,
     of: tuple[int, int],
     attention: Attention,
     scale: float,
     dropout: float,
-) -> Float[Tensor, "batch heads query width"]:
+) -> Rows:
     """Call torch's kernel for the given rows and columns of a matrix of size `of` = (queries,
     keys).
 
     `rows` and `columns` are ranges, or numbers that stand for all. `queries`, `keys` and `values`
     are cut to them.
     """
+    # A causal square needs no table: the kernel has that mask built in.
     square = (
         not isinstance(rows, range)
         and attention.bias is None
@@ -354,9 +340,8 @@ def _fused(
         ScoreTable(None, None) if square else score_table(queries, rows, columns, of, attention)
     )
     if added is not None and queries.device.type != "cpu":
-        added = added.expand(
-            *queries.shape[:3], keys.shape[-2]
-        )  # GPU kernels take no broadcast mask
+        # GPU kernels take no broadcast mask.
+        added = added.expand(*queries.shape[:3], keys.shape[-2])
     options: dict[str, Any] = {
         "attn_mask": added,
         "dropout_p": dropout,
@@ -365,20 +350,18 @@ def _fused(
         "scale": scale,
         "enable_gqa": torch_modes.constant(queries.shape[1] != keys.shape[1]),
     }
-    if queries.is_cuda and not square and _needs_gradient(queries, keys, values, attention):
-        with sdpa_kernel(SOUND_GRADIENTS):
-            context = scaled_dot_product_attention(queries, keys, values, **options)
-    else:
+    sound = queries.is_cuda and not square and _needs_gradient(queries, keys, values, attention)
+    with sdpa_kernel(SOUND_GRADIENTS) if sound else nullcontext():
         context = scaled_dot_product_attention(queries, keys, values, **options)
-    if nonfinite or (
-        far and _needs_gradient(queries, keys, values, attention)
-    ):  # the caller sees the NaN and recomputes
+    # The caller sees the NaN and recomputes.
+    if nonfinite or (far and _needs_gradient(queries, keys, values, attention)):
         return torch.full_like(context, torch.nan)
     return context if empty_rows is None else context.masked_fill(empty_rows, 0.0)
 
 
 def _needs_gradient(queries: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> bool:
     """Return whether autograd needs a gradient of an input or of a learned bias."""
+    # A learned bias needs its gradient too.
     inputs = (queries, keys, values, *tensors(attention.bias))
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 

@@ -1,11 +1,13 @@
 """Query and set torch's modes: autocast, inference mode, torch.func transforms, torch.export."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 
 def autocast_enabled(device: torch.device) -> bool:
@@ -35,6 +37,7 @@ def recording_mode(device: torch.device) -> AbstractContextManager[object]:
     """Return a context for results that outlive the model's run: no gradients, no inference
     tensors, no autocast.
     """
+    # Entering no context is faster than entering three.
     needed = (
         torch.is_grad_enabled() or torch.is_inference_mode_enabled() or autocast_enabled(device)
     )
@@ -43,6 +46,7 @@ def recording_mode(device: torch.device) -> AbstractContextManager[object]:
 
 @contextmanager
 def _recording_mode(device: torch.device) -> Iterator[None]:
+    # Inference tensors could not be used in a later training step.
     with torch.inference_mode(False), torch.no_grad(), without_autocast(device):
         yield
 
@@ -53,9 +57,11 @@ def transform_obstacle() -> str | None:
     """
     if torch.compiler.is_compiling():
         return None
+    # torch has no public way to ask.
     if forward_ad._current_level >= 0:
         return "it has no forward-mode gradient"
     levels = _transform_levels()
+    # One level of grad is what kernels are made for.
     if not levels or levels == ["Grad"]:
         return None
     return "torch.func has no batching rule and no second derivative for it"
@@ -66,6 +72,16 @@ def can_checkpoint() -> bool:
     have.
     """
     return torch.compiler.is_compiling() or not _transform_levels()
+
+
+def run_block(
+    run: Callable[..., Tensor], inputs: tuple[Any, ...], recompute: bool, dropout: float
+) -> Tensor:
+    """Return run(*inputs); with `recompute` the backward pass runs it again and keeps nothing."""
+    if not recompute:
+        return run(*inputs)
+    result: Tensor = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=dropout > 0.0)
+    return result
 
 
 def is_exporting() -> bool:
@@ -88,6 +104,7 @@ def sizes_are_open(*tensors: Tensor) -> bool:
 
 def _transform_levels() -> list[str]:
     """Return the names of the torch.func transforms around this call, the outermost first."""
+    # None where no transform runs.
     stack = torch._C._functorch.get_interpreter_stack()
     return [level.key().name for level in stack] if stack else []
 

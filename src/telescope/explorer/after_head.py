@@ -13,9 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from ..layers import DecoderBlock, EncoderBlock
-from ..layers.blocks import AddNorm, FeedForward
-from ..layers.multi_head import MultiHeadAttention
+from ..layers import AddNorm, DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention
 from ..recording.queries_keys_call import StepsCall
 from .requests import RequestParams, not_kept
 from .run import AttentionView

@@ -238,9 +238,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from ..attention.normalizers import ZeroSumError
+from ..attention import ZeroSumError
 from ..models import LoadError
-from ..traces.numbers import round_numbers
+from ..traces import round_numbers
 from .after_head import after_head
 from .export import html_page
 from .exported_run import export_answers

@@ -17,9 +17,7 @@ from ..recording.call_facts import KeepOptions
 from ..recording.queries_keys_call import StepsCall
 from ..recording.recording import Recording
 from ..tasks.explaining.examples import EXAMPLES, Example, ExampleScene
-from ..traces.numbers import shortest_numbers
-from ..traces.trace import Trace
-from ..traces.whole_words import Words
+from ..traces import Trace, Words, shortest_numbers
 from .requests import Refusal, unknown
 from .run import AttentionView, Run
 

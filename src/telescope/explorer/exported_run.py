@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..surveys.cells import HOW
-from ..traces.numbers import round_numbers
+from ..traces import round_numbers
 from .after_head import after_all
 from .packing import pack_picture, pack_traces, pack_words, without_shares
 from .perspectives import perspectives_of_all_words

@@ -13,7 +13,7 @@ import torch
 
 from ..atlases import Atlas
 from ..models import LoadError, Model, load
-from ..models.shipped import find_shipped, shipped_models
+from ..models.saved.load import find_shipped, shipped_models
 from ..recording.opening import open_recording
 from ..recording.recording import Recording
 from .atlases import Atlases

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..decoding.sampling import Choices, largest, temperature, top_k, top_p
-from ..traces.whole_words import Words
+from ..decoding import Choices, largest, temperature, top_k, top_p
+from ..traces import Words
 from .output import Output, log_probability
 from .requests import RequestParams, bad_parameter, not_kept
 from .run import Run

@@ -12,7 +12,7 @@ import torch
 
 from ..models import Model, load
 from ..recording.recording import Recording
-from ..traces.trace import Trace
+from ..traces import Trace
 from ..words import check_index
 from .api import JSON, Api
 from .examples import PREFIX, example_name, run_of_trace

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..decoding.writers import start_token
+from ..decoding import start_token
 from ..models import GPT, Transformer
-from ..traces.whole_words import Words
+from ..traces import Words
 
 EDITING = Lock()  # one model runs edited at a time
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..recording.recorded_call import RecordedCall
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
 from ..recording.summaries_call import SummariesCall
-from ..traces.numbers import json_number, json_numbers, round_numbers
+from ..traces import json_number, json_numbers, round_numbers
 from .maps import Picture
 from .run import AttentionView
 from .summaries import known_share

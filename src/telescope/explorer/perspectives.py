@@ -12,7 +12,7 @@ from ..tasks.explaining.perspectives import (
     most_different,
     most_telling,
 )
-from ..traces.numbers import json_numbers
+from ..traces import json_numbers
 from .requests import Refusal, RequestParams, not_kept
 from .run import AttentionView, Run
 from .views import EXACT, WordWeights, word_weights

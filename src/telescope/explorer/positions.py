@@ -9,12 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..layers import DecoderBlock, EncoderBlock
-from ..layers.multi_head import MultiHeadAttention
+from ..layers import DecoderBlock, EncoderBlock, MultiHeadAttention
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
 from ..tasks.explaining.positions import KINDS, to_dict
 from ..tiles.head_scores import OneHead
-from ..traces.numbers import json_numbers
+from ..traces import json_numbers
 from .requests import RequestParams, bad_parameter
 from .run import AttentionView
 from .stack_inputs import StackInputs

@@ -16,7 +16,7 @@ from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from ..recording.summaries_call import SummariesCall
 from ..tiles.head_scores import OneHead
-from ..traces.whole_words import INCOMPLETE, Span, Words
+from ..traces import INCOMPLETE, Span, Words
 from ..words import hint
 from .output import Output
 from .requests import not_kept

@@ -8,8 +8,7 @@ from hashlib import sha256
 import torch
 from tokenizers import Tokenizer
 
-from ..decoding import Written
-from ..decoding.writers import start_token
+from ..decoding import Written, start_token
 from ..interception.watch import watch
 from ..models import GPT, Encoder, Model, Transformer
 from ..tasks.explaining.sentence_views import (

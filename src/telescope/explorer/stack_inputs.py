@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..attention.positions import Rotary
+from ..attention import Rotary
 from ..models import GPT, Encoder, Model, Transformer
 
 

@@ -12,9 +12,7 @@ from ..measures import CLEAR, HABIT_KEYS
 from ..recording.heads import heads_of
 from ..recording.summaries_call import SummariesCall
 from ..tiles import BUDGET, Tiles
-from ..traces.geometry import cosines, plane
-from ..traces.numbers import json_numbers
-from ..traces.whole_words import Words
+from ..traces import Words, cosines, json_numbers, plane
 from .requests import Refusal, RequestParams
 from .run import AttentionView, Run
 from .summaries import dense_weights, known_share, pooled_weights, top_weights

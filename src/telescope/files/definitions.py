@@ -17,18 +17,16 @@ from ..attention import (
     Bias,
     Mask,
     Pairs,
-    biases,
+    Restriction,
+    Value,
     by_sum,
     mask,
     masks,
-    padding_queries,
-    rectangle,
+    regions,
     restrict,
     scores,
     softmax,
 )
-from ..attention.restrict import Restriction
-from ..attention.values import Value
 from ..words import hint
 from .errors import LoadError
 
@@ -37,7 +35,7 @@ from .errors import LoadError
 _NOT_SAVED = {"Mask", "Combination", "Bias", "Score", "Restriction", "OfPositions"}
 VALUE_CLASSES: dict[str, type[Value]] = {
     kind.__name__: kind
-    for module in (mask, masks, biases, scores, restrict, padding_queries, rectangle)
+    for module in (mask, masks, scores, restrict, regions)
     for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, Value)
@@ -71,8 +69,9 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     # By identity: a class of the user's own may have the name of one of ours.
-    if VALUE_CLASSES.get(type(value).__name__) is type(value):
-        parts = {name: getattr(value, name) for name in _field_types(type(value))}
+    kind: Any = type(value)
+    if VALUE_CLASSES.get(kind.__name__) is kind:
+        parts = {name: getattr(value, name) for name in _field_types(kind)}
         functions = [
             part for part in parts.values() if callable(part) and not isinstance(part, Value)
         ]

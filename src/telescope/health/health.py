@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, distributed, nn
 
-from ..attention.padding_queries import real_query_masks
+from ..attention import real_query_masks
 from ..interception.tensor_parallel import tensor_parallel_size
 from ..interception.watch import record_calls
 from ..measures import MEASURES, HeadRows

@@ -8,7 +8,7 @@ from warnings import warn
 from rich.table import Table
 
 from ..recording.names import list_names
-from ..traces.render import render_text
+from ..traces import render_text
 from ..words import hint
 
 COLLAPSED = 0.05  # nats: mean entropy of a head whose queries attend to one key each

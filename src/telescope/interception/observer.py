@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..anatomy import OutputProjection
 from ..attention import Attention
-from ..attention.padding_queries import RealQueries
+from ..attention.regions import RealQueries
 from ..engines import torch_modes
 from ..recording.attention_call import AttentionCall
 from ..recording.head_gradients import check_dropout

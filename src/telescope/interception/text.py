@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..attention import Mask, Pairs
 from ..attention.masks import Keep
-from ..attention.padding_queries import find_padding
-from ..layers.real_queries import told_real
+from ..attention.regions import find_padding
+from ..layers.attend import told_real
 from ..recording.attention_call import AttentionCall
 from ..recording.forward_pass import ForwardPass
 from ..surveys.extend import Size

@@ -6,14 +6,34 @@ combined.
 """
 
 from .attend import Attend
-from .blocks import AddNorm, DecoderBlock, EncoderBlock, FeedForward, GatedFeedForward
+
+# For other rooms of the package; no public names.
+from .attend import DefinedLayer as DefinedLayer
+from .attend import DefinitionModule as DefinitionModule
+from .attend import OnlyReal as OnlyReal
+from .attend import Positions as Positions
+from .attend import States as States
+from .attend import check_choice as check_choice
+from .attend import check_sizes as check_sizes
+from .attend import group_size as group_size
+from .attend import head_width as head_width
+from .attend import told_real as told_real
+from .attention_layers import LuongAttention, SelfAttention, SynthesizerAttention
+from .blocks import Activation as Activation
+from .blocks import (
+    AddNorm,
+    DecoderBlock,
+    EncoderBlock,
+    FeedForward,
+    GatedFeedForward,
+    LearnedPositions,
+    SinusoidalPositions,
+)
 from .cache import Cache, CachePosition, LayerCache
 from .from_torch import from_torch
-from .luong import LuongAttention
+from .multi_head import KeysAndValues as KeysAndValues
 from .multi_head import MultiHeadAttention
-from .position_embedding import LearnedPositions, SinusoidalPositions
-from .self_attention import SelfAttention
-from .synthesizer import SynthesizerAttention
+from .multi_head import StackedLinear as StackedLinear
 
 __all__ = [
     "AddNorm",

@@ -2,18 +2,123 @@
 with a definition.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar, Token
 from threading import Lock
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..attention import Attention
-from ..attention.values import map_tensors, named_leaves, tensors
-from ..engines import attend
-from ..engines.check_inputs import check_dropout
+from ..attention import (
+    Attention,
+    Context,
+    Keys,
+    Queries,
+    Values,
+    map_tensors,
+    named_leaves,
+    require_dense,
+    require_int,
+    tensors,
+)
+from ..engines import attend, check_dropout
+from ..words import hint
+
+# The input of a layer, and the positions of its tokens, of each sequence or of all.
+States = Float[Tensor, "batch n d_model"]
+Positions = Int[Tensor, "*batch n"]
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raise a ValueError where a size is below 1, a TypeError where a size is not an int. None
+    means "not given".
+    """
+    for name, size in sizes.items():
+        if size is not None and require_int(name, size) < 1:
+            raise ValueError(f"{name}={size} must be at least 1")
+
+
+def head_width(d_model: int, heads: int) -> int:
+    """Return d_model / heads, the width of one head; raise a ValueError where the division leaves a
+    remainder.
+    """
+    if d_model % heads:
+        # Name the two widths next to the one that does not fit.
+        below = d_model - d_model % heads
+        near = f"{below} or {below + heads}" if below else f"{heads}"
+        raise ValueError(f"d_model={d_model} cannot be split into heads={heads}; nearest: {near}")
+    return d_model // heads
+
+
+def group_size(heads: int, key_heads: int) -> int:
+    """Return heads / key_heads, the number of query heads that share one key head (grouped-query
+    attention).
+    """
+    if heads % key_heads:
+        divisors = ", ".join(
+            str(n) for n in range(1, min(heads, 1024) + 1) if heads % n == 0
+        )  # a file may say 2^62
+        raise ValueError(
+            f"key_heads={key_heads} does not divide heads={heads}; these do: {divisors}"
+        )
+    return heads // key_heads
+
+
+def check_choice(name: str, choice: str, choices: Iterable[str]) -> None:
+    """Raise a ValueError unless `choice` is one of `choices`; the error suggests the nearest
+    one.
+    """
+    known = list(choices)
+    if choice not in known:
+        raise ValueError(f'there is no {name}="{choice}"; {hint(choice, known)}')
+
+
+def check_features(layer: nn.Module, name: str, tensor: Tensor, argument: str) -> None:
+    """Raise a ValueError unless `tensor` is (batch, position, width), where width is the layer's
+    attribute `argument`.
+
+    `name` is what the caller calls the tensor, for the error message. Raise a TypeError if the
+    tensor is not dense.
+    """
+    require_dense(name, tensor)
+    width = getattr(layer, argument)
+    if tensor.ndim != 3 or tensor.shape[-1] != width:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}; "
+            f"{type(layer).__name__} with {argument}={width} takes (batch, position, {width})"
+        )
+
+
+# A context variable: each thread and each task has its own.
+_running: ContextVar[Tensor | None] = ContextVar("real_queries", default=None)
+
+
+class OnlyReal:
+    """Tell hooks, while the block runs, which of the latest tokens of each sequence count; None
+    tells nothing.
+
+    The last token is that of the last query. Tokens before those given count as their masks say.
+    """
+
+    def __init__(self, tokens: Bool[Tensor, "batch token"] | None) -> None:
+        self.tokens = tokens
+        self._before: Token[Tensor | None] | None = None
+
+    def __enter__(self) -> None:
+        if self.tokens is not None:
+            self._before = _running.set(self.tokens)
+
+    def __exit__(self, *raised: object) -> None:
+        # Reset only what this block has set.
+        if self._before is not None:
+            _running.reset(self._before)
+
+
+def told_real() -> Bool[Tensor, "batch token"] | None:
+    """Return what `OnlyReal` tells now."""
+    return _running.get()
 
 
 class Attend(nn.Module):
@@ -37,21 +142,21 @@ class Attend(nn.Module):
 
     def forward(
         self,
-        queries: Float[Tensor, "batch heads query d_q"],
-        keys: Float[Tensor, "batch key_heads key d_k"],
-        values: Float[Tensor, "batch key_heads key d_v"],
+        queries: Queries,
+        keys: Keys,
+        values: Values,
         attention: Attention,
         *,
         across: bool | None = None,
-    ) -> Float[Tensor, "batch heads query d_v"]:
+    ) -> Context:
         """Return the context, softmax(q kᵀ · scale) v by default.
 
         `across` tells hooks whether the keys come from another sequence than the queries; no number
         depends on it.
         """
-        return attend(
-            queries, keys, values, attention, dropout=self.dropout if self.training else 0.0
-        )
+        # Dropout is for training alone.
+        dropout = self.dropout if self.training else 0.0
+        return attend(queries, keys, values, attention, dropout=dropout)
 
 
 def split_heads(
@@ -59,6 +164,7 @@ def split_heads(
 ) -> Float[Tensor, "batch heads n d"]:
     """Return a view (batch, heads, n, d) of the features."""
     batch, n, width = features.shape
+    # A view: no number moves.
     return features.reshape(batch, n, heads, width // heads).transpose(1, 2)
 
 
@@ -86,6 +192,7 @@ class DefinitionModule(nn.Module):
     def __init__(self, attention: Attention) -> None:
         super().__init__()
         self.names: list[str] = []
+        # Modules, parameters and buffers, each under its path in the definition.
         for path, leaf in named_leaves(attention):
             name = "_".join(path)
             if isinstance(leaf, nn.Module):
@@ -103,6 +210,7 @@ class DefinitionModule(nn.Module):
         """Convert each tensor once, so that layers that share a tensor still share it
         afterwards.
         """
+        # PyTorch passes one function to all submodules: what it returned is kept under it.
         with _converted_lock:
             shared = _converted.setdefault(fn, {})
 
@@ -118,10 +226,12 @@ class DefinitionModule(nn.Module):
         """The definition with the tensors that are registered now; a new object only after a tensor
         was replaced.
         """
+        # `.to()` and loading replace registered tensors: put them into the definition.
         current = [getattr(self, name) for name in self.names]
         if any(
             one is not other for one, other in zip(current, tensors(self._attention), strict=True)
         ):
+            # `map_tensors` meets the tensors in the order of `names`.
             remaining = iter(current)
             self._attention = map_tensors(self._attention, lambda _: next(remaining))
         return self._attention
@@ -144,6 +254,7 @@ class DefinedLayer(nn.Module):
         """Set the definition; one without tensors is stored as it is, so that the layer gains no
         empty submodule.
         """
+        # A definition may be a module before and a plain value after, or the other way round.
         self._modules.pop("definition", None)
         self.__dict__.pop("definition", None)
         has_tensors = any(
@@ -157,6 +268,7 @@ def _check_is_trainable(name: str, tensor: Tensor) -> None:
 
     A tensor computed from parameters passes: the module that computed it owns the parameters.
     """
+    # A buffer that requires a gradient would silently never be trained.
     if tensor.requires_grad and tensor.is_leaf:
         raise ValueError(
             f"attention.{name} requires a gradient but is not an nn.Parameter, so no optimiser "

@@ -6,16 +6,95 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu, silu
+from torch.nn.functional import embedding, gelu, relu, silu
 
-from ..attention import Mask
-from .check_sizes import check_choice, check_features, check_sizes
+from ..attention import Mask, Pairing, sinusoidal
+from .attend import Positions, States, check_choice, check_features, check_sizes
 from .multi_head import KeysAndValues
+
+
+class LearnedPositions(nn.Module):
+    """x_i + P_(start + i), with a learned table P of shape (max_positions, d_model).
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import LearnedPositions
+        >>> LearnedPositions(16, 4)(torch.zeros(1, 3, 4), start=2).shape
+        torch.Size([1, 3, 4])
+    """
+
+    def __init__(self, max_positions: int, d_model: int) -> None:
+        super().__init__()
+        check_sizes(max_positions=max_positions, d_model=d_model)
+        self.max_positions = max_positions
+        self.d_model = d_model
+        # N(0, 0.02), as `GPT` draws its other weights.
+        self.P = nn.Parameter(torch.empty(max_positions, d_model).normal_(std=0.02))
+
+    def forward(self, x: States, start: int | Positions = 0) -> States:
+        """Return x plus the embedding of each position.
+
+        start  the position of the first token, or a tensor (n,) or (batch, n) with the position of
+        each
+
+        Raises a ValueError where `start` is a number and a position is outside the table.
+        """
+        check_features(self, "x", x, "d_model")
+        # A tensor may be on a GPU: `embedding` checks it there.
+        if not isinstance(start, int):
+            return x + embedding(start, self.P)
+        stop = start + x.shape[1]
+        if start < 0 or stop > self.max_positions:
+            raise ValueError(
+                f"x has {x.shape[1]} positions from start={start}; LearnedPositions with "
+                f"max_positions={self.max_positions} has the positions 0 to "
+                f"{self.max_positions - 1}"
+            )
+        # Neighbouring positions are a view of the table.
+        return x + self.P[start:stop]
+
+
+class SinusoidalPositions(nn.Module):
+    """x_i + PE(start + i), see `telescope.sinusoidal`. Nothing is learned, and positions are not
+    limited.
+
+    d_model  width of x, an even number
+    pairs    "neighbours": sines and cosines alternate; "halves": sines first, then cosines
+
+    Example:
+        >>> import torch
+        >>> from telescope.layers import SinusoidalPositions
+        >>> SinusoidalPositions(4)(torch.zeros(1, 1, 4))[0, 0].tolist()
+        [0.0, 1.0, 0.0, 1.0]
+    """
+
+    def __init__(self, d_model: int, *, pairs: Pairing = "neighbours") -> None:
+        super().__init__()
+        check_sizes(d_model=d_model)
+        # Raises now, not at the first call, where d_model is odd. On the CPU: "meta" would import
+        # PyTorch's compiler.
+        sinusoidal(torch.zeros(1, dtype=torch.int64, device="cpu"), d_model, pairs=pairs)
+        self.d_model = d_model
+        self.pairs = pairs
+
+    def forward(self, x: States, start: int | Positions = 0) -> States:
+        """Return x plus the sines and cosines of each position.
+
+        start  the position of the first token, or a tensor (n,) or (batch, n) with the position of
+        each
+        """
+        check_features(self, "x", x, "d_model")
+        if isinstance(start, int):
+            start = torch.arange(start, start + x.shape[1], device=x.device)
+        return x + sinusoidal(start, self.d_model, pairs=self.pairs, dtype=x.dtype)
+
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
+# By the names that a config holds.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": relu,
     "gelu": gelu,
@@ -59,13 +138,14 @@ class FeedForward(nn.Module):
         self.W_2 = nn.Linear(d_hidden, d_model, bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n d_model"]:
+    def forward(self, x: States) -> States:
         check_features(self, "x", x, "d_model")
         hidden = self.hidden(x)
+        # A module call costs microseconds even where dropout does nothing.
         y: Tensor = self.W_2(self.dropout(hidden) if self.training else hidden)
         return y
 
-    def hidden(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n d_hidden"]:
+    def hidden(self, x: States) -> Float[Tensor, "batch n d_hidden"]:
         """Return activation(x W_1 + b_1)."""
         return ACTIVATIONS[self.activation](self.W_1(x))
 
@@ -95,7 +175,7 @@ class GatedFeedForward(FeedForward):
         super().__init__(d_model, d_hidden, activation=activation, bias=bias, dropout=dropout)
         self.W_3 = nn.Linear(d_model, d_hidden, bias)
 
-    def hidden(self, x: Float[Tensor, "batch n d_model"]) -> Float[Tensor, "batch n d_hidden"]:
+    def hidden(self, x: States) -> Float[Tensor, "batch n d_hidden"]:
         """Return activation(x W_1) ⊙ x W_3."""
         gated: Tensor = super().hidden(x) * self.W_3(x)
         return gated
@@ -133,13 +213,12 @@ class AddNorm(nn.Module):
         self.norm = norm(d_model)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self, x: Float[Tensor, "batch n d_model"], sublayer: Callable[[Tensor], Tensor]
-    ) -> Float[Tensor, "batch n d_model"]:
+    def forward(self, x: States, sublayer: Callable[[Tensor], Tensor]) -> States:
         """Return x plus the sublayer's output, normalised; a ValueError where the sublayer changes
         the shape.
         """
         check_features(self, "x", x, "d_model")
+        # Before the sublayer or after the sum: the only difference of the two.
         output = sublayer(self.norm(x) if self.pre_norm else x)
         if output.shape != x.shape:
             raise ValueError(
@@ -178,13 +257,13 @@ class EncoderBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attention = self_attention
-        self.add_norm_1 = AddNorm(d_model, pre_norm=pre_norm, norm=norm, dropout=dropout)
+        # Each sublayer has its own norm.
+        add_norm = partial(AddNorm, d_model, pre_norm=pre_norm, norm=norm, dropout=dropout)
+        self.add_norm_1 = add_norm()
         self.feed_forward = feed_forward
-        self.add_norm_2 = AddNorm(d_model, pre_norm=pre_norm, norm=norm, dropout=dropout)
+        self.add_norm_2 = add_norm()
 
-    def forward(
-        self, x: Float[Tensor, "batch n d_model"], mask: Mask | None = None, **how: Any
-    ) -> Float[Tensor, "batch n d_model"]:
+    def forward(self, x: States, mask: Mask | None = None, **how: Any) -> States:
         """Return the block's output; `how` is passed to the self-attention: `cache` and `at`."""
         x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
         y: Tensor = self.add_norm_2(x, self.feed_forward)
@@ -222,26 +301,28 @@ class DecoderBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attention = self_attention
-        self.add_norm_1 = AddNorm(d_model, pre_norm=pre_norm, norm=norm, dropout=dropout)
+        add_norm = partial(AddNorm, d_model, pre_norm=pre_norm, norm=norm, dropout=dropout)
+        self.add_norm_1 = add_norm()
         self.cross_attention = cross_attention
-        self.add_norm_2 = AddNorm(d_model, pre_norm=pre_norm, norm=norm, dropout=dropout)
+        self.add_norm_2 = add_norm()
         self.feed_forward = feed_forward
-        self.add_norm_3 = AddNorm(d_model, pre_norm=pre_norm, norm=norm, dropout=dropout)
+        self.add_norm_3 = add_norm()
 
     def forward(
         self,
-        x: Float[Tensor, "batch n d_model"],
+        x: States,
         memory: Float[Tensor, "batch key d_memory"] | KeysAndValues,
         mask: Mask | None = None,
         memory_mask: Mask | None = None,
         **how: Any,
-    ) -> Float[Tensor, "batch n d_model"]:
+    ) -> States:
         """Return the block's output for x, given the encoder's output, the memory.
 
         `mask` is for the self-attention, `memory_mask` for the cross-attention; `how` is passed to
         the self-attention: `cache` and `at`.
         """
         x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
+        # The decoder asks, the encoder's output answers.
         x = self.add_norm_2(x, lambda x: self.cross_attention(x, memory, mask=memory_mask))
         y: Tensor = self.add_norm_3(x, self.feed_forward)
         return y

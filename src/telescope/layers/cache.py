@@ -14,10 +14,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ..attention import Attention, Mask, padding
-from ..attention.positions import Rotation
-from ..attention.restrict import restrict_to_written_keys
-from ..attention.values import identity_key
+from ..attention import Attention, Mask, Rotation, identity_key, padding, restrict_to_written_keys
+from .attend import Positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +37,9 @@ class CachePosition:
     """
 
     start: int | Int[Tensor, " n"] = 0
-    positions: Int[Tensor, "*batch n"] | None = None
+    positions: Positions | None = None
     rotation: Rotation | None = None
+    # Owned by one step of a model, and dies with it.
     written: dict[Any, Attention] = field(default_factory=dict, repr=False)
 
 
@@ -76,6 +75,7 @@ class LayerCache:
         Raises a ValueError where the tokens do not fit.
         """
         if not isinstance(start, int):
+            # A fixed shape: slots are given by a tensor, and nothing depends on its value.
             self.keys.index_copy_(2, start, keys.to(self.keys.dtype))
             self.values.index_copy_(2, start, values.to(self.values.dtype))
             return self.keys, self.values
@@ -86,6 +86,7 @@ class LayerCache:
                 f"the cache has room={room}, but these tokens reach up to {stop}; make it with "
                 f"room={stop}"
             )
+        # In place: views handed out before stay valid.
         self.keys[:, :, start:stop] = keys
         self.values[:, :, start:stop] = values
         return self.keys[:, :, :stop], self.values[:, :, :stop]
@@ -139,13 +140,13 @@ class Cache:
         self, rooms: Sequence[LayerCache], pads: Int[Tensor, " batch"] | Sequence[int] | None = None
     ) -> None:
         self.rooms = list(rooms)
+        # A tensor after `fixed()`, which a captured step reads and writes.
         self.length: int | Int[Tensor, ""] = 0
-        self.pads = (
-            None if pads is None else torch.as_tensor(pads, device=self.rooms[0].keys.device)
-        )
-        if self.pads is not None and (
-            self.pads.shape != (self.batch,) or bool((self.pads < 0).any())
-        ):
+        self.pads: Tensor | None = None
+        if pads is None:
+            return
+        self.pads = torch.as_tensor(pads, device=self.rooms[0].keys.device)
+        if self.pads.shape != (self.batch,) or bool((self.pads < 0).any()):
             raise ValueError(
                 f"pads={self.pads.tolist()} does not fit a batch of {self.batch}: one number each, "
                 "none below 0"
@@ -193,10 +194,11 @@ class Cache:
             return self.length
         return self.length + torch.arange(n, device=self.length.device)
 
-    def positions(self, n: int) -> Int[Tensor, "*batch n"]:
+    def positions(self, n: int) -> Positions:
         """Return the positions of the next n tokens in their own sequences: (n,), or (batch, n)
         with `pads`.
         """
+        # Without the padding in front, so that the first real token is at 0.
         slots = self.length + torch.arange(n, device=self.rooms[0].keys.device)
         return slots if self.pads is None else (slots - self.pads[:, None]).clamp(min=0)
 
@@ -223,6 +225,7 @@ class Cache:
         since  how many first tokens sequences i and index[i] have in common, for every i; these are
         not copied
         """
+        # After `fixed()` the length is not read: the whole cache is moved.
         filled = self.length if isinstance(self.length, int) else self.room
         for room in self.rooms:
             room.reorder(index, filled, since)
@@ -248,9 +251,11 @@ def _reorder_batch(
 
     Where the batch keeps its size this happens in place, so that a captured step finds its tensors.
     """
+    # In place where the batch keeps its size: a captured step finds its tensors.
     if len(index) == kept.shape[0]:
         kept[:, :, since:filled] = kept[:, :, since:filled].index_select(0, index)
         return kept
+    # A batch that shrinks gets new tensors; unwritten slots stay uninitialised.
     whole = kept.new_empty(len(index), *kept.shape[1:])
     whole[:, :, :filled] = kept[:, :, :filled].index_select(0, index)
     return whole

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
-from ..attention import Attention, Bias, causal, from_additive, from_forbidden
-from ..attention.biases import SumOfBiases
+from ..attention import Attention, causal, from_additive, from_forbidden
 from .blocks import ACTIVATIONS, AddNorm, DecoderBlock, EncoderBlock, FeedForward
 from .multi_head import MultiHeadAttention
 
@@ -46,6 +44,7 @@ def from_torch(module: nn.Module) -> nn.Module:
         >>> torch.allclose(from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
         True
     """
+    # Exact classes: a subclass may compute something else.
     if type(module) is nn.MultiheadAttention:
         return _multi_head(module)
     if type(module) is nn.TransformerEncoderLayer:
@@ -88,6 +87,7 @@ class ConvertedAttention(MultiHeadAttention):
         Raises a ValueError where torch is asked for what these layers do not have: weights, or
         values that are not of the same sequence as the keys.
         """
+        # A tensor in the third place is the value of a call of torch.
         if isinstance(mask, Tensor):
             return self._run_as_torch(x, memory, mask, **options)
         return super().forward(x, memory, mask, **options)
@@ -117,6 +117,7 @@ class ConvertedAttention(MultiHeadAttention):
                 "key and value are two sequences; here both come from one memory: layer(x, memory)"
             )
         attention = self.attention
+        # torch passes both; the mask then says the same.
         if is_causal and attn_mask is None:
             attention = attention.with_extra_mask(causal)
         for given in (
@@ -125,6 +126,7 @@ class ConvertedAttention(MultiHeadAttention):
         ):
             attention = _with_torch_mask(attention, given, self.heads)
         memory = None if key is query else key
+        # Telescope always has the batch first.
         if not self.batch_first:
             query = query.transpose(0, 1)
             memory = None if memory is None else memory.transpose(0, 1)
@@ -140,14 +142,11 @@ def _with_torch_mask(attention: Attention, given: Tensor | None, heads: int) -> 
         return attention
     if given.dtype == torch.bool:
         return attention.with_extra_mask(from_forbidden(given, heads=heads))
-    added = from_additive(given, heads=heads)
-    if attention.bias is None:
-        return replace(attention, bias=added)
-    assert isinstance(attention.bias, Bias)  # Attention wraps functions
-    return replace(attention, bias=SumOfBiases((attention.bias, added)))
+    return attention.with_extra_bias(from_additive(given, heads=heads))
 
 
 def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
+    # What has no counterpart is refused, not dropped.
     if theirs.bias_k is not None:
         raise ValueError(
             "add_bias_kv=True has no counterpart: Telescope's layers learn no extra key and value"
@@ -157,6 +156,7 @@ def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
             f"kdim={theirs.kdim} and vdim={theirs.vdim} differ; here keys and values come from one "
             "memory of one width"
         )
+    # Without numbers first: the weights are replaced by copies at once.
     with torch.device("meta"):
         ours = ConvertedAttention(
             theirs.embed_dim,
@@ -171,6 +171,7 @@ def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
     if theirs.in_proj_weight is not None:  # W_q, W_k and W_v are stacked, as in W_qkv
         _copy(ours.W_qkv, theirs.in_proj_weight, theirs.in_proj_bias)
     else:
+        # Keys of another width: three matrices, of which two are stacked here.
         W_q = theirs.q_proj_weight
         W_kv = torch.cat([theirs.k_proj_weight, theirs.v_proj_weight])
         bias = theirs.in_proj_bias
@@ -222,12 +223,14 @@ def _add_norm(norm: nn.LayerNorm, dropout: nn.Dropout, pre_norm: bool) -> AddNor
     return AddNorm(
         norm.normalized_shape[0],
         pre_norm=pre_norm,
+        # The norm itself, with its weights and its eps.
         norm=lambda _: deepcopy(norm),
         dropout=dropout.p,
     )
 
 
 def _activation(theirs: Callable[[Tensor], Tensor]) -> str:
+    # Functions and modules both: torch accepts either.
     if theirs in (relu, torch.relu) or isinstance(theirs, nn.ReLU):
         return "relu"
     if theirs is gelu or isinstance(theirs, nn.GELU):

@@ -10,11 +10,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..attention import Attention, Mask, dot, softmax
-from ..attention.positions import Rotary
-from .attend import Attend, DefinedLayer, join_heads, split_heads
+from ..attention import Attention, Mask, Rotary, dot, softmax
+from .attend import (
+    Attend,
+    DefinedLayer,
+    check_features,
+    check_sizes,
+    group_size,
+    head_width,
+    join_heads,
+    split_heads,
+)
 from .cache import CachePosition, LayerCache
-from .check_sizes import check_features, check_sizes, group_size, head_width
 
 
 class Affine(NamedTuple):
@@ -34,6 +41,7 @@ class StackedLinear(nn.Linear):
     """
 
     def __init__(self, d_in: int, widths: dict[str, int], bias: bool = True) -> None:
+        # One weight, initialised as one matrix.
         super().__init__(d_in, sum(widths.values()), bias)
         self.widths = widths
 
@@ -51,6 +59,7 @@ class StackedLinear(nn.Linear):
 
     def span(self, name: str) -> slice:
         """Return the rows of one matrix in the stack."""
+        # Rows end where the widths up to here add up to.
         stop = dict(zip(self.widths, accumulate(self.widths.values()), strict=True))[name]
         return slice(stop - self.widths[name], stop)
 
@@ -58,6 +67,7 @@ class StackedLinear(nn.Linear):
         self, x: Float[Tensor, "batch n d_in"], *names: str
     ) -> Float[Tensor, "batch n d_out"]:
         """Return x Wᵀ + b for the named matrices alone, which are neighbours in the stack."""
+        # All of them is the product of the whole stack, which hooks can see.
         return self(x) if len(names) == len(self.widths) else linear(x, *self.rows(*names))
 
 
@@ -132,9 +142,11 @@ class MultiHeadAttention(DefinedLayer):
         self.d_v = self.d_k if d_v is None else d_v
         self.d_memory = d_model if d_memory is None else d_memory
         self.d_out = d_model if d_out is None else d_out
+        # Raises where key heads do not divide the heads.
         group_size(heads, self.key_heads)
         self.attention = attention
         self.rotary = rotary
+        # One product for X alone, two where the memory has another width.
         W_q = {"W_q": heads * self.d_k}
         W_kv = {"W_k": self.key_heads * self.d_k, "W_v": self.key_heads * self.d_v}
         if self.d_memory == d_model:
@@ -161,13 +173,17 @@ class MultiHeadAttention(DefinedLayer):
         drifts, and the scores with it.
         """
         _, stack = self._stacks()
-        plain = (
-            self.attention.score == dot
-            and self.attention.normalize is softmax
+        attention = self.attention
+        is_ignored = (
+            attention.score == dot
+            and attention.normalize is softmax
+            and attention.softcap is None
+            and attention.sink is None
             and self.rotary is None
         )
-        shifts = plain and self.attention.softcap is None and self.attention.sink is None
-        return (stack.bias, stack.span("W_k")) if shifts and stack.bias is not None else None
+        if not is_ignored or stack.bias is None:
+            return None
+        return stack.bias, stack.span("W_k")
 
     def forward(
         self,
@@ -204,12 +220,14 @@ class MultiHeadAttention(DefinedLayer):
     ) -> Tensor:
         """Return the attention of x to the memory, by a definition of this call."""
         if memory is None:
+            # Self-attention: everything comes from x.
             queries, keys, values = self._project_all(x, at)
             if cache is not None:
                 keys, values = cache.append(keys, values, at.start)
                 attention = cache.hide_unwritten(attention, at)
         else:
             queries = self.queries(x)
+            # Keys and values may have been computed before, once for many calls.
             keys, values = self.keys_and_values(memory) if isinstance(memory, Tensor) else memory
         context = self._attend(
             queries, keys, values, attention, across=memory is not None and memory is not x
@@ -235,9 +253,8 @@ class MultiHeadAttention(DefinedLayer):
         keys, values = torch.split(
             stacked, [self.key_heads * self.d_k, self.key_heads * self.d_v], dim=-1
         )
-        return self._rotate(split_heads(keys, self.key_heads), at), split_heads(
-            values, self.key_heads
-        )
+        keys = self._rotate(split_heads(keys, self.key_heads), at)
+        return keys, split_heads(values, self.key_heads)
 
     def room(self, batch: int, room: int) -> LayerCache:
         """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and
@@ -253,19 +270,11 @@ class MultiHeadAttention(DefinedLayer):
         one call.
         """
         check_features(self, "x", x, "d_model")
-        widths = list(self.W_qkv.widths.values())
-        if self.rotary is None:
-            queries, keys, values = torch.split(self.W_qkv(x), widths, dim=-1)
-            return (
-                split_heads(queries, self.heads),
-                split_heads(keys, self.key_heads),
-                split_heads(values, self.key_heads),
-            )
-        queries_and_keys, values = torch.split(self.W_qkv(x), [sum(widths[:2]), widths[2]], dim=-1)
-        queries_and_keys = self._rotate(
-            split_heads(queries_and_keys, self.heads + self.key_heads), at
-        )
-        queries, keys = torch.split(queries_and_keys, [self.heads, self.key_heads], dim=1)
+        d_q, d_k, d_v = self.W_qkv.widths.values()
+        rotated, values = torch.split(self.W_qkv(x), [d_q + d_k, d_v], dim=-1)
+        # Queries and keys are rotated in one call.
+        rotated = self._rotate(split_heads(rotated, self.heads + self.key_heads), at)
+        queries, keys = torch.split(rotated, [self.heads, self.key_heads], dim=1)
         return queries, keys, split_heads(values, self.key_heads)
 
     def _attend(
@@ -280,12 +289,13 @@ class MultiHeadAttention(DefinedLayer):
         batch, heads, n, _ = queries.shape
         sources = keys.shape[0]
         any_position = attention.mask.same_for_all_queries and attention.bias is None
-        if batch == sources or not sources or batch % sources or not any_position:
-            context: Tensor = self.attend(queries, keys, values, attention, across=across)
+        # Several queries of one source, where no position counts.
+        beams = batch // sources if sources and not batch % sources and any_position else 1
+        if beams > 1:
+            queries = queries.reshape(sources, beams, heads, n, -1).transpose(1, 2).flatten(2, 3)
+        context: Tensor = self.attend(queries, keys, values, attention, across=across)
+        if beams == 1:
             return context
-        beams = batch // sources
-        side_by_side = queries.reshape(sources, beams, heads, n, -1).transpose(1, 2).flatten(2, 3)
-        context = self.attend(side_by_side, keys, values, attention, across=across)
         return context.reshape(sources, heads, beams, n, -1).transpose(1, 2).flatten(0, 1)
 
     def _stacks(self) -> tuple[StackedLinear, StackedLinear]:
@@ -296,11 +306,13 @@ class MultiHeadAttention(DefinedLayer):
         """Apply the rotary positions, if the layer has them, to features (batch, heads, n, d_k)."""
         if self.rotary is None:
             return features
+        # Computed once by the model for all of its layers.
         if at.rotation is not None:
             return at.rotation(features)
         return self.rotary(features, at.start if at.positions is None else at.positions)
 
     def _check(self, memory: Tensor | KeysAndValues | None, cache: LayerCache | None) -> None:
+        # Each message names the call that was probably meant.
         if memory is None and self.d_memory != self.d_model:
             raise ValueError(
                 f"memory is missing: a layer with d_model={self.d_model} and "

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..attention import Attention, softmax
 from ..attention.mask import Both, Mask
 from ..attention.masks import Causal, Keep
-from ..attention.padding_queries import RealQueries, first_real_key, real_query_masks
+from ..attention.regions import RealQueries, first_real_key, real_query_masks
 from ..attention.restrict import Renumbered
 from ..surveys import Marks
 from ..surveys.marks import Listing

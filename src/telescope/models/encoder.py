@@ -6,18 +6,34 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..attention import Attention, Mask
-from ..layers import EncoderBlock, FeedForward, LearnedPositions, MultiHeadAttention
-from ..layers.blocks import Activation
-from .config import Config, check_at_least_one, check_heads, check_positive, check_probabilities
-from .model import Model, Norm, check_ids, modules_to_initialise, norm_factory, real_tokens
+from ..layers import (
+    Activation,
+    EncoderBlock,
+    FeedForward,
+    LearnedPositions,
+    MultiHeadAttention,
+    Positions,
+    States,
+)
+from .model import (
+    Ids,
+    Model,
+    ModelConfig,
+    Norm,
+    check_heads,
+    check_ids,
+    modules_to_initialise,
+    norm_factory,
+    real_tokens,
+)
 
 
 @dataclass(frozen=True)
-class EncoderConfig(Config):
+class EncoderConfig(ModelConfig):
     """The config of an Encoder; the defaults are a small BERT.
 
     The meaning of None: d_hidden = 4 · d_model, attention_dropout = dropout.
@@ -44,12 +60,10 @@ class EncoderConfig(Config):
     dropout: float = 0.1
     attention_dropout: float | None = None
 
+    may_be_zero = ("types",)
+
     def check(self) -> None:
-        check_at_least_one(
-            self, "vocabulary", "max_positions", "d_model", "blocks", "heads", "d_hidden"
-        )
-        check_positive(self, "norm_eps")
-        check_probabilities(self, "dropout", "attention_dropout")
+        super().check()
         check_heads(self.d_model, self.heads)
         if self.types < 0:
             raise ValueError(f"types={self.types} must not be negative; 0 is none")
@@ -79,10 +93,7 @@ class Encoder(Model, config_type=EncoderConfig):
         super().__init__()
         self.config = config
         norm = norm_factory(config.norm, config.norm_eps)
-        d_hidden = 4 * config.d_model if config.d_hidden is None else config.d_hidden
-        attention_dropout = (
-            config.dropout if config.attention_dropout is None else config.attention_dropout
-        )
+        d_hidden = config.d_hidden or 4 * config.d_model
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         self.positions = LearnedPositions(config.max_positions, config.d_model)
         self.types = nn.Embedding(config.types, config.d_model) if config.types else None
@@ -92,7 +103,7 @@ class Encoder(Model, config_type=EncoderConfig):
             EncoderBlock(
                 config.d_model,
                 MultiHeadAttention(
-                    config.d_model, config.heads, attention=attention, dropout=attention_dropout
+                    config.d_model, config.heads, attention=attention, dropout=config.weight_dropout
                 ),
                 FeedForward(config.d_model, d_hidden, activation=config.activation),
                 norm=norm,
@@ -112,11 +123,11 @@ class Encoder(Model, config_type=EncoderConfig):
 
     def forward(
         self,
-        ids: Int[Tensor, "batch n"],
+        ids: Ids,
         mask: Mask | None = None,
-        types: Int[Tensor, "batch n"] | None = None,
-        positions: Int[Tensor, "*batch n"] | None = None,
-    ) -> Float[Tensor, "batch n d_model"]:
+        types: Ids | None = None,
+        positions: Positions | None = None,
+    ) -> States:
         """Return the hidden state of each token.
 
         mask       hides padding, e.g. ts.padding(lengths)
@@ -129,24 +140,26 @@ class Encoder(Model, config_type=EncoderConfig):
         check_ids("ids", ids, self.config.vocabulary)
         x = self.embedding(ids)
         if self.types is not None:
+            # All tokens are of type 0, the first text, unless said otherwise.
             x = x + self.types(torch.zeros_like(ids) if types is None else types)
         elif types is not None:
             raise ValueError("types were given, but this model has none: its config has types=0")
+        # BERT normalises the embeddings, once.
         x = self.dropout(self.norm(self.positions(x, 0 if positions is None else positions)))
         for block in self.blocks:
             x = block(x, mask)
         y: Tensor = x
         return y
 
-    def pool(
-        self, hidden: Float[Tensor, "batch n d_model"], mask: Mask | None = None
-    ) -> Float[Tensor, "batch d_model"]:
+    def pool(self, hidden: States, mask: Mask | None = None) -> Float[Tensor, "batch d_model"]:
         """Return one vector for each text: the mean over tokens that `mask` shows, or the state of
         the first token.
         """
         if self.config.pooling == "mean":
+            # Padding must not enter the mean; a text of padding alone gives zeros.
             real = real_tokens(mask, hidden)[..., None].to(hidden.dtype)
             return (hidden * real).sum(1) / real.sum(1).clamp(min=1.0)
+        # The first token, which BERT calls [CLS].
         first = hidden[:, 0]
         return first if self.pooler is None else torch.tanh(self.pooler(first))
 

@@ -8,13 +8,23 @@ from math import sqrt
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..attention import Attention, Mask, causal, everyone, window
-from ..attention.positions import LinearScaling, Llama3Scaling, Pairing, Rotary
+from ..attention import (
+    Attention,
+    LinearScaling,
+    Llama3Scaling,
+    Mask,
+    Pairing,
+    Rotary,
+    causal,
+    everyone,
+    window,
+)
 from ..layers import (
+    Activation,
     Cache,
     CachePosition,
     EncoderBlock,
@@ -22,16 +32,27 @@ from ..layers import (
     GatedFeedForward,
     LearnedPositions,
     MultiHeadAttention,
+    Positions,
+    States,
     SynthesizerAttention,
 )
-from ..layers.blocks import Activation
-from .config import Config, check_at_least_one, check_heads, check_positive, check_probabilities
 from .loss import Reduction, cross_entropy
-from .model import Model, Norm, check_batch, check_ids, modules_to_initialise, norm_factory
+from .model import (
+    Ids,
+    Logits,
+    Model,
+    ModelConfig,
+    Norm,
+    check_batch,
+    check_heads,
+    check_ids,
+    modules_to_initialise,
+    norm_factory,
+)
 
 
 @dataclass(frozen=True)
-class GPTConfig(Config):
+class GPTConfig(ModelConfig):
     """The config of a GPT; the defaults are a small GPT-2.
 
     Llama is positions="rotary", norm="rms", gated=True, activation="silu", bias=False. The meaning
@@ -83,27 +104,7 @@ class GPTConfig(Config):
     attention_dropout: float | None = None
 
     def check(self) -> None:
-        sizes = (
-            "vocabulary",
-            "max_positions",
-            "d_model",
-            "blocks",
-            "heads",
-            "key_heads",
-            "d_k",
-            "d_hidden",
-        )
-        check_at_least_one(self, *sizes, "window", "synthesizer_block", "rotary_original")
-        check_positive(
-            self,
-            "rotary_base",
-            "rotary_fraction",
-            "rotary_factor",
-            "rotary_low",
-            "rotary_high",
-            "norm_eps",
-        )
-        check_probabilities(self, "dropout", "attention_dropout")
+        super().check()
         check_heads(self.d_model, self.heads, self.key_heads, self.d_k)
         if self.rotary_low >= self.rotary_high:
             raise ValueError(
@@ -117,6 +118,7 @@ class GPTConfig(Config):
 
     def _check_synthesizer(self) -> None:
         """Raise a ValueError where a field about keys is set: the Synthesizer has no keys."""
+        # Fields about keys, which are None unless somebody has set them.
         for name in ("key_heads", "d_k", "attention_bias", "out_bias"):
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -130,17 +132,16 @@ class GPTConfig(Config):
     @property
     def width(self) -> int:
         """d_k, the width of one head's queries and keys."""
-        return self.d_model // self.heads if self.d_k is None else self.d_k
+        return self.d_k or self.d_model // self.heads
 
     def rotary(self) -> Rotary:
         """Return the rotary positions that the fields rotary_… describe."""
         scaling: LinearScaling | Llama3Scaling | None = None
+        factor = self.rotary_factor
         if self.rotary_scaling == "linear":
-            scaling = LinearScaling(self.rotary_factor)
+            scaling = LinearScaling(factor)
         if self.rotary_scaling == "llama3":
-            scaling = Llama3Scaling(
-                self.rotary_factor, self.rotary_low, self.rotary_high, self.rotary_original
-            )
+            scaling = Llama3Scaling(factor, self.rotary_low, self.rotary_high, self.rotary_original)
         return Rotary(self.rotary_base, self.rotary_fraction, self.rotary_pairs, scaling)
 
 
@@ -169,6 +170,7 @@ class GPT(Model, config_type=GPTConfig):
     ) -> None:
         super().__init__()
         self.config = config
+        # A model that sees its target learns nothing: refuse it here, not after training.
         if attention is not None and attention.mask == everyone:
             raise ValueError(
                 "attention has no mask, so a GPT would see the token it has to guess; add "
@@ -181,6 +183,7 @@ class GPT(Model, config_type=GPTConfig):
             if config.positions == "learned"
             else None
         )
+        # One rotation for all blocks.
         self.rotary = config.rotary() if config.positions == "rotary" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
@@ -188,6 +191,7 @@ class GPT(Model, config_type=GPTConfig):
                 config.d_model,
                 self._self_attention(attention),
                 self._feed_forward(),
+                # The residual stream is normalised on the way into each sublayer, never itself.
                 pre_norm=True,
                 norm=norm,
                 dropout=config.dropout,
@@ -209,11 +213,11 @@ class GPT(Model, config_type=GPTConfig):
 
     def forward(
         self,
-        ids: Int[Tensor, "batch n"],
+        ids: Ids,
         mask: Mask | None = None,
-        positions: Int[Tensor, "*batch n"] | None = None,
+        positions: Positions | None = None,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch n vocabulary"]:
+    ) -> Logits:
         """Return the logits of the token that follows each token.
 
         mask       combined with the definition's by &, e.g. ts.padding(keep=...); with a cache,
@@ -230,21 +234,23 @@ class GPT(Model, config_type=GPTConfig):
 
     def hidden(
         self,
-        ids: Int[Tensor, "batch n"],
+        ids: Ids,
         mask: Mask | None = None,
-        positions: Int[Tensor, "*batch n"] | None = None,
+        positions: Positions | None = None,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch n d_model"]:
+    ) -> States:
         """Return the hidden states before the head: `logits(hidden[:, -1:])` are the logits of the
         last token alone.
         """
         self._check(ids, cache)
         n = ids.shape[1]
         if cache is not None:
+            # The cache knows its padding and where its tokens stand.
             mask = cache.mask(mask)
             positions = cache.positions(n) if positions is None else positions
         at = self._cache_position(n, positions, cache)
 
+        # ids → embedding ⊕ positions → blocks → norm.
         x = self.embedding(ids)
         if self.positions is not None:
             x = self.positions(x, 0 if positions is None else positions)
@@ -252,16 +258,17 @@ class GPT(Model, config_type=GPTConfig):
         for i, block in enumerate(self.blocks):
             x = block(x, mask, at=at, cache=None if cache is None else cache[i])
         if cache is not None:
+            # After all blocks have written their keys and values.
             cache.advance(n)
         y: Tensor = self.norm(x)
         return y
 
     def loss(
         self,
-        ids: Int[Tensor, "batch n"],
-        targets: Int[Tensor, "batch n"],
+        ids: Ids,
+        targets: Ids,
         mask: Mask | None = None,
-        positions: Int[Tensor, "*batch n"] | None = None,
+        positions: Positions | None = None,
         *,
         ignore: int = -100,
         label_smoothing: float = 0.0,
@@ -283,15 +290,14 @@ class GPT(Model, config_type=GPTConfig):
             reduction=reduction,
         )
 
-    def logits(
-        self, hidden: Float[Tensor, "batch n d_model"]
-    ) -> Float[Tensor, "batch n vocabulary"]:
+    def logits(self, hidden: States) -> Logits:
         """Return hidden states times the head."""
         return linear(hidden, self.head_weight)
 
     @property
     def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
         """The matrix that turns hidden states into logits; the embedding where they are tied."""
+        # Tied: the embedding read the other way round.
         return self.embedding.weight if self.head is None else self.head.weight
 
     def cache(
@@ -314,8 +320,14 @@ class GPT(Model, config_type=GPTConfig):
         """The length of the longest sequence; a limit only for learned positions and for the
         Synthesizer's table.
         """
-        block = self.config.synthesizer_block if self.config.attention == "synthesizer" else None
-        return self.config.max_positions if block is None else min(block, self.config.max_positions)
+        config = self.config
+        block = config.synthesizer_block if config.attention == "synthesizer" else None
+        return min(block or config.max_positions, config.max_positions)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the model has no positions beyond `longest`."""
+        return self.config.positions == "learned" or self.config.attention == "synthesizer"
 
     # ------------------------------------------------------------------------------------- building
 
@@ -326,18 +338,16 @@ class GPT(Model, config_type=GPTConfig):
         """Return the attention layer of one block."""
         config = self.config
         mask = causal if config.window is None else causal & window(config.window)
-        dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
         if config.attention == "synthesizer":
+            # The Synthesizer has one score for each column of its table, and no scale.
             return SynthesizerAttention(
                 config.d_model,
                 config.heads,
-                config.max_positions
-                if config.synthesizer_block is None
-                else config.synthesizer_block,
+                config.synthesizer_block or config.max_positions,
                 shared=config.synthesizer_shared,
                 bias=config.bias,
                 attention=Attention(scale=1.0, mask=mask) if attention is None else attention,
-                dropout=dropout,
+                dropout=config.weight_dropout,
             )
         return MultiHeadAttention(
             config.d_model,
@@ -348,13 +358,13 @@ class GPT(Model, config_type=GPTConfig):
             out_bias=config.bias if config.out_bias is None else config.out_bias,
             attention=Attention(mask=mask) if attention is None else attention,
             rotary=self.rotary,
-            dropout=dropout,
+            dropout=config.weight_dropout,
         )
 
     def _feed_forward(self) -> FeedForward:
         config = self.config
         kind = GatedFeedForward if config.gated else FeedForward
-        d_hidden = 4 * config.d_model if config.d_hidden is None else config.d_hidden
+        d_hidden = config.d_hidden or 4 * config.d_model
         return kind(config.d_model, d_hidden, activation=config.activation, bias=config.bias)
 
     def _initialise(self) -> None:
@@ -381,6 +391,7 @@ class GPT(Model, config_type=GPTConfig):
         if self.rotary is None:
             return CachePosition(start, positions)
         weight = self.embedding.weight
+        # Angles are computed once for all blocks, in float32 or better.
         rotated = torch.arange(n, device=weight.device) if positions is None else positions
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         return CachePosition(start, positions, self.rotary.at(rotated, self.config.width, dtype))
@@ -390,11 +401,11 @@ class GPT(Model, config_type=GPTConfig):
         if cache is None:
             self._check_length(ids.shape[1])
         else:
+            # With a cache, its room limits the length.
             check_batch("ids", ids, cache.batch)
 
     def _check_length(self, n: int) -> None:
-        limited = self.config.positions == "learned" or self.config.attention == "synthesizer"
-        if limited and n > self.longest:
+        if self.is_limited and n > self.longest:
             raise ValueError(
                 f"{n} tokens are too many: this model has positions for {self.longest}"
             )

@@ -6,6 +6,7 @@ them and is added at once to the gradients of the hidden states and of the head,
 backward pass needs neither the logits nor a second computation.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from importlib.util import find_spec
 from math import ceil
@@ -13,14 +14,14 @@ from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
-from ..attention.values import has_data
-from ..engines import torch_modes
-from ..engines.exact import upcast_half
-from ..layers.check_sizes import check_choice
+from ..attention import Mask, has_data
+from ..engines import torch_modes, upcast_half
+from ..layers import check_choice
+from .model import Ids, Model, Targets, TargetStates
 
 # The number of logits in a chunk, by device. CPU: the fastest of 2**19 to 2**25 on one Neoverse
 # core. GPU: large, since every chunk adds once to the gradient of the head, and the kernel needs no
@@ -29,6 +30,7 @@ MAX_LOGITS = {"cpu": 2**23, "cuda": 2**30}
 ROW_ALIGNMENT = {
     "cuda": 64
 }  # rows are padded to a multiple, for tensor cores: GPT-2's 50,257 become 50,304
+# Asked once: importing triton takes a second.
 TRITON_INSTALLED = find_spec("triton") is not None
 
 Reduction = Literal["mean", "sum"]
@@ -91,6 +93,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         smoothing: float,
         reduction: Reduction,
     ) -> Float[Tensor, ""]:
+        # Gradients that nobody needs are not computed.
         for_hidden, for_weight, for_bias, *_ = ctx.needs_input_grad
         states, W = torch_modes.cast_for_autocast(hidden, weight)
         with torch_modes.without_autocast(hidden.device):
@@ -101,8 +104,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             d_bias = torch.zeros_like(bias) if bias is not None and for_bias else None
             total = upcast_half(states).new_zeros(())
             for chunk in _chunks(len(states), len(W), W.device.type):
+                # The only large tensor, and it lives for one chunk.
                 logits = states[chunk] @ W.mT
                 if _use_kernel(logits):
+                    # Late: triton is imported only where a GPU needs it.
                     from .loss_kernel import differentiate_in_place
 
                     losses = differentiate_in_place(
@@ -120,6 +125,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     _add_product(d_weight, d_logits, states[chunk])
                 if d_bias is not None:
                     d_bias += d_logits.sum(0, dtype=d_bias.dtype)[: len(weight)]
+        # Divided at the end, so that chunks of padding do not count.
         count = real.sum() if reduction == "mean" else torch.ones_like(total)
         ctx.save_for_backward(torch.cat(d_hidden) if d_hidden else None, d_weight, d_bias, count)
         ctx.dtype = hidden.dtype
@@ -129,6 +135,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Float[Tensor, ""]) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight, d_bias, count = ctx.saved_tensors
+        # The gradients are there already; one factor is left.
         scale = gradient / count
         return (
             None if d_hidden is None else (d_hidden * scale).to(ctx.dtype),
@@ -171,6 +178,7 @@ def _differentiate_chunk(
         if bias is None
         else upcast_half(logits) + pad(bias, (0, width - vocabulary))
     )
+    # ln Σ exp(z) is added below, when the largest is known.
     losses = -target_share * z.gather(-1, target)
     if smoothing:
         losses = losses - smooth_share * z[:, :vocabulary].sum(-1, keepdim=True)
@@ -179,6 +187,7 @@ def _differentiate_chunk(
             columns >= vocabulary, -torch.inf
         )  # padding of the rows, not part of the vocabulary
 
+    # exp(z - largest) cannot overflow.
     largest = z.amax(-1, keepdim=True)
     weights = z.sub_(largest).exp_()
     sums = weights.sum(-1, keepdim=True)
@@ -214,6 +223,7 @@ def _check_targets(targets: Tensor, vocabulary: int, ignore: int) -> None:
     """Raise a ValueError where a target is outside the vocabulary; on a GPU do nothing, since
     reading would wait.
     """
+    # On a GPU reading the ids would wait for all work before.
     if targets.device.type != "cpu" or not has_data(targets):
         return
     outside = targets[((targets < 0) | (targets >= vocabulary)) & (targets != ignore)]
@@ -222,3 +232,88 @@ def _check_targets(targets: Tensor, vocabulary: int, ignore: int) -> None:
             f"targets has the id {int(outside[0])}; the vocabulary is 0 to {vocabulary - 1}, and "
             f"ignore={ignore}"
         )
+
+
+class Translator(Model, ABC):
+    """The base class of Transformer and LuongTranslator, which implement `hidden`."""
+
+    config: Any  # has the fields vocabulary and target_vocabulary
+    head_bias: nn.Parameter | None
+
+    def forward(
+        self,
+        source: Ids,
+        target: Targets,
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+    ) -> Float[Tensor, "batch m vocabulary"]:
+        """Return the logits of the token that follows each token of the target, given the source.
+
+        The masks hide padding, ts.padding(lengths). Raises a ValueError where ids are not in the
+        vocabulary, or too many for learned positions.
+        """
+        return self.logits(self.hidden(source, target, source_mask, target_mask))
+
+    def loss(
+        self,
+        source: Ids,
+        target: Targets,
+        targets: Targets,
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+        *,
+        ignore: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+    ) -> Float[Tensor, ""]:
+        """Return the cross entropy of `targets`, which follow the tokens of `target`: mean or sum
+        without `ignore`.
+
+        See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in
+        memory at once.
+        """
+        hidden = self.hidden(source, target, source_mask, target_mask)
+        return cross_entropy(
+            hidden,
+            self.head_weight,
+            targets,
+            self.head_bias,
+            ignore=ignore,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+        )
+
+    def logits(self, hidden: TargetStates) -> Float[Tensor, "batch m vocabulary"]:
+        """Return hidden states times the head, plus its bias where it has one."""
+        return linear(hidden, self.head_weight, self.head_bias)
+
+    @abstractmethod
+    def hidden(
+        self,
+        source: Ids,
+        target: Targets,
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+    ) -> TargetStates:
+        """Return the decoder's hidden states, which `logits` turns into logits."""
+
+    @property
+    def vocabulary(self) -> int:
+        """The size of the target's vocabulary."""
+        size: int = self.config.target_vocabulary or self.config.vocabulary
+        return size
+
+    @property
+    @abstractmethod
+    def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
+        """The matrix that turns hidden states into logits."""
+
+
+def check_memory_or_cache(memory: Any, cache: Any) -> None:
+    """Raise a ValueError unless exactly one of memory and cache is given."""
+    if memory is None and cache is None:
+        raise ValueError(
+            "decode needs the memory, model.encode(source), or a cache that was made for one"
+        )
+    if memory is not None and cache is not None:
+        raise ValueError("the cache holds the memory already; pass only one of memory and cache")

@@ -11,16 +11,22 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..attention import Attention, Mask
-from ..layers import LuongAttention
-from ..layers.check_sizes import check_sizes
-from ..layers.real_queries import OnlyReal, told_real
-from .config import Config, check_at_least_one, check_probabilities
-from .model import check_batch, check_ids, modules_to_initialise, real_tokens
-from .translator import Translator, check_memory_or_cache
+from ..layers import LuongAttention, OnlyReal, check_sizes, told_real
+from .loss import Translator, check_memory_or_cache
+from .model import (
+    Ids,
+    ModelConfig,
+    Targets,
+    TargetStates,
+    check_batch,
+    check_ids,
+    modules_to_initialise,
+    real_tokens,
+)
 
 
 @dataclass(frozen=True)
-class LuongConfig(Config):
+class LuongConfig(ModelConfig):
     """The config of a LuongTranslator; the defaults are a small version of the paper's.
 
     Where target_vocabulary is None it equals vocabulary.
@@ -46,10 +52,7 @@ class LuongConfig(Config):
     dropout: float = 0.2
 
     def check(self) -> None:
-        check_at_least_one(
-            self, "vocabulary", "target_vocabulary", "d_embedding", "d_model", "layers"
-        )
-        check_probabilities(self, "dropout")
+        super().check()
         if self.bidirectional and self.d_model % 2:
             near = f"{self.d_model - 1} or {self.d_model + 1}"
             raise ValueError(
@@ -110,6 +113,15 @@ class LuongCache:
         """The number of sources; the batch is sources · beams."""
         return self.memory.states.shape[0]
 
+    def keep_sources(self, index: Int[Tensor, " new_sources"], memory_mask: Mask | None) -> None:
+        """Keep these sources alone, with the mask of their padding."""
+        self.memory = LuongMemory(
+            self.memory.states.index_select(0, index),
+            self.memory.hidden.index_select(1, index),
+            self.memory.cell.index_select(1, index),
+        )
+        self.memory_mask = memory_mask
+
     def reorder(self, index: Int[Tensor, " new_batch"]) -> None:
         """Replace sequence i by sequence index[i], for every i; see `layers.Cache`."""
         self.hidden = self.hidden.index_select(1, index)
@@ -144,6 +156,7 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         self.config = config
         d = config.d_model
         d_embedding = config.d_embedding
+        # torch warns about dropout between the layers of an LSTM with one.
         layer_dropout = config.dropout if config.layers > 1 else 0.0
         self.embedding = nn.Embedding(config.vocabulary, d_embedding)
         self.target_embedding = nn.Embedding(self.vocabulary, d_embedding)
@@ -155,6 +168,7 @@ class LuongTranslator(Translator, config_type=LuongConfig):
             dropout=layer_dropout,
             batch_first=True,
         )
+        # h̃ of the last step is part of the next input.
         d_fed = d if config.input_feeding else 0
         self.decoder = nn.LSTM(
             d_embedding + d_fed, d, config.layers, dropout=layer_dropout, batch_first=True
@@ -181,27 +195,29 @@ class LuongTranslator(Translator, config_type=LuongConfig):
 
     def hidden(
         self,
-        source: Int[Tensor, "batch n"],
-        target: Int[Tensor, "batch m"],
+        source: Ids,
+        target: Targets,
         source_mask: Mask | None = None,
         target_mask: Mask | None = None,
-    ) -> Float[Tensor, "batch m d_model"]:
+    ) -> TargetStates:
         memory = self.encode(source, source_mask)
         if target_mask is None:
             return self.decode(target, memory, source_mask)
         _lengths(
             target_mask, target
         )  # padding on the right is read last, and so changes nothing before it
+        # A recurrent decoder has no mask: tell hooks which queries count.
         with OnlyReal(real_tokens(target_mask, target)):
             return self.decode(target, memory, source_mask)
 
-    def encode(self, source: Int[Tensor, "batch n"], mask: Mask | None = None) -> LuongMemory:
+    def encode(self, source: Ids, mask: Mask | None = None) -> LuongMemory:
         """Return the encoder's states; each source is read up to its length, by
         mask=ts.padding(lengths).
         """
         check_ids("source", source, self.config.vocabulary)
         x = self.dropout(self.embedding(source))
         lengths = _lengths(mask, source)
+        # Each source is read up to its own end, also backwards.
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         states, (hidden, cell) = self.encoder(packed)
         states, _ = pad_packed_sequence(states, batch_first=True, total_length=source.shape[1])
@@ -209,11 +225,11 @@ class LuongTranslator(Translator, config_type=LuongConfig):
 
     def decode(
         self,
-        target: Int[Tensor, "batch m"],
+        target: Targets,
         memory: LuongMemory | None = None,
         memory_mask: Mask | None = None,
         cache: LuongCache | None = None,
-    ) -> Float[Tensor, "batch m d_model"]:
+    ) -> TargetStates:
         """Return h̃ of every step, which `logits` turns into logits; a cache is continued, and
         updated in place.
 
@@ -227,9 +243,11 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         check_batch("target", target, cache.batch)
         cache.length += target.shape[1]
         x = self.dropout(self.target_embedding(target))
+        # Without input feeding all steps are one call.
         if not self.config.input_feeding:
             return self._step(x, cache)
         outputs = []
+        # Each step has its own part of what is told about the whole target.
         told = told_real()
         for read, word in enumerate(torch.split(x, 1, dim=1), 1):
             with OnlyReal(None if told is None else told[:, : told.shape[1] - x.shape[1] + read]):
@@ -255,14 +273,13 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         hidden, cell = (
             state.repeat_interleave(beams, dim=1) for state in (memory.hidden, memory.cell)
         )
+        # Nothing has been attended to before the first step.
         fed = hidden.new_zeros(hidden.shape[1], 1, self.config.d_model)
         return LuongCache(memory, memory_mask, hidden, cell, fed)
 
     # ---------------------------------------------------------------------------------------- parts
 
-    def _step(
-        self, x: Float[Tensor, "batch m d_in"], cache: LuongCache
-    ) -> Float[Tensor, "batch m d_model"]:
+    def _step(self, x: Float[Tensor, "batch m d_in"], cache: LuongCache) -> TargetStates:
         """Return h̃ = tanh(W_c [c; s]) with s = LSTM(x) (equation 5), and update the cache's LSTM
         state.
         """
@@ -282,6 +299,7 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         self, state: Float[Tensor, "layers_directions batch d"]
     ) -> Float[Tensor, "layers batch d_model"]:
         """Return the states of both directions of each layer, concatenated."""
+        # torch puts the two directions of a layer one after the other.
         if not self.config.bidirectional:
             return state
         return torch.cat([state[0::2], state[1::2]], dim=-1)
@@ -292,6 +310,7 @@ def _lengths(mask: Mask | None, source: Tensor) -> Int[Tensor, " batch"]:
     right.
     """
     real = real_tokens(mask, source)
+    # `pack_padded_sequence` takes lengths on the CPU.
     lengths = real.sum(-1).cpu()
     if int(lengths.min()) < 1 or not torch.equal(
         real.cpu(), torch.arange(source.shape[1]) < lengths[:, None]

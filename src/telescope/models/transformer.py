@@ -13,26 +13,39 @@ from torch import Tensor, nn
 
 from ..attention import Attention, Mask, causal
 from ..layers import (
+    Activation,
     Cache,
     CachePosition,
     DecoderBlock,
     EncoderBlock,
     FeedForward,
+    KeysAndValues,
+    LayerCache,
     LearnedPositions,
     MultiHeadAttention,
+    Positions,
     SinusoidalPositions,
+    StackedLinear,
+    States,
+    check_sizes,
 )
-from ..layers.blocks import Activation
-from ..layers.cache import LayerCache
-from ..layers.check_sizes import check_sizes
-from ..layers.multi_head import KeysAndValues, StackedLinear
-from .config import Config, check_at_least_one, check_heads, check_positive, check_probabilities
-from .model import Norm, check_batch, check_ids, modules_to_initialise, norm_factory
-from .translator import Translator, check_memory_or_cache
+from .loss import Translator, check_memory_or_cache
+from .model import (
+    Ids,
+    ModelConfig,
+    Norm,
+    Targets,
+    TargetStates,
+    check_batch,
+    check_heads,
+    check_ids,
+    modules_to_initialise,
+    norm_factory,
+)
 
 
 @dataclass(frozen=True)
-class TransformerConfig(Config):
+class TransformerConfig(ModelConfig):
     """The config of a Transformer; the defaults are a small version of the paper's.
 
     Marian is positions="sinusoidal_halves", activation="silu", head_bias=True. The meaning of None:
@@ -75,16 +88,9 @@ class TransformerConfig(Config):
     hidden_dropout: float = 0.0
 
     def check(self) -> None:
-        check_at_least_one(
-            self, "vocabulary", "target_vocabulary", "max_positions", "d_model", "encoder_blocks"
-        )
-        check_at_least_one(
-            self, "decoder_blocks", "heads", "decoder_heads", "d_hidden", "decoder_d_hidden"
-        )
-        check_positive(self, "norm_eps")
-        check_probabilities(self, "dropout", "attention_dropout", "hidden_dropout")
+        super().check()
         check_heads(self.d_model, self.heads)
-        check_heads(self.d_model, self.heads if self.decoder_heads is None else self.decoder_heads)
+        check_heads(self.d_model, self.decoder_heads or self.heads)
         if self.positions != "learned" and self.d_model % 2:
             raise ValueError(
                 f'positions="{self.positions}" need an even width; d_model={self.d_model} is odd'
@@ -131,6 +137,14 @@ class TransformerCache(Cache):
         """The number of sources; the batch is sources · beams."""
         return self.memory[0][0].shape[0]
 
+    def keep_sources(self, index: Int[Tensor, " new_sources"], memory_mask: Mask | None) -> None:
+        """Keep these sources alone, with the mask of their padding."""
+        self.memory = [
+            (keys.index_select(0, index), values.index_select(0, index))
+            for keys, values in self.memory
+        ]
+        self.memory_mask = memory_mask
+
 
 class Transformer(Translator, config_type=TransformerConfig):
     """source → encoder blocks → z; target → decoder blocks, with causal attention and attention to
@@ -155,11 +169,13 @@ class Transformer(Translator, config_type=TransformerConfig):
         super().__init__()
         self.config = config
         norm = norm_factory(config.norm, config.norm_eps, config.bias)
+        # With pre-norm nothing has normalised the last sum yet.
         has_final_norm = config.pre_norm if config.final_norm is None else config.final_norm
+        # The decoder must not see what it has to write.
         causal_attention = replace(attention, mask=attention.mask & causal)
-        heads = config.heads if config.decoder_heads is None else config.decoder_heads
-        d_hidden = 4 * config.d_model if config.d_hidden is None else config.d_hidden
-        decoder_d_hidden = d_hidden if config.decoder_d_hidden is None else config.decoder_d_hidden
+        heads = config.decoder_heads or config.heads
+        d_hidden = config.d_hidden or 4 * config.d_model
+        decoder_d_hidden = config.decoder_d_hidden or d_hidden
         add_norm: dict[str, Any] = {
             "pre_norm": config.pre_norm,
             "norm": norm,
@@ -209,19 +225,16 @@ class Transformer(Translator, config_type=TransformerConfig):
 
     def hidden(
         self,
-        source: Int[Tensor, "batch n"],
-        target: Int[Tensor, "batch m"],
+        source: Ids,
+        target: Targets,
         source_mask: Mask | None = None,
         target_mask: Mask | None = None,
-    ) -> Float[Tensor, "batch m d_model"]:
+    ) -> TargetStates:
         return self.decode(target, self.encode(source, source_mask), target_mask, source_mask)
 
     def encode(
-        self,
-        source: Int[Tensor, "batch n"],
-        mask: Mask | None = None,
-        positions: Int[Tensor, "*batch n"] | None = None,
-    ) -> Float[Tensor, "batch n d_model"]:
+        self, source: Ids, mask: Mask | None = None, positions: Positions | None = None
+    ) -> States:
         """Return z, the encoder's output for the source."""
         x = self._embed("source", source, self.embedding, self.source_positions, positions)
         for block in self.encoder:
@@ -231,13 +244,13 @@ class Transformer(Translator, config_type=TransformerConfig):
 
     def decode(
         self,
-        target: Int[Tensor, "batch m"],
-        memory: Float[Tensor, "batch n d_model"] | None = None,
+        target: Targets,
+        memory: States | None = None,
         mask: Mask | None = None,
         memory_mask: Mask | None = None,
         positions: Int[Tensor, "*batch m"] | None = None,
         cache: TransformerCache | None = None,
-    ) -> Float[Tensor, "batch m d_model"]:
+    ) -> TargetStates:
         """Return the decoder's hidden states for the target; `logits` turns them into logits.
 
         memory     z, from `encode`; None with a cache, which holds the memory's keys and values
@@ -247,6 +260,7 @@ class Transformer(Translator, config_type=TransformerConfig):
 
         Raises a ValueError without either memory or cache, or with both.
         """
+        # From a cache the memory comes as keys and values, else as the encoder's output.
         start: int | Tensor = 0
         memories: Sequence[Tensor | KeysAndValues]
         rooms: Sequence[LayerCache | None]
@@ -261,14 +275,17 @@ class Transformer(Translator, config_type=TransformerConfig):
             positions = cache.positions(target.shape[1]) if positions is None else positions
         else:
             assert memory is not None
+            # Every block projects the same memory.
             memories = [memory] * len(self.decoder)
             rooms = [None] * len(self.decoder)
 
+        # target → embedding ⊕ positions → blocks with causal and cross attention → norm.
         x = self._embed("target", target, self._target_embedding, self.target_positions, positions)
         at = CachePosition(start, positions)
         for block, z, room in zip(self.decoder, memories, rooms, strict=True):
             x = block(x, z, mask, memory_mask, at=at, cache=room)
         if cache is not None:
+            # After all blocks have written their keys and values.
             cache.advance(target.shape[1])
         y: Tensor = self.decoder_norm(x)
         return y
@@ -295,6 +312,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         room = self.config.max_positions if room is None else room
         self._check_length("room", room)
         blocks = cast(list[Any], self.decoder)
+        # Keys and values of the source are computed here, once for all beams and steps.
         batch = memory.shape[0] * beams
         return TransformerCache(
             [block.self_attention.room(batch, room) for block in blocks],
@@ -307,9 +325,7 @@ class Transformer(Translator, config_type=TransformerConfig):
 
     @property
     def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
-        """The matrix that turns hidden states into logits; the target's embedding where they are
-        tied.
-        """
+        """The matrix from hidden states to logits; the target's embedding where tied."""
         return self._target_embedding.weight if self.head is None else self.head.weight
 
     @property
@@ -325,6 +341,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         positions: Tensor | None,
     ) -> Tensor:
         """Return the embeddings of ids with their positions added; `name` is for errors."""
+        # Before the lookup, whose own error names no id.
         check_ids(name, ids, embedding.num_embeddings)
         if positions is None:
             self._check_length(name, ids.shape[1])
@@ -334,9 +351,12 @@ class Transformer(Translator, config_type=TransformerConfig):
 
     def _multi_head(self, heads: int, attention: Attention) -> MultiHeadAttention:
         config = self.config
-        dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
         return MultiHeadAttention(
-            config.d_model, heads, bias=config.bias, attention=attention, dropout=dropout
+            config.d_model,
+            heads,
+            bias=config.bias,
+            attention=attention,
+            dropout=config.weight_dropout,
         )
 
     def _feed_forward(self, d_hidden: int) -> FeedForward:
@@ -357,6 +377,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         """
         for _, module in modules_to_initialise(self):
             if isinstance(module, StackedLinear):
+                # Each matrix of a stack by its own size, as if it stood alone.
                 for name in module.widths:
                     nn.init.xavier_uniform_(module[name].weight)
             elif isinstance(module, nn.Linear):

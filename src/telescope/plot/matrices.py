@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 from torch import Tensor
 
 from ..recording import Recording
-from ..traces.numbers import background, text_colour
+from ..traces import background, text_colour
 from ..words import check_index
 from .inputs import Matrices, Seen, matrices_of
 from .style import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..recording.sources import Sources
-from ..traces.numbers import text_colour
+from ..traces import text_colour
 from .style import Picture, Width, inches, new_picture, styled, visible
 
 LARGEST = 2000  # tokens that are drawn

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..recording.recorded_call import RecordedCall
 from ..recording.watched import Watched
-from ..traces import Trace
-from ..traces.geometry import plane
+from ..traces import Trace, plane
 from .style import COLOURS, Picture, Width, inches, new_picture, styled, visible
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from ..anatomy import OutputProjection
 from ..attention import Attention, Pairs
-from ..attention.padding_queries import RealQueries, real_query_masks, real_tokens
+from ..attention.regions import RealQueries, real_query_masks, real_tokens
 from ..attention.restrict import (
     RenumberedBias,
     WrittenMask,

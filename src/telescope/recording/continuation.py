@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ..attention import Attention, softmax
-from ..attention.padding_queries import include_padding_queries, real_query_masks, real_tokens
+from ..attention import Attention, include_padding_queries, real_query_masks, real_tokens, softmax
 from ..surveys.extend import Size, can_reuse_rows
 from .attention_call import AttentionCall
 

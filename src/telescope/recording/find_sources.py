@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Attention
-from ..attention.restrict import restrict_to_queries
+from ..attention import Attention, restrict_to_queries
 from ..engines import torch_modes
 from ..surveys.device import StreamEvent, record_event, side_stream
 from ..surveys.dispatch import choose, weigh

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..attention.restrict import key_heads_of
+from ..attention import key_heads_of
 from ..surveys.dispatch import weigh
 from ..surveys.summary import compute_dtype
 from .attention_call import AttentionCall

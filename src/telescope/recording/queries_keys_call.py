@@ -14,15 +14,19 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention.padding_queries import include_padding_queries
-from ..attention.restrict import key_heads_of, restrict_to_heads, restrict_to_sequences
-from ..attention.values import tensors
+from ..attention import (
+    include_padding_queries,
+    key_heads_of,
+    restrict_to_heads,
+    restrict_to_sequences,
+    tensors,
+)
 from ..engines import torch_modes
 from ..measures import Places, habit_sums, streaming_share
 from ..surveys import Survey, survey
 from ..surveys.extend import Size
 from ..tiles.head_scores import OneHead
-from ..traces.trace import Tokens, Trace, trace
+from ..traces import Tokens, Trace, trace
 from ..words import check_index
 from .attention_call import AttentionCall
 from .call_facts import TOP, KeepOptions, MapSize

@@ -13,21 +13,25 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention import Attention, Pairs, everyone
-from ..attention.masks import Keep
-from ..attention.padding_queries import (
+from ..attention import (
+    Attention,
+    Keep,
+    Pairs,
     SelectedQueries,
+    everyone,
     include_padding_queries,
+    key_heads_of,
     real_query_masks,
     real_tokens,
+    restrict_to_queries,
+    tensors,
 )
-from ..attention.restrict import key_heads_of, restrict_to_queries
-from ..attention.values import identity_key, tensors
+from ..attention.values import identity_key
 from ..engines import torch_modes
 from ..measures import BatchTokens, Places, Written
 from ..surveys import Survey
 from ..surveys.extend import Size
-from ..traces.trace import Tokens, Trace
+from ..traces import Tokens, Trace
 from ..words import whole_number
 from .attention_call import AttentionCall, all_queries, seems_cross_attention
 from .call_facts import CallFacts, KeepOptions, MapSize, TextColumns, range_of

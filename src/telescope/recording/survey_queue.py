@@ -14,9 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Attention, softmax
-from ..attention.restrict import restrict_to_sequences
-from ..attention.values import identity_key, leaves
+from ..attention import Attention, identity_key, leaves, restrict_to_sequences, softmax
 from ..engines import torch_modes
 from ..measures import (
     Places,

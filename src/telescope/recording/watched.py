@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..surveys import Survey
 from ..surveys.survey import Peak, Top
-from ..traces.trace import Tokens, Trace
+from ..traces import Tokens, Trace
 from .call_facts import MapSize
 from .recorded_call import RecordedCall
 

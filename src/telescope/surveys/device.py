@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..attention.values import has_data
+from ..attention import has_data
 
 
 def side_stream(

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Attention, Pairs, dot
-from ..attention.values import has_data
+from ..attention import Attention, Pairs, dot, has_data
 from .summary import compute_dtype
 
 KEYS = 2**16  # how many keys are converted to float32 at once

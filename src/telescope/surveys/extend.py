@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention, Bias, Pairs, softmax
-from ..attention.pairs import Spans
+from ..attention import Attention, Bias, Pairs, Spans, softmax
 from .summary import Summary
 
 Size = tuple[int, int]  # queries, keys

@@ -26,9 +26,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import pad
 
-from ..attention import Attention, dot, softmax
-from ..attention.biases import Alibi, Relative
-from ..attention.values import has_data
+from ..attention import Alibi, Attention, Relative, dot, has_data, softmax
 from . import chunked
 from .blocks import BlockScores, blocks, row_spans
 from .cells import Cells

@@ -9,9 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention import Attention, Mask, Pairs, everyone
-from ..attention.mask import Both, Either
-from ..attention.pairs import Spans
+from ..attention import Attention, Both, Either, Mask, Pairs, Spans, everyone
 from . import chunked
 from .dispatch import ENGINES
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..attention import Attention, Mask, everyone, softmax
 from ..attention.restrict import key_heads_of, restrict_to_heads
 from ..engines import attend, torch_modes
-from ..engines.check_inputs import check, check_without_values
+from ..engines.dispatch import check, check_without_values
 from ..files import frame
 from ..words import check_index, whole_number
 from .cells import Cells, borders, grid, segments

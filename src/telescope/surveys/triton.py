@@ -16,9 +16,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Attention, Bias, Mask, Pairs, dot, softmax
-from ..attention.biases import Alibi, Relative
-from ..attention.values import has_data, tensors
+from ..attention import (
+    Alibi,
+    Attention,
+    Bias,
+    Mask,
+    Pairs,
+    Relative,
+    dot,
+    has_data,
+    softmax,
+    tensors,
+)
 from .cells import Cells
 from .device import StreamEvent, record_event, run_within_memory
 from .extras import Extras

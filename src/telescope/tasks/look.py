@@ -14,10 +14,16 @@ from torch import Tensor, nn
 from .. import decoding
 from ..files import panics_as_errors, paths
 from ..interception.watch import watch
-from ..models import GPT, Encoder, Model, Transformer, load
-from ..models.device import check_device
-from ..models.saved.load import find_model
-from ..models.saved.tokenizer_file import read_tokenizer
+from ..models import (
+    GPT,
+    Encoder,
+    Model,
+    Transformer,
+    check_device,
+    find_model,
+    load,
+    read_tokenizer,
+)
 from ..recording.recording import Recording
 
 Progress = Callable[

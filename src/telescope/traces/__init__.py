@@ -2,9 +2,58 @@
 geometry.
 
 May import attention, engines and words. Read trace.py first: `trace` runs the steps, `Trace` holds
-them.
+them. Other rooms render their tables and numbers by render.py.
 """
 
-from .trace import Row, Trace, trace
+from ..engines.reference import formulas
+from .render import (
+    DIGITS,
+    DIGITS_OF_FLOAT64,
+    FirstThatFits,
+    background,
+    cosines,
+    indent,
+    json_number,
+    json_numbers,
+    nearness,
+    number_cell,
+    plane,
+    render_table,
+    render_text,
+    round_numbers,
+    shortest_numbers,
+    table_rows,
+    text_colour,
+)
+from .trace import PAIR_STEPS, Row, Tokens, Trace, score_products, trace
+from .whole_words import INCOMPLETE, Span, Words
 
-__all__ = ["Row", "Trace", "trace"]
+__all__ = [
+    "DIGITS",
+    "DIGITS_OF_FLOAT64",
+    "INCOMPLETE",
+    "PAIR_STEPS",
+    "FirstThatFits",
+    "Row",
+    "Span",
+    "Tokens",
+    "Trace",
+    "Words",
+    "background",
+    "cosines",
+    "formulas",
+    "indent",
+    "json_number",
+    "json_numbers",
+    "nearness",
+    "number_cell",
+    "plane",
+    "render_table",
+    "render_text",
+    "round_numbers",
+    "score_products",
+    "shortest_numbers",
+    "table_rows",
+    "text_colour",
+    "trace",
+]

@@ -2,29 +2,229 @@
 coloured cells.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from io import StringIO
-from math import inf
-from typing import NamedTuple
+from math import inf, isfinite
+from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
 
-from .numbers import (
-    background,
-    decimal_places,
-    format_number,
-    round_numbers,
-    significant_digits,
-    text_colour,
-    visible_indices,
+# Significant digits of float32, in which models compute; float16 and bfloat16 are computed in
+# float32.
+DIGITS = 7
+DIGITS_OF_FLOAT64 = 15
+
+
+def decimal_places(numbers: Tensor) -> int:
+    """Return the places that numbers need: 0 for whole ones, 2 for 0.43, else 4."""
+    finite = numbers[numbers.isfinite()].double()
+    # Rounded at 1e-4, which is less than four places show.
+    for places in (0, 2):
+        if bool(((finite * 10**places).round() - finite * 10**places).abs().le(1e-4).all()):
+            return places
+    return 4
+
+
+def format_number(number: float, places: int) -> str:
+    """Return the number with this many decimal places; in scientific notation from a million on."""
+    if not isfinite(number):
+        return str(number)
+    # From a million on digits behind the point say nothing.
+    return f"{number:.4g}" if abs(number) >= 1e6 else f"{number:.{places}f}"
+
+
+def visible_indices(count: int, most: int) -> list[int | None]:
+    """Return which of `count` items to show: first and last ones, None for the gap."""
+    if count <= most:
+        return list(range(count))
+    # Most of the room for the first items, a quarter for the last ones.
+    last = max(1, most // 4)
+    return [*range(most - last - 1), None, *range(count - last, count)]
+
+
+def format_vector(numbers: Tensor, most: int = 8) -> str:
+    """Return a vector as text, such as "[0.43 0.15 0.89]", with at most `most` numbers."""
+    places = decimal_places(numbers)
+    values = numbers.tolist()
+    cells = (
+        "…" if i is None else format_number(values[i], places)
+        for i in visible_indices(len(values), most)
+    )
+    return f"[{' '.join(cells)}]"
+
+
+def format_factor(number: float, places: int) -> str:
+    """Return a number after a multiplication sign: a negative one in brackets."""
+    return f"({format_number(number, places)})" if number < 0 else format_number(number, places)
+
+
+def format_sum(terms: Sequence[str], most: int = 8) -> str:
+    """Return the sum as text, such as "a + b - c + … + z", with at most `most` terms."""
+    summed = " + ".join("…" if i is None else terms[i] for i in visible_indices(len(terms), most))
+    # a + -b is written a - b.
+    return summed.replace("+ -", "- ")
+
+
+# viridis (van der Walt & Smith 2015, CC0), at 0, 1/8, … 1
+_VIRIDIS = (
+    (68, 1, 84),
+    (71, 45, 123),
+    (59, 82, 139),
+    (44, 114, 142),
+    (33, 145, 140),
+    (40, 174, 128),
+    (94, 201, 98),
+    (173, 220, 48),
+    (253, 231, 37),
 )
+
+
+def background(weight: float) -> tuple[int, int, int]:
+    """Return the colour (red, green, blue) of a weight from 0 to 1; weights outside take the colour
+    of the nearest end.
+
+    NaN takes the colour of 0.
+    """
+    # NaN is not equal to itself, and takes the first colour.
+    position = min(max(weight, 0.0), 1.0) * (len(_VIRIDIS) - 1) if weight == weight else 0.0
+    low = min(int(position), len(_VIRIDIS) - 2)
+    return tuple(  # type: ignore[return-value]
+        round(a + (b - a) * (position - low))
+        for a, b in zip(_VIRIDIS[low], _VIRIDIS[low + 1], strict=True)
+    )
+
+
+def text_colour(colour: tuple[int, int, int]) -> str:
+    """Return "black" or "white": the one whose contrast is at least 4.5 : 1."""
+    return "black" if luminance(colour) > 0.179 else "white"
+
+
+def luminance(colour: Sequence[float | int]) -> float:
+    """Return the perceived brightness of a colour, from 0 to 1 (WCAG's relative luminance)."""
+    channels = (channel / 255 for channel in colour)
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    red, green, blue = linear
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def significant_digits(dtype: torch.dtype) -> int:
+    """Return how many significant digits of a number of this dtype are true."""
+    return DIGITS_OF_FLOAT64 if dtype == torch.float64 else DIGITS
+
+
+def round_numbers(contents: Any, digits: int = DIGITS) -> Any:
+    """Return what JSON would hold with every float rounded to significant digits, for people: 0.7,
+    not 0.69999998807.
+
+    Whole numbers and texts stay as they are.
+    """
+    if isinstance(contents, float):
+        return float(f"{contents:.{digits}g}")
+    # Nested as deep as JSON is.
+    if isinstance(contents, dict):
+        return {name: round_numbers(part, digits) for name, part in contents.items()}
+    if isinstance(contents, list | tuple):
+        return [round_numbers(part, digits) for part in contents]
+    return contents
+
+
+def shortest_numbers(tensor: Tensor) -> Any:
+    """Return a tensor as nested lists of the shortest decimals that are the same numbers in its
+    dtype.
+
+    -inf, inf and nan are strings, since JSON has no such numbers.
+    """
+    if tensor.dtype == torch.float64:
+        return json_numbers(tensor)
+    exact = tensor.detach().float().cpu().numpy()
+    # numpy writes the fewest digits that identify a float32.
+    shortest: Any = exact.astype(str).astype("float64")
+    return _finite_or_strings(shortest.tolist())
+
+
+def json_numbers(tensor: Tensor | None) -> Any:
+    """Return a tensor as nested lists, in float64; -inf, inf and nan as strings, since JSON has no
+    such numbers.
+    """
+    if tensor is None:
+        return None
+    exact = tensor.detach().double().cpu()
+    return exact.tolist() if bool(exact.isfinite().all()) else _finite_or_strings(exact.tolist())
+
+
+def json_number(value: float | None) -> float | str | None:
+    """Return one number as `json_numbers` would."""
+    return None if value is None else _finite_or_strings(value)
+
+
+def _finite_or_strings(numbers: Any) -> Any:
+    if isinstance(numbers, list):
+        return [_finite_or_strings(number) for number in numbers]
+    return numbers if isfinite(numbers) else str(numbers)
+
+
+class Nearness(NamedTuple):
+    """How near two vectors are: the cosine of their angle, and their Euclidean distance."""
+
+    cosine: float
+    distance: float
+
+
+class Plane(NamedTuple):
+    """Vectors before and after an attention, projected onto the plane of their two largest
+    principal components.
+
+    The PCA is that of both sets together. Vectors that are near in the plane may be far apart in
+    space; `moved` and `cosines` are measured in space.
+
+    before, after  coordinates in the plane, float64
+    explained      share of the total variance along each of the two axes, from 0 to 1
+    moved          cosine between each vector before and after
+    """
+
+    before: Float[Tensor, "n 2"]
+    after: Float[Tensor, "n 2"]
+    explained: tuple[float, float]
+    moved: Float[Tensor, " n"]
+
+
+def nearness(a: Float[Tensor, " d"], b: Float[Tensor, " d"]) -> Nearness:
+    """Return the cosine and the distance between two vectors."""
+    return Nearness(cosine_similarity(a, b, dim=0).item(), (a - b).norm().item())
+
+
+def plane(before: Float[Tensor, "n d"], after: Float[Tensor, "n d"]) -> Plane:
+    """Project vectors before and after an attention onto the plane in which they vary most."""
+    # One plane for both sets, so that movements can be seen.
+    both = torch.cat([before, after]).double()
+    centred = both - both.mean(0)
+    _, lengths, axes = torch.linalg.svd(centred, full_matrices=False)
+    missing = max(0, 2 - len(axes))  # one vector, or vectors of one feature, span no plane
+    axes = torch.cat([axes, axes.new_zeros(missing, axes.shape[1])])[:2]
+    variance = torch.cat([lengths, lengths.new_zeros(missing)]) ** 2
+    # An axis may point either way: fix its sign.
+    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    projected = centred @ (axes * torch.where(largest < 0, -1.0, 1.0)).mT
+    # Vectors that are all equal have no variance to explain.
+    x, y = (variance[:2] / variance.sum().clamp(min=1e-300)).tolist()
+    moved = cosine_similarity(before.double(), after.double(), dim=1)
+    return Plane(projected[: len(before)], projected[len(before) :], (x, y), moved)
+
+
+def cosines(vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+    """Return the cosine between every two vectors, in float64."""
+    units = normalize(vectors.double(), dim=-1)
+    return units @ units.mT
+
 
 # What fits a page; every number is in to_json()
 ROWS = 24
@@ -70,6 +270,7 @@ def render_steps(
 
     Where queries, keys and values are one tensor, that tensor is shown once, as "inputs".
     """
+    # One tensor in all three roles is shown once.
     queries, keys, values, *rest = steps
     if queries.numbers is keys.numbers is values.numbers:
         steps = [queries._replace(name="inputs", formula="x: each is query, key and value"), *rest]
@@ -86,16 +287,12 @@ def render_steps(
 
 
 def largest_weight(step: str, numbers: Tensor) -> float | None:
-    """Return the largest number of the step "weights", which is drawn brightest; None for the other
-    steps.
-    """
+    """Return the largest weight, which is drawn brightest; None for other steps."""
     return None if step != "weights" or not numbers.numel() else numbers.max().item() or 1.0
 
 
 class TableRow(NamedTuple):
-    """One row of a table. A row with a `peak` holds weights: they are coloured, and the peak is the
-    brightest.
-    """
+    """One row of a table. Where it has a `peak` it holds weights, which are coloured."""
 
     name: str
     numbers: Tensor
@@ -129,7 +326,8 @@ class FirstThatFits:
     def __init__(self, tables: Callable[[], Iterable[Table]]) -> None:
         self.tables = tables
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        # Measured as wide as it likes, then compared with what the terminal has.
         unlimited = options.update(width=10_000)
         table = Table()
         for table in self.tables():
@@ -147,6 +345,7 @@ def _build_table(columns: Sequence[str] | None, rows: Sequence[TableRow], most: 
         header_style="dim",
     )
     table.add_column(no_wrap=True)
+    # The same columns for every row.
     visible = visible_indices(len(rows[0].numbers) if rows else 0, most)
     for j in visible:
         table.add_column(
@@ -166,9 +365,8 @@ def _build_table(columns: Sequence[str] | None, rows: Sequence[TableRow], most: 
 
 
 def number_cell(number: float, places: int, peak: float | None, label: str = "") -> Text:
-    """Return one cell. With a `peak` the number is a weight: its background shows its share of the
-    peak.
-    """
+    """Return one cell; the background of a weight shows its share of the peak."""
+    # Hidden pairs are dim, and have no colour.
     if number == -inf:
         return Text("-inf", style="dim")
     if peak is None:
@@ -185,6 +383,7 @@ def indent(renderable: RenderableType) -> RenderableType:
 
 def render_text(renderable: RenderableType, width: int = 240) -> str:
     """Return the renderable as plain characters, without colour."""
+    # Without a terminal: no colours, lines without trailing spaces.
     page = StringIO()
     Console(file=page, width=width, color_system=None, legacy_windows=False).print(renderable)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
@@ -202,6 +401,7 @@ def render_html(formula: str, steps: Sequence[TraceStep], heads: int, batch: int
     parts = [STYLE, f"<p><b>{escape(formula)}</b></p>"]
     for head in range(heads):
         tables = "".join(_render_step(step, batch, head, heads) for step in steps)
+        # The first head is open, the others unfold.
         opened = " open" if head == 0 else ""
         parts.append(
             f"<details{opened}><summary>head {head}</summary>{tables}</details>"
@@ -216,6 +416,7 @@ def _render_step(step: TraceStep, batch: int, head: int, heads: int) -> str:
     peak = largest_weight(step.name, matrix)
     places = decimal_places(matrix) if peak is None else 4
     values = matrix.tolist()
+    # The title of a cell shows every true digit.
     digits = significant_digits(matrix.dtype)
     columns = visible_indices(matrix.shape[-1], HTML_COLUMNS)
     names = step.columns or tuple(map(str, range(matrix.shape[-1])))

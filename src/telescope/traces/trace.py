@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, SupportsIndex
 
 import torch
@@ -12,38 +12,31 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ..attention import Attention, Score, everyone
-from ..attention.restrict import key_heads_of, restrict_to_heads
-from ..engines import reference, torch_modes
-from ..engines.check_inputs import check
-from ..engines.exact import repeat_key_heads
+from ..attention import Attention, Keys, Queries, Score, Values, key_heads_of, restrict_to_heads
+from ..engines import check, reference, repeat_key_heads, torch_modes
+from ..engines.reference import STEPS, formulas
 from ..words import check_index, hint
-from .numbers import (
+from .render import (
+    ROWS,
+    TableRow,
+    TraceStep,
     decimal_places,
     format_factor,
     format_number,
     format_sum,
     format_vector,
-    shortest_numbers,
-    visible_indices,
-)
-from .render import (
-    ROWS,
-    TraceStep,
     indent,
     largest_weight,
     render_html,
     render_steps,
     render_table,
     render_text,
+    shortest_numbers,
     table_rows,
+    visible_indices,
 )
 
-STEPS = tuple(field.name for field in fields(reference.AttentionSteps))
-"""The steps of an attention in the order they are computed. Tables, HTML, JSON, formulas and rows
-follow this list.
-"""
-
+# Of the steps that have features; the others have a query and a key.
 _AXES = {
     "queries": ("head", "query", "d_k"),
     "keys": ("key_head", "key", "d_k"),
@@ -58,9 +51,9 @@ Tokens = Sequence[str] | tuple[Sequence[str], Sequence[str]]
 
 
 def trace(
-    queries: Float[Tensor, "batch heads query d_q"],
-    keys: Float[Tensor, "batch key_heads key d_k"],
-    values: Float[Tensor, "batch key_heads key d_v"],
+    queries: Queries,
+    keys: Keys,
+    values: Values,
     attention: Attention = Attention(),
     tokens: Tokens | None = None,
 ) -> "Trace":
@@ -91,9 +84,11 @@ def trace(
         ['queries', 'keys', 'values', 'scores', 'masked', 'weights', 'context']
     """
     check(queries, keys, values, attention)
+    # Names are checked before anything is computed.
     query_tokens, key_tokens = _split_tokens(tokens, queries.shape[-2], keys.shape[-2])
     queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
     with torch_modes.without_autocast(queries.device):
+        # The same engine that defines every result.
         steps = reference.steps(queries, keys, values, attention)
     return Trace(
         **vars(steps), attention=attention, query_tokens=query_tokens, key_tokens=key_tokens
@@ -144,9 +139,8 @@ class Trace(reference.AttentionSteps):
     }
 
     def walk(self) -> Iterator[TraceStep]:
-        """Yield the steps in order. A step that the definition does not take, such as a softcap, is
-        left out.
-        """
+        """Yield the steps in order, without those that the definition does not take."""
+        # The tokens of an axis, by its name; features have none.
         tokens = {"query": self.query_tokens, "key": self.key_tokens}
         for name, formula in formulas(self.attention, self.keys.shape[-1]).items():
             axes = self.axes[name]
@@ -170,6 +164,7 @@ class Trace(reference.AttentionSteps):
         i = self.find(query)
         head = check_index("head", head, self.queries.shape[1])
         batch = check_index("batch", batch, self.queries.shape[0])
+        # One sequence, in the dtype in which the scores were computed.
         q, k, v = (
             tensor[batch : batch + 1].to(self.scores.dtype)
             for tensor in (self.queries, self.keys, self.values)
@@ -200,6 +195,7 @@ class Trace(reference.AttentionSteps):
         """
         heads = self.queries.shape[1]
         chosen = torch.tensor([check_index("head", number, heads)])
+        # Keys and values of grouped heads: the key head that this head reads.
         indices = {
             name: key_heads_of(chosen, heads, getattr(self, name).shape[1]).tolist()
             for name in STEPS
@@ -218,6 +214,7 @@ class Trace(reference.AttentionSteps):
         """
         if not isinstance(query, str):
             return check_index("query", query, len(self.query_tokens))
+        # Upper and lower case are one; of equal tokens the first is meant.
         lower = [token.lower() for token in self.query_tokens]
         if query.lower() not in lower:
             raise ValueError(f'no query is "{query}"; {hint(query, self.query_tokens)}')
@@ -232,9 +229,7 @@ class Trace(reference.AttentionSteps):
         return self.scores.var(correction=0).item(), self.scaled.var(correction=0).item()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `to_json` writes. -inf, inf and nan are strings, since JSON has no such
-        numbers.
-        """
+        """Return what `to_json` writes; -inf, inf and nan are strings."""
         return {
             "formula": self.formula,
             "attention": repr(self.attention),
@@ -253,9 +248,7 @@ class Trace(reference.AttentionSteps):
         }
 
     def to_json(self, indent: int | None = None) -> str:
-        """Return the trace as JSON. Numbers have the digits of their dtype, and the same bits when
-        read in it.
-        """
+        """Return the trace as JSON. Numbers read in their dtype have the same bits."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=indent)
 
     @property
@@ -330,11 +323,10 @@ class Row:
         return self.weights[:, None] * self.values
 
     def strongest(self, most: int) -> "Row":
-        """Return the row with the `most` largest weights alone, in the order of the keys; itself if
-        it has no more.
-        """
+        """Return the row with its `most` largest weights alone, in the order of the keys."""
         if len(self.key_tokens) <= most:
             return self
+        # The largest weights, back in the order of the keys.
         which = self.weights.topk(most).indices.sort().values
         return replace(
             self,
@@ -347,14 +339,13 @@ class Row:
 
     def table(self) -> RenderableType:
         """Return a table from scores to weights for a rich console, with a line for each step."""
-        rows = [
-            row
-            for name, n in self.steps.items()
-            for row in table_rows([name], n[None], largest_weight(name, n))
-        ]
+        rows: list[TableRow] = []
+        for name, numbers in self.steps.items():
+            rows += table_rows([name], numbers[None], largest_weight(name, numbers))
         return render_table(self.key_tokens, rows)
 
     def __rich__(self) -> Any:
+        # One line for each key: its products, and its share of the context.
         sums = Table.grid(padding=(0, 1))
         parts = Table.grid(padding=(0, 1))
         for j in visible_indices(len(self.key_tokens), ROWS):
@@ -371,6 +362,7 @@ class Row:
                 f"{weight}·{format_vector(self.values[j])}",
                 Text(token, style="dim"),
             )
+        # The last line is the sum of all.
         parts.add_row("=", Text(format_vector(self.context), style="bold"))
         return Group(
             Text.assemble(
@@ -389,9 +381,8 @@ class Row:
         return render_text(self)
 
     def _write_score(self, j: int) -> str:
-        """Return "0.55·0.43 + 0.87·0.15 + 0.66·0.89", or the bare terms where the score is no dot
-        product.
-        """
+        """Return "0.55·0.43 + 0.87·0.15", or the terms where the score is no dot product."""
+        # A score that is no dot product has terms and no factors.
         if self.factors is None:
             return format_sum([format_number(term, 4) for term in self.terms[j].tolist()])
         query, keys = self.factors
@@ -417,60 +408,12 @@ def score_products(
     The factors are None where the score is no dot product. All heads are given, since a score may
     have parameters for each of them.
     """
+    # All heads go in, since a score may have a matrix for each.
     terms = score.terms(query, keys)[0, head, 0]
     if not score.is_dot_product:
         return None, terms
     query_factors, key_factors = score.as_dot(query, keys)
     return (query_factors[0, head, 0], key_factors[0, head]), terms
-
-
-def formulas(attention: Attention, d_k: int) -> dict[str, str]:
-    """Return the formula of each step that the definition takes, in the order of `STEPS`."""
-    taken: dict[str, str] = {}
-    previous = ""
-    for name in STEPS:
-        formula = _formula(name, previous, attention, d_k)
-        if formula is not None:
-            taken[name] = formula
-            previous = name
-    return taken
-
-
-def _formula(step: str, previous: str, attention: Attention, d_k: int) -> str | None:
-    """Return how a step is computed from the previous step that was taken; None for a step that is
-    not taken.
-    """
-    match step:
-        case "queries" | "keys" | "values":
-            return step[0]
-        case "scores":
-            return attention.score.formula
-        case "scaled":
-            if attention.scale_for(d_k) == 1.0:
-                return None
-            return (
-                f"{previous} / √{d_k}"
-                if attention.scale is None
-                else f"{previous} · {attention.scale:g}"
-            )
-        case "capped":
-            cap = attention.softcap
-            return None if cap is None else f"{cap:g}·tanh({previous} / {cap:g})"
-        case "biased":
-            return None if attention.bias is None else f"{previous} + {attention.bias!r}"
-        case "masked":
-            return (
-                None
-                if attention.mask == everyone
-                else f"{previous} where {attention.mask!r}, else -inf"
-            )
-        case "weights":
-            sink = "" if attention.sink is None else "; sink"
-            return f"{getattr(attention.normalize, '__name__', 'normalize')}({previous}{sink})"
-        case "context":
-            return f"{previous} · v"
-        case _:
-            raise KeyError(f"the step {step!r} has no formula")
 
 
 def _split_tokens(
@@ -483,13 +426,12 @@ def _split_tokens(
         raise TypeError(
             f'tokens is one string, "{tokens}"; it takes a list with a string for each position'
         )
+    # Two lists name two sequences; two strings are two tokens.
     if len(tokens) == 2 and not any(isinstance(part, str) for part in tokens):
         query_tokens, key_tokens = (tuple(part) for part in tokens)
     else:
-        key_tokens = tuple(str(token) for token in tokens)
-        query_tokens = (
-            key_tokens[len(key_tokens) - queries :] if queries <= len(key_tokens) else key_tokens
-        )
+        key_tokens = tuple(map(str, tokens))
+        query_tokens = key_tokens[max(0, len(key_tokens) - queries) :]
     if (len(query_tokens), len(key_tokens)) != (queries, keys):
         raise ValueError(
             f"tokens name {len(query_tokens)} queries and {len(key_tokens)} keys; there are "

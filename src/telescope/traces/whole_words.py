@@ -57,13 +57,16 @@ class Words:
                 if isinstance(span, str)
                 else _first_and_last_word(text, character_words, span)
             )
+            # A special token, or a token that begins in another word, begins a new one.
             number += first is None or first != previous
             previous = last
             word_ids.append(number)
+        # The spans of each word.
         groups = [
             [span for span, word in zip(spans, word_ids, strict=True) if word == n]
             for n in range(number + 1)
         ]
+        # The first token of a word has no dot in front.
         starts = [word not in word_ids[:i] for i, word in enumerate(word_ids)]
         return cls(
             names=tuple(_covered_text(text, group) for group in groups),
@@ -85,6 +88,7 @@ class Words:
         """Return the number of the last word with this name, in upper or lower case; None where no
         word has it.
         """
+        # Of several words of one name, the last is meant.
         found = [number for number, other in enumerate(self.names) if other.lower() == name.lower()]
         return found[-1] if found else None
 
@@ -110,6 +114,7 @@ def _first_and_last_word(text: str, character_words: Sequence[int], span: Span) 
     """Return the words in which a token begins and ends. Spaces do not count; a token of spaces is
     in the next word.
     """
+    # Spaces at the ends of a token belong to no word.
     covered = [i for i in range(*span) if not text[i].isspace()] or [span[0]]
     first, last = (
         character_words[min(i, len(character_words) - 1)] for i in (covered[0], covered[-1])
@@ -125,10 +130,12 @@ def _number_words(text: str) -> list[int]:
     number = 0
     previous = ""
     for i in range(len(text.rstrip())):
+        # An accent continues the letter that it is written onto.
         kind = previous if previous and _is_combining(text[i]) else _character_kind(text, i)
         number += previous not in ("", kind)
         words.append(number)
         previous = kind
+    # What is behind the last word belongs to it.
     return words + [number] * (len(text) + 1 - len(words))
 
 

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from math import cos, pi, sqrt
 from typing import Literal
 
-from ..models.config import (
-    Config,
-    check_at_least_one,
-    check_at_most,
-    check_positive,
-    check_probabilities,
-)
+from ..models import Config, check_at_least_one, check_at_most, check_positive, check_probabilities
 
 
 class TrainingError(ValueError):

@@ -29,7 +29,7 @@ from support.strategies import (
     shapes,
     tensors,
 )
-from telescope.engines import chunked, key_ranges, reference, sdpa
+from telescope.engines import chunked, exact, reference, sdpa
 
 ENGINES = ["sdpa", "chunked", "reference"]
 on_every_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -190,12 +190,12 @@ def test_chunked_agrees_for_every_definition():
         attention = data.draw(definitions(shape))
         inputs = tensors(shape, data.draw(seeds), data.draw(dtypes), data.draw(layouts))
         agree(chunked.attend, inputs, attention)
-        looks = key_ranges.find_key_ranges(*inputs[:2], attention)
+        looks = exact.find_key_ranges(*inputs[:2], attention)
         rows = chunked._choose_rows(*inputs[:2], attention, looks)
         ran["all"] += 1
         ran[inputs[0].dtype] += 1
         ran["many blocks"] += rows < shape.queries
-        ran["keys skipped"] += looks is not None and key_ranges.range_of_block(looks, range(rows), shape.keys) != range(
+        ran["keys skipped"] += looks is not None and exact.range_of_block(looks, range(rows), shape.keys) != range(
             shape.keys
         )
         ran["additive"] += not attention.score.is_dot_product

@@ -15,6 +15,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 import telescope as ts
 from support.strategies import Shape, assert_near, gradients, learnable, masks, normal, shapes, tensors
+from telescope.attention import IdentityCache
 from telescope.engines import flex, reference
 
 
@@ -23,7 +24,7 @@ def uncompiled(unchecked, monkeypatch):
     monkeypatch.setattr(flex, "_compiled", lambda: torch_flex.flex_attention)
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)  # which forbids gradients on a CPU
     monkeypatch.setattr(torch_flex, "_warn_once", lambda *_, **__: None)
-    monkeypatch.setattr(flex, "_block_masks", {})
+    monkeypatch.setattr(flex, "_block_masks", IdentityCache(flex.MAX_BLOCK_MASKS))
 
 
 LEARNED = learnable(normal(4, 9, seed=1), normal(4, seed=2), normal(4, 8, 8, seed=3) / 3)
@@ -86,7 +87,7 @@ def dense(counts, indices):
 
 
 def test_block_masks_are_cached_until_the_mask_is_written_to(monkeypatch):
-    monkeypatch.setattr(flex, "_block_masks", {})
+    monkeypatch.setattr(flex, "_block_masks", IdentityCache(flex.MAX_BLOCK_MASKS))
     q, k, _ = tensors(Shape())
     lengths = torch.tensor([2, 5])
     first = flex._block_mask(ts.causal & ts.padding(lengths), q, k)

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from support.strategies import Shape, assert_near, gradients, learnable, normal, tensors
-from telescope.engines import reference, sdpa, tables
+from telescope.engines import exact, reference, sdpa
 
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11's profiler, of itself
 
@@ -17,7 +17,7 @@ HEADS = 4
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch):
-    monkeypatch.setattr(tables, "_table_cache", tables._TableCache())
+    monkeypatch.setattr(exact, "_table_cache", exact._TableCache())
 
 
 def assert_agrees_with_reference(inputs, attention):
@@ -125,7 +125,7 @@ def test_a_learned_table_is_not_cached():
         assert slow.abs().max() > 0.01
         assert_near(fast, slow, backward=True)
         table.data += 1.0
-    assert not tables._table_cache.tables
+    assert not exact._table_cache.tables
 
 
 def test_a_learned_table_gets_its_gradient_block_by_block(monkeypatch):
@@ -159,19 +159,19 @@ def test_writing_to_positions_does_not_change_the_cache():
 
 
 def test_the_memory_of_the_cache_is_bounded(monkeypatch):
-    monkeypatch.setattr(tables, "CACHE_BYTES", 4000)
+    monkeypatch.setattr(exact, "CACHE_BYTES", 4000)
     for n in range(2, 40):
         inputs = tensors(Shape(1, HEADS, 2, n, n))
         assert_agrees_with_reference(inputs, ts.Attention(bias=ts.alibi(HEADS)))
-        assert tables._table_cache.bytes <= 4000
-        held = [made.added.untyped_storage().nbytes() for made, _ in tables._table_cache.tables.values()]
-        assert sum(held) == tables._table_cache.bytes
+        assert exact._table_cache.bytes <= 4000
+        held = [made.added.untyped_storage().nbytes() for made, _ in exact._table_cache.tables.values()]
+        assert sum(held) == exact._table_cache.bytes
 
 
 def test_a_large_table_is_not_cached(monkeypatch):
-    monkeypatch.setattr(tables, "MAX_CACHED_NUMBERS", 100)
+    monkeypatch.setattr(exact, "MAX_CACHED_NUMBERS", 100)
     assert_agrees_with_reference(tensors(Shape(1, HEADS, 2, 9, 9)), REMEMBERED["alibi"])
-    assert not tables._table_cache.tables
+    assert not exact._table_cache.tables
 
 
 # ---------------------------------------------------------------------------------------------- what kernels get wrong

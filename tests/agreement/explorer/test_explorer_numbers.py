@@ -22,7 +22,7 @@ from telescope.layers import Attend
 from telescope.measures import CLEAR, HABITS, Head
 from telescope.models import Encoder, EncoderConfig
 from telescope.recording.row_in_float64 import ALL, SOME
-from telescope.traces.geometry import cosines, plane
+from telescope.traces import cosines, plane
 
 CLOSE = {"atol": 1e-12, "rtol": 1e-12}
 

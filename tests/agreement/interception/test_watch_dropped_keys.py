@@ -11,7 +11,7 @@ from support.huggingface import transformers
 from support.strategies import composite, definitions, shapes
 from support.watched import FAMILIES, weights_by_name
 from support.watching import KEEPS
-from telescope.attention.restrict import hide_first_keys
+from telescope.attention import hide_first_keys
 
 IDS = torch.tensor([[1, 5, 2, 58, 3, 9, 9, 17, 30, 31, 7, 12, 40], [4, 4, 7, 60, 12, 6, 33, 2, 8, 8, 50, 3, 21]])
 PADDING = torch.tensor([[1] * 13, [0] * 2 + [1] * 11])

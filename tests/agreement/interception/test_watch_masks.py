@@ -10,8 +10,7 @@ import telescope as ts
 from support.huggingface import transformers
 from support.strategies import composite, definitions, seeds, shapes, tensors
 from support.watched import FAMILIES, IDS, PADDED_LEFT
-from telescope.attention.masks import Causal, Documents, Left
-from telescope.attention.restrict import drop_first_keys, restrict_to_queries
+from telescope.attention import Causal, Documents, Left, drop_first_keys, restrict_to_queries
 from telescope.interception.huggingface import interception
 from telescope.interception.huggingface.definition import bias_of
 from telescope.interception.huggingface.lazy import LazyMask

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import telescope as ts
 from support.strategies import Shape, normal, tensors
 from support.watching import KEEPS, filled
-from telescope.attention.padding_queries import RealQueries, find_padding
+from telescope.attention import RealQueries, find_padding
 from telescope.layers import Attend
 from telescope.measures import Head
 from telescope.measures.habits import NAMES

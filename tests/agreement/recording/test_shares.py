@@ -11,7 +11,7 @@ import telescope as ts
 from support.needs import need_triton
 from support.strategies import Shape, composite, definitions, normal, seeds, shapes, tensors
 from telescope.attention import Pairs
-from telescope.attention.padding_queries import RealQueries
+from telescope.attention.regions import RealQueries
 from telescope.attention.restrict import restrict_to_queries
 from telescope.measures import BatchTokens, Places, habit_sums, habits
 from telescope.measures import places as module

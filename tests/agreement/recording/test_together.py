@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.attention.values import identity_key
+from telescope.attention import identity_key
 from telescope.layers import MultiHeadAttention
 from telescope.recording import survey_queue as together
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import telescope as ts
 from support.strategies import Shape, composite, definitions, position_masks, seeds, shapes, tensors
 from support.watching import KEEPS, D, Museum, Translator, causal, filled, sequence
-from telescope.attention.restrict import key_heads_of, restrict_to_heads
+from telescope.attention import key_heads_of, restrict_to_heads
 from telescope.engines import reference
 from telescope.layers import AddNorm, Attend, LuongAttention
 from telescope.recording.names import attention_name

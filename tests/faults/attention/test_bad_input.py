@@ -8,8 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.attention.normalizers import ZeroSumError
-from telescope.attention.positions import LinearScaling, Llama3Scaling
+from telescope.attention import LinearScaling, Llama3Scaling, ZeroSumError
 
 nan, inf = torch.nan, torch.inf
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

@@ -20,7 +20,7 @@ from support import writers
 from telescope.cli import app, boundary
 from telescope.files import check_can_write
 from telescope.files.atomic import atomic_folder
-from telescope.models.device import check_device, devices_here
+from telescope.models.saved.load import check_device, devices_here
 from telescope.tasks.learning.new_recipe import new_recipe
 
 COMMANDS = typer.main.get_command(app).commands
@@ -67,7 +67,7 @@ def test_devices_of_the_library():
 
 @pytest.mark.parametrize(("given", "found"), [("cuda", "cuda"), ("cuda:1", "cuda:1"), (1, "cuda:1"), ("cpu", "cpu")])
 def test_devices_of_a_machine_with_two_gpus(monkeypatch, given, found):
-    monkeypatch.setattr("telescope.models.device.devices_here", lambda: ["cpu", "cuda:0", "cuda:1"])
+    monkeypatch.setattr("telescope.models.saved.load.devices_here", lambda: ["cpu", "cuda:0", "cuda:1"])
     assert str(check_device(given)) == found
     with pytest.raises(ValueError, match='there is no device "cuda:2" here; there are cpu, cuda:0, cuda:1'):
         check_device("cuda:2")

@@ -14,7 +14,7 @@ import telescope as ts
 from support import writers
 from support.sentences import load_says as says
 from telescope.models import GPT, GPTConfig
-from telescope.models.saved import build
+from telescope.models.saved import weights
 
 SHAPE = {"vocabulary": 11, "max_positions": 8, "d_model": 8, "blocks": 2, "heads": 2}
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -162,7 +162,7 @@ def test_config_that_does_not_fit(saved, fields, parts):
 def test_a_width_that_no_tensor_has_is_refused_before_anything_is_built(tmp_path, name, monkeypatch):
     """The positions of a translator are computed: of a billion features they would take seconds and gigabytes."""
     writers.translator(encoder_blocks=1, decoder_blocks=1).save(tmp_path / "saved")
-    monkeypatch.setattr(build, "build_on_meta", lambda *_: pytest.fail("the model was built"))
+    monkeypatch.setattr(weights, "build_on_meta", lambda *_: pytest.fail("the model was built"))
     fields = {name: 10**9} | ({"d_model": 10**9} if name == "heads" else {})
     file = tmp_path / "saved" / "config.json"
     config = json.loads(file.read_text())

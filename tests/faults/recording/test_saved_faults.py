@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import telescope as ts
 from support.strategies import definitions, shapes
 from support.watching import KEEPS, Museum, Translator, filled, sequence
-from telescope.attention.restrict import drop_first_keys, restrict_to_heads, restrict_to_sequences
+from telescope.attention import drop_first_keys, restrict_to_heads, restrict_to_sequences
 from telescope.files.definitions import from_json, to_json
 from telescope.layers import Attend
 from telescope.recording import saving as save

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import telescope as ts
-from telescope.attention.positions import LinearScaling, Llama3Scaling
+from telescope.attention import LinearScaling, Llama3Scaling
 
 FIGURES = json.loads((Path(__file__).parents[1] / "figures.json").read_text(encoding="utf-8"))
 

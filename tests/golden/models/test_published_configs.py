@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from telescope.files.safetensors import StoredTensors
-from telescope.models.saved.build import build_model
-from telescope.models.saved.huggingface.family import Fields
-from telescope.models.saved.huggingface.read import FAMILIES
+from telescope.models.saved.huggingface import Fields
+from telescope.models.saved.load import FAMILIES
+from telescope.models.saved.weights import build_model
 
 GPT2 = {
     "activation_function": "gelu_new",

@@ -8,7 +8,7 @@ import torch
 import telescope as ts
 from support import corpora, writers
 from telescope.files import safetensors as tensors
-from telescope.models import shipped
+from telescope.models.saved import load
 
 HERE = Path(__file__).parents[1]
 MEGABYTES = {"translator-en-de": 20, "summarizer": 16, "shakespeare": 16}
@@ -23,7 +23,7 @@ def shelf(monkeypatch, tmp_path):
     (tmp_path / "package" / "no-model").mkdir()
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "package")
+    monkeypatch.setattr(load, "FOLDER", tmp_path / "package")
     return tmp_path
 
 
@@ -80,7 +80,7 @@ def test_commands_take_the_name(shelf, command):
 
 
 def folder(name):
-    return shipped.shipped_models()[name]
+    return load.shipped_models()[name]
 
 
 @pytest.mark.parametrize("name", MEGABYTES)
@@ -98,7 +98,7 @@ def test_its_card_has_every_heading(name):
 
 
 def test_all_of_them_together_are_small():
-    sizes = [file.stat().st_size for place in shipped.shipped_models().values() for file in place.iterdir()]
+    sizes = [file.stat().st_size for place in load.shipped_models().values() for file in place.iterdir()]
     assert sum(sizes) <= ALTOGETHER * 1_000_000
 
 

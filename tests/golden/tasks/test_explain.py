@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from telescope.tasks.explaining.examples import EXAMPLES, draw_example
-from telescope.traces.render import render_text
+from telescope.traces import render_text
 
 
 def test_journey_ends_in_the_contexts_of_the_notes():

@@ -13,7 +13,7 @@ from telescope.tasks.explaining.explain_sentence import draw
 from telescope.tasks.explaining.perspectives import head_perspectives, most_different, most_telling
 from telescope.tasks.explaining.sentence import explain_sentence
 from telescope.tasks.explaining.show import percent_table
-from telescope.traces.render import render_text
+from telescope.traces import render_text
 
 TITLES = ("Encoder self-attention", "Decoder masked self-attention", "Encoder-decoder attention")
 

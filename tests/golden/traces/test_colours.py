@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from telescope.traces.numbers import background, luminance, text_colour
+from telescope.traces.render import background, luminance, text_colour
 
 PAGE = (Path(__file__).parents[3] / "web/parts/colour.js").read_text()
 

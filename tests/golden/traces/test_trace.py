@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import telescope as ts
-from telescope.traces.numbers import round_numbers
+from telescope.traces import round_numbers
 
 TOKENS = ["a", "b", "c"]
 ONE_HOT = torch.eye(3)[None, None]

@@ -24,7 +24,7 @@ from support.strategies import (
     shapes,
     tensors,
 )
-from telescope.attention.values import tensors as parts_of
+from telescope.attention import tensors as parts_of
 
 
 @composite

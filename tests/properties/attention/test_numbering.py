@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 import telescope as ts
 from support.strategies import Shape, assert_near, composite, definitions, normal, seeds, shapes, tensors
-from telescope.attention.biases import Alibi
-from telescope.attention.pairs import Spans
-from telescope.attention.restrict import (
+from telescope.attention import (
+    Alibi,
+    Spans,
     WrittenMask,
     drop_first_keys,
     key_heads_of,
+    map_tensors,
     restrict_to_heads,
     restrict_to_queries,
     restrict_to_sequences,
     restrict_to_written_keys,
 )
-from telescope.attention.values import map_tensors
 from telescope.engines.dispatch import ENGINES
 from telescope.engines.exact import repeat_key_heads
 from telescope.files.definitions import from_json, to_json

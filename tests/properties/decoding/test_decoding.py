@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import telescope as ts
 from support.needs import need_data
-from telescope.decoding import beam, generate, inference_copy, stream
+from telescope.decoding import beam, generate, stream
 from telescope.decoding.generate import draw_noise
 from telescope.decoding.sampling import draw, greedy, largest, min_p, temperature, top_k, top_p
 from telescope.decoding.writers import start_writer
@@ -341,9 +341,9 @@ def test_packed_matrices_write_the_same_text(kind, monkeypatch):
     model, texts = made(kind).float(), prompts()
     plain = generate(model, texts, max_new_tokens=N, temperature=0.0), beam(model, texts, beams=3, max_new_tokens=N)
     used = []
-    pack = inference_copy.PackedLinear.__call__
-    monkeypatch.setattr(inference_copy, "MIN_NUMBERS", 1)
-    monkeypatch.setattr(inference_copy.PackedLinear, "__call__", lambda self, x: used.append(self) or pack(self, x))
+    pack = writing.PackedLinear.__call__
+    monkeypatch.setattr(writing, "MIN_NUMBERS", 1)
+    monkeypatch.setattr(writing.PackedLinear, "__call__", lambda self, x: used.append(self) or pack(self, x))
     packed = generate(model, texts, max_new_tokens=N, temperature=0.0), beam(model, texts, beams=3, max_new_tokens=N)
     assert [line.ids for line in packed[0]] == [line.ids for line in plain[0]]
     assert [best[0].ids for best in packed[1]] == [best[0].ids for best in plain[1]]

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import telescope as ts
 from support.strategies import composite, seeds, settings, shapes, tensors
 from support.watching import filled, hooks_of
-from telescope.attention.rectangle import Raised, Rectangle, table_of
+from telescope.attention import Raised, Rectangle, table_of
 from telescope.engines import sdpa
 from telescope.engines.dispatch import ENGINES
 from telescope.models import GPT, GPTConfig

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import telescope as ts
 from support.watching import KEEPS, D, Museum, Translator, causal, filled, hooks_of, sequence
-from telescope.attention.values import tensors
+from telescope.attention import tensors
 from telescope.layers import AddNorm, Attend, LuongAttention, MultiHeadAttention
 from telescope.recording.names import modules_by_path
 

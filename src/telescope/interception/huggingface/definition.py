@@ -13,10 +13,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...attention import Attention, Bias, Mask, causal, everyone, from_additive, from_tensor, window
-from ...attention.biases import Relative
-from ...attention.masks import Documents
-from ...attention.restrict import hide_first_keys
+from ...attention import (
+    Attention,
+    Bias,
+    Documents,
+    Mask,
+    Relative,
+    causal,
+    everyone,
+    from_additive,
+    from_tensor,
+    hide_first_keys,
+    window,
+)
 from ...engines import torch_modes
 from ...recording.attention_call import AttentionCall
 from .lazy import LazyMask

@@ -15,8 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import masking_utils
 
-from ...attention import Bias, Mask, Pairs, causal, everyone, padding, window
-from ...attention.masks import Causal, Documents
+from ...attention import Bias, Causal, Documents, Mask, Pairs, causal, everyone, padding, window
 from .transformers_internals import closure_variables, mask_function_name
 
 Arguments = Mapping[str, Any]

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...attention.mask import Both
-from ...engines.exact import repeat_key_heads
+from ...attention import Both
+from ...engines import repeat_key_heads
 from ...recording.attention_call import AttentionCall
 from ...surveys.exact_rows import masked_rows
 

@@ -13,12 +13,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from ...files import paths
 from ...files.errors import LoadError
 from ...files.safetensors import StoredTensors, TensorsInMemory
-from ..config import Special
 from ..gpt import GPT, GPTConfig
-from ..model import Model
-from .build import build_model, load_weights
-from .tensor_names import TensorName, row, rows_for
+from ..model import Model, Special
+from .weights import TensorName, build_model, load_weights, row, rows_for
 
+# Seven little-endian whole numbers of 32 bits.
 HEADER = struct.Struct("<7i")
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 NEWER = b"24ka"  # the first bytes of llama2.c's later formats
@@ -97,6 +96,7 @@ def _read_sizes(file: Path) -> dict[str, int]:
     format.
     """
     start = paths.read_start(file, HEADER.size)
+    # The first bytes of zip files and of pickles.
     if start.startswith((b"PK", b"\x80")):
         raise paths.pickle_error(file)
     if start.startswith(NEWER):
@@ -121,6 +121,7 @@ def _read_weights(file: Path, sizes: dict[str, int]) -> StoredTensors:
     """
     d, hidden, layers, heads, key_heads, vocabulary, n = sizes.values()
     d_k = d // heads
+    # In the order of the file, each kind over all layers.
     stacked = {
         "attention_norm": (d,),
         "wq": (heads * d_k, d),
@@ -139,6 +140,7 @@ def _read_weights(file: Path, sizes: dict[str, int]) -> StoredTensors:
         {"head": (abs(vocabulary), d)} if vocabulary < 0 else {}
     )  # a negative vocabulary means that the head is not tied
 
+    # The size must fit to the byte: the format has no names and no checksum.
     expected = HEADER.size + 4 * sum(map(prod, shapes.values()))
     size = file.stat().st_size
     if size != expected:
@@ -200,13 +202,16 @@ def read_tokenizer(file: Path) -> Tokenizer:
     """
     pieces = _read_pieces(file)
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
+    # llama2.c merges the pair with the best score; as BPE, merges in the order of scores.
     learned = sorted(pieces[BYTES.stop :], key=lambda piece: -piece[1])
+    # Every way to make a piece of two others.
     splits = ((piece[:at], piece[at:]) for piece, _ in learned for at in range(1, len(piece)))
     merges = [(left, right) for left, right in splits if left in ids and right in ids]
 
     tokenizer = Tokenizer(
         models.BPE(vocab=ids, merges=merges, unk_token=pieces[UNKNOWN][0], byte_fallback=True)
     )
+    # llama2.c puts a space in front of a text, and takes it away again.
     tokenizer.normalizer = normalizers.Prepend(" ")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", BEGIN)]
@@ -229,6 +234,7 @@ def _read_pieces(file: Path) -> list[tuple[str, float]]:
     at = 4
     try:
         while at < len(contents):
+            # A score, a length and so many bytes.
             score, length = struct.unpack_from("<fi", contents, at)
             at += 8 + length
             if length > LONGEST_PIECE:
@@ -244,6 +250,7 @@ def _read_pieces(file: Path) -> list[tuple[str, float]]:
             pieces.append((contents[at - length : at].decode("utf-8"), score))
     except (struct.error, UnicodeDecodeError) as error:
         raise LoadError(f"{file}: piece {len(pieces):,} cannot be read: {error}") from None
+    # Without the 256 bytes unknown characters could not be written.
     if len(pieces) < BYTES.stop or any(
         pieces[i][0] != f"<0x{byte:02X}>" for byte, i in enumerate(BYTES)
     ):

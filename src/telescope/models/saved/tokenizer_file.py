@@ -23,9 +23,8 @@ from ...words import hint
 MOST_STEPS = 64  # of a normalizer, and of each other part
 MOST_DEPTH = 8  # of sequences in sequences
 MOST_GROWTH = 1024  # by how much all steps of a part together may lengthen a text
-LONGEST_PATTERN = (
-    4096  # characters; the regular expressions of known models have at most a thousand
-)
+# Characters; the regular expressions of known models have at most a thousand.
+LONGEST_PATTERN = 4096
 LONGEST_TEMPLATE = 100  # tokens around a text; known models have at most four
 LONGEST_PADDING = 1 << 20  # tokens
 LONGEST_WORD = 1000  # characters that WordPiece splits: its time grows with the third power of them
@@ -36,53 +35,21 @@ LARGEST_SCORE = 1e30  # of a piece of a Unigram model, so that sums of them stay
 PARTS = {
     "normalizer": (
         "normalizers",
-        *(
-            "BertNormalizer",
-            "Strip",
-            "StripAccents",
-            "NFC",
-            "NFD",
-            "NFKC",
-            "NFKD",
-            "Lowercase",
-            "Nmt",
-            "Precompiled",
-        ),
-        *("Replace", "Prepend", "ByteLevel"),
+        "BertNormalizer Strip StripAccents NFC NFD NFKC NFKD Lowercase Nmt Precompiled Replace "
+        "Prepend ByteLevel",
     ),
     "pre_tokenizer": (
         "pretokenizers",
-        *(
-            "BertPreTokenizer",
-            "ByteLevel",
-            "CharDelimiterSplit",
-            "Metaspace",
-            "Whitespace",
-            "Split",
-            "Punctuation",
-        ),
-        *("WhitespaceSplit", "Digits", "UnicodeScripts", "FixedLength"),
+        "BertPreTokenizer ByteLevel CharDelimiterSplit Metaspace Whitespace Split Punctuation "
+        "WhitespaceSplit Digits UnicodeScripts FixedLength",
     ),
     "post_processor": (
         "processors",
-        "BertProcessing",
-        "RobertaProcessing",
-        "ByteLevel",
-        "TemplateProcessing",
+        "BertProcessing RobertaProcessing ByteLevel TemplateProcessing",
     ),
     "decoder": (
         "decoders",
-        *(
-            "BPEDecoder",
-            "ByteLevel",
-            "WordPiece",
-            "Metaspace",
-            "CTC",
-            "Replace",
-            "Fuse",
-            "Strip",
-            "ByteFallback",
-        ),
+        "BPEDecoder ByteLevel WordPiece Metaspace CTC Replace Fuse Strip ByteFallback",
     ),
 }
 MODELS = ("BPE", "WordPiece", "WordLevel", "Unigram")
@@ -101,6 +68,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
     to use.
     """
     contents = paths.read_bytes(file, at_most=100_000_000)
+    # Checked before the library sees it.
     _check(paths.parse_json(contents, str(file)), file)
     try:
         with panics_as_errors("the tokenizers library panics"):
@@ -140,6 +108,7 @@ def _check(parsed: Mapping[str, Any], file: Path) -> None:
                 )
             for step in steps:
                 _check_step(part, step)
+            # Steps multiply: ten harmless ones can fill the memory.
             growth = prod(map(_growth, steps))
             if growth > MOST_GROWTH:
                 raise ValueError(
@@ -156,12 +125,14 @@ def _steps(part: str, value: Any, depth: int) -> Iterator[dict[str, Any]]:
     """Yield the steps of a part, those of nested sequences too."""
     if value is None:
         return
-    inside, *types = PARTS[part]
+    inside, names = PARTS[part]
+    types = names.split()
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in (*types, "Sequence"):
         raise ValueError(
             f"has a {part} of the type {str(kind)[:80]!r}; {hint(str(kind)[:80], types)}"
         )
+    # Sequences may be nested; the steps are read flat.
     if kind != "Sequence":
         yield value
         return
@@ -188,6 +159,7 @@ def _check_step(part: str, step: dict[str, Any]) -> None:
     if step["type"] == "TemplateProcessing":
         special = step.get("special_tokens")
         tokens = special.values() if isinstance(special, dict) else ()
+        # A special token may stand for several ids.
         lists = [token.get("ids") for token in tokens if isinstance(token, dict)]
         for each in (step.get("single"), step.get("pair"), *lists):
             if isinstance(each, list) and len(each) > LONGEST_TEMPLATE:
@@ -226,6 +198,7 @@ def _longest_replacement(packed: str) -> int:
         table = b64decode(packed, validate=True)
     except ValueError:
         raise ValueError("has a Precompiled normalizer whose table is not base 64") from None
+    # The trie in front is skipped, the texts behind it are measured.
     size = int.from_bytes(table[:4], "little")
     if len(table) < 4 or size % 4 or size > len(table) - 4:
         raise ValueError("has a Precompiled normalizer whose table is truncated")
@@ -263,6 +236,7 @@ def _check_model(model: Any) -> None:
     longest = model.get("max_input_chars_per_word")
     if longest is not None:
         _check_between("max_input_chars_per_word of its model", longest, 0, LONGEST_WORD)
+    # A list only in Unigram models; others have an object.
     pieces = model.get("vocab")
     for piece in pieces if isinstance(pieces, list) else ():
         match piece:

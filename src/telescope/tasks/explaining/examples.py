@@ -16,11 +16,8 @@ from rich.rule import Rule
 from rich.text import Text
 from torch import Tensor
 
-from ...attention import Attention, causal
-from ...attention.definition import Normalizer
-from ...traces.geometry import nearness
-from ...traces.render import render_table, table_rows
-from ...traces.trace import Trace, trace
+from ...attention import Attention, Normalizer, causal
+from ...traces import Trace, nearness, render_table, table_rows, trace
 
 Inputs = Mapping[str, Tensor]  # matrices by name, in place of an example's own
 BOOK = "the numbers are those of Raschka, Build a Large Language Model, chapter 3"

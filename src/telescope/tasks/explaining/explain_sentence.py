@@ -5,7 +5,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...traces.render import indent
+from ...traces import indent
 from .sentence import ExplainedSentence, HeadReading, SentenceScene
 from .show import JOINED, draw_alignment, percent_table
 

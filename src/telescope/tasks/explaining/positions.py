@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ...attention import alibi, rotary, sinusoidal
-from ...traces.render import indent
+from ...traces import indent
 
 KINDS = ("sinusoidal", "rotary", "alibi")
 POSITIONS = 64

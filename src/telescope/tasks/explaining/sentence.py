@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...decoding import Written
 from ...models import Model, Transformer
-from ...traces.whole_words import Words
+from ...traces import Words
 from ...words import check_index, hint
 from .perspectives import head_perspectives
 from .sentence_views import SentenceAttention, translate_whole, watch_encoder, watch_translation

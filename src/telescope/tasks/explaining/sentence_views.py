@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...decoding import Written
-from ...decoding.output import IncrementalDecoder
+from ...decoding.request import IncrementalDecoder
 from ...decoding.writers import start_token
 from ...files import panics_as_errors
 from ...interception.watch import watch

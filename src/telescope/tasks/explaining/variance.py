@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ...traces.render import indent
+from ...traces import indent
 
 MOST = 512  # features
 QUERIES = 512

@@ -12,9 +12,9 @@ from typing import Any, Literal, Self
 
 from tokenizers import Tokenizer
 
-from ...layers.check_sizes import check_choice
+from ...layers.attend import check_choice
 from ...models import Config, GPTConfig, Model
-from ...models.config import check_at_least_one, check_at_most
+from ...models.model import check_at_least_one, check_at_most
 from ...text import (
     SUMMARIES,
     TEXTS,

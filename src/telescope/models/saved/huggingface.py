@@ -1,5 +1,5 @@
-"""Reading the config of a Hugging Face model, and `Family`: how one model type maps to a model of
-this library.
+"""Hugging Face's config.json: `Fields` reads it, and `Family` says how one of its model types maps
+to a model of this library.
 """
 
 import json
@@ -9,31 +9,31 @@ from typing import Any
 
 from torch import Tensor
 
-from ....files.errors import LoadError
-from ....files.safetensors import StoredTensors
-from ...config import Config
-from ...model import Model
-from ..tensor_names import TensorName, named_weights
+from ...files.errors import LoadError
+from ...files.safetensors import StoredTensors
+from ..model import Config, Model, named_weights
+from .weights import TensorName
 
-# Fields that have no effect on the outputs of a model.
-# fmt: off
-IGNORED_FIELDS = frozenset({
-    # how it was trained and is fine-tuned
-    "architectures", "classif_dropout", "classifier_dropout", "finetuning_task", "gradient_checkpointing", "id2label",
-    "init_std", "initializer_range", "label2id", "num_labels", "pretraining_tp", "problem_type",
-    "task_specific_params",
-    # how text is generated
-    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
-    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "length_penalty", "max_length",
-    "max_new_tokens", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
-    "prefix", "remove_invalid_values", "renormalize_logits", "repetition_penalty", "suppress_tokens", "temperature",
-    "tokenizer_class", "top_k", "top_p", "typical_p", "use_cache",
-    # how the file was written, and what a call returns
-    "chunk_size_feed_forward", "custom_pipelines", "dtype", "name_or_path", "output_attentions",
-    "output_hidden_states", "output_past", "output_scores", "return_dict", "return_dict_in_generate",
-    "tf_legacy_loss", "torch_dtype", "torchscript", "transformers_version",
-})
-# fmt: on
+# Fields that have no effect on the outputs of a model: how it was trained and is fine-tuned, ...
+TRAINING_FIELDS = """
+    architectures classif_dropout classifier_dropout finetuning_task gradient_checkpointing id2label
+    init_std initializer_range label2id num_labels pretraining_tp problem_type task_specific_params
+"""
+# ... how text is generated, ...
+GENERATION_FIELDS = """
+    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty length_penalty max_length
+    max_new_tokens min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    prefix remove_invalid_values renormalize_logits repetition_penalty suppress_tokens temperature
+    tokenizer_class top_k top_p typical_p use_cache
+"""
+# ... how the file was written, and what a call returns.
+OTHER_FIELDS = """
+    chunk_size_feed_forward custom_pipelines dtype name_or_path output_attentions
+    output_hidden_states output_past output_scores return_dict return_dict_in_generate
+    tf_legacy_loss torch_dtype torchscript transformers_version
+"""
+IGNORED_FIELDS = frozenset((TRAINING_FIELDS + GENERATION_FIELDS + OTHER_FIELDS).split())
 
 
 class Fields:
@@ -47,14 +47,20 @@ class Fields:
     def __init__(self, config: Mapping[str, Any], *, file: str, family: str) -> None:
         self.file = file
         self.family = family
+        # What is left at the end nobody has looked at.
         self._unread = dict(config)
 
     def whole(self, name: str, default: int | None = None) -> int:
         """Return a whole number from 1 on."""
         value = self._take(name, default)
+        # True is an int in Python, and no size.
         if type(value) is not int or value < 1:
             raise self.unsupported(name, value, "a whole number from 1 on")
         return value
+
+    def sizes(self, table: Mapping[str, str]) -> dict[str, Any]:
+        """Return whole numbers from 1 on by our names, which `table` gives for theirs."""
+        return {ours: self.whole(theirs) for theirs, ours in table.items()}
 
     def optional_whole(self, name: str, default: int | None = None) -> int | None:
         """Return a whole number from 1 on, or None for null."""
@@ -66,6 +72,7 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """Return a finite number."""
         value = self._take(name, default)
+        # JSON may hold 1e999, which is infinite.
         if type(value) not in (int, float) or abs(value) > 1e300:
             raise self.unsupported(name, value, "a number")
         return float(value)
@@ -118,6 +125,7 @@ class Fields:
         Options that are off, token ids and notes of other tools cannot.
         """
         for name, value in self._unread.items():
+            # Options that are off, and notes, change nothing.
             off = value is None or value in (False, [], {})
             note = name.endswith("_token_id") or name.startswith(("_", "unsloth_")) or "." in name
             if not (off or note or name in IGNORED_FIELDS):
@@ -182,6 +190,7 @@ class Family:
 
     def config(self, fields: Fields, tensors: StoredTensors) -> Config:
         """Return our config; a LoadError where a field is left that could change the outputs."""
+        # An option that `read` did not look at could change the outputs.
         config = self.read(fields, tensors)
         fields.check_all_read()
         return config
@@ -197,7 +206,13 @@ ACTIVATIONS = {  # the name in transformers: the name here
     "silu": "silu",
     "swish": "silu",
 }
+# Of several names in transformers the one that its own configs use.
 THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
+
+
+def sizes_of(config: Config, table: Mapping[str, str]) -> dict[str, Any]:
+    """Return fields of our config by their names, the other way round than `Fields.sizes`."""
+    return {theirs: getattr(config, ours) for theirs, ours in table.items()}
 
 
 def require_values(config: Config, family: str, **fits: Any) -> None:

@@ -2,8 +2,9 @@
 safetensors files.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,82 @@ from torch import Tensor, nn
 from ...attention import Attention
 from ...files.errors import LoadError
 from ...files.safetensors import StoredTensors
+from ...layers import StackedLinear
 from ...words import hint
-from ..config import Config, Special
-from ..model import Model, build_on_meta
-from .tensor_names import TensorName, named_weights
+from ..model import Config, Model, Special, build_on_meta, named_weights
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """A row of a table: one tensor of the model, and the tensors of a file that are stacked to make
+    it.
+
+    ours    the name in the model; {n} stands for the number of a layer
+    theirs  the names in the file, from the top of the stack to the bottom
+    view    returns a view of our tensor in the shape that the file has, such as the transpose
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    view: Callable[[Tensor], Tensor] | None = None
+
+    def at(self, n: str) -> "TensorName":
+        """Return the row of layer n."""
+        theirs = tuple(name.replace("{n}", n) for name in self.theirs)
+        return replace(self, ours=self.ours.replace("{n}", n), theirs=theirs)
+
+    def parts(self, model: nn.Module, whole: Tensor) -> dict[str, Tensor]:
+        """Return the tensors of the file, by name, as views of our tensor: writing into them writes
+        into ours.
+        """
+        # Several tensors of a file are stacked in one of ours.
+        heights = [len(whole)] if len(self.theirs) == 1 else _stack_heights(model, self.ours)
+        parts = dict(zip(self.theirs, whole.split_with_sizes(heights), strict=True))
+        return (
+            parts if self.view is None else {name: self.view(part) for name, part in parts.items()}
+        )
+
+
+def row(ours: str, *theirs: str, view: Callable[[Tensor], Tensor] | None = None) -> TensorName:
+    """Return a row of a table."""
+    return TensorName(ours, theirs, view)
+
+
+def linear(
+    ours: str, *theirs: str, view: Callable[[Tensor], Tensor] | None = None
+) -> tuple[TensorName, TensorName]:
+    """Return the rows of the weight and the bias of a linear layer or a norm."""
+    return (
+        row(f"{ours}.weight", *(f"{name}.weight" for name in theirs), view=view),
+        row(f"{ours}.bias", *(f"{name}.bias" for name in theirs)),
+    )
+
+
+def identity_rows(model: nn.Module) -> list[TensorName]:
+    """Return the table of files that Telescope writes: names in file and model are equal."""
+    return [row(name, name) for name in named_weights(model)]
+
+
+def rows_for(table: Iterable[TensorName], model: nn.Module) -> list[TensorName]:
+    """Return a row for every layer, with {n} replaced; rows of tensors that the model does not have
+    are left out.
+    """
+    layers: dict[str, list[str]] = {}
+    for name in named_weights(model):
+        # Layers are told apart by the first number in a name.
+        number = re.search(r"(?<=\.)\d+(?=\.)", name)
+        pattern = name if number is None else f"{name[: number.start()]}{{n}}{name[number.end() :]}"
+        layers.setdefault(pattern, []).append("" if number is None else number[0])
+    return [row.at(n) for row in table for n in layers.get(row.ours, [])]
+
+
+def _stack_heights(model: nn.Module, name: str) -> list[int]:
+    """Return the number of rows of each matrix in the StackedLinear whose weight or bias has this
+    name.
+    """
+    stack = model.get_submodule(name.rpartition(".")[0])
+    assert isinstance(stack, StackedLinear)
+    return list(stack.widths.values())
 
 
 def build_model(
@@ -37,6 +110,7 @@ def build_model(
     """
     try:
         built = config()
+    # Its sentence names the file already.
     except LoadError:
         raise
     except (ValueError, TypeError) as error:
@@ -50,6 +124,7 @@ def build_model(
             )
     _check_widths(built, file, tensors)
     try:
+        # What passes all checks and still cannot be built gets one sentence, too.
         return build_on_meta(kind, built, attention)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -74,6 +149,7 @@ def _check_widths(config: Config, file: Path, tensors: StoredTensors) -> None:
     for name, width in asdict(config).items():
         if type(width) is not int or width <= BUILT_AT_ONCE or name in NOT_STORED:
             continue
+        # A width that the model needs is the side of some tensor.
         largest = max((side for entry in tensors.values() for side in entry.shape), default=0)
         if width > largest:
             raise LoadError(
@@ -100,6 +176,7 @@ def read_special(given: Mapping[str, Any], file: Path, vocabulary: int | None = 
             raise LoadError(
                 f"{file}: the special id for {name} is {value!r}; it is a whole number, or null"
             )
+        # Configs of fine-tuned models name ids that their vocabulary lacks.
         ids[name] = [i for i in values if vocabulary is None or 0 <= i < vocabulary]
     start, pad = (next(iter(ids[name]), None) for name in ("start", "pad"))
     return Special(start, tuple(ids["end"]), pad)
@@ -127,8 +204,10 @@ def load_weights(
     then unchanged.
     """
     weights = named_weights(model)  # on "meta"
+    # A mistake of ours, not of the file.
     uncovered = weights.keys() - {row.ours for row in rows}
     assert not uncovered, f"the table has no row for {sorted(uncovered)}"
+    # Of a tied pair files hold one name or both.
     chosen = [row for row in rows if any(name in tensors for name in row.theirs)]
     _check_none_missing(rows, chosen, tensors)
     _check_none_left(rows, tensors, unused)
@@ -136,6 +215,7 @@ def load_weights(
         _check_shapes(model, row, weights, tensors)
 
     filled: dict[str, Tensor] = {}
+    # Everything has been checked by now; from here on numbers are read.
     with tensors.reader() as read:
         for row in chosen:
             if row.ours in filled:
@@ -146,6 +226,7 @@ def load_weights(
             own_dtype = dtype or tensors[row.theirs[0]].dtype
             filled[row.ours] = torch.empty(weights[row.ours].shape, device=device, dtype=own_dtype)
             for name, part in row.parts(model, filled[row.ours]).items():
+                # Into a view of the stack: no second copy is ever in memory.
                 part.copy_(read(name))
     _assign(model, filled)
 
@@ -196,7 +277,9 @@ def _check_tied_equal(
     """
     for one, other in zip(first.theirs, second.theirs, strict=True):
         if not torch.equal(
-            read(one).contiguous().view(torch.uint8), read(other).contiguous().view(torch.uint8)
+            # Bit by bit, so that NaN equals NaN and 0 does not equal -0.
+            read(one).contiguous().view(torch.uint8),
+            read(other).contiguous().view(torch.uint8),
         ):
             raise LoadError(
                 f'{tensors[other].file}: tensors "{one}" and "{other}" should be equal, '
@@ -212,6 +295,7 @@ def _assign(model: nn.Module, filled: Mapping[str, Tensor]) -> None:
         id(empty): _as_parameter(empty, filled[name])
         for name, empty in named_weights(model).items()
     }
+    # By identity, so that tied weights stay one tensor.
     state = model.state_dict(keep_vars=True)
     model.load_state_dict(
         {name: loaded.get(id(tensor), tensor) for name, tensor in state.items()}, assign=True

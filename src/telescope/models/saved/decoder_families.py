@@ -8,15 +8,102 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....files.safetensors import StoredTensors
-from ....layers import MultiHeadAttention
-from ...gpt import GPT, GPTConfig
-from ...model import Model
-from ..tensor_names import TensorName, linear, named_weights, row
-from .family import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, Reader, Writer, require_values
+from ...files.safetensors import StoredTensors
+from ...layers import MultiHeadAttention
+from ..gpt import GPT, GPTConfig
+from ..model import Model, named_weights
+from .huggingface import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, require_values, sizes_of
+from .weights import TensorName, linear, row
 
 
-def table(config: GPTConfig) -> list[TensorName]:
+def gpt2_table(config: GPTConfig) -> list[TensorName]:
+    """Return the names of the tensors, here and in transformers."""
+    block = "blocks.{n}"
+    theirs = "transformer.h.{n}"
+    return [
+        row("embedding.weight", "transformer.wte.weight"),
+        row("embedding.weight" if config.tied else "head.weight", "lm_head.weight"),
+        row("positions.P", "transformer.wpe.weight"),
+        *linear(f"{block}.add_norm_1.norm", f"{theirs}.ln_1"),
+        *linear(f"{block}.self_attention.W_qkv", f"{theirs}.attn.c_attn", view=Tensor.t),
+        *linear(f"{block}.self_attention.W_O", f"{theirs}.attn.c_proj", view=Tensor.t),
+        *linear(f"{block}.add_norm_2.norm", f"{theirs}.ln_2"),
+        *linear(f"{block}.feed_forward.W_1", f"{theirs}.mlp.c_fc", view=Tensor.t),
+        *linear(f"{block}.feed_forward.W_2", f"{theirs}.mlp.c_proj", view=Tensor.t),
+        *linear("norm", "transformer.ln_f"),
+    ]
+
+
+GPT2_SIZES = {
+    "vocab_size": "vocabulary",
+    "n_positions": "max_positions",
+    "n_embd": "d_model",
+    "n_layer": "blocks",
+    "n_head": "heads",
+}
+
+
+def read_gpt2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
+    """Return our config for a GPT-2 config.json."""
+    fields.require(
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        reorder_and_upcast_attn=False,
+        add_cross_attention=False,
+        is_decoder=False,
+        is_encoder_decoder=False,
+    )
+    # How a head for classification pools, which is not loaded.
+    fields.ignore("n_ctx", "summary_type", "summary_use_proj", "summary_activation")
+    fields.ignore("summary_proj_to_labels", "summary_first_dropout")
+    dropout = fields.number("resid_pdrop", 0.1)
+    # One dropout here, three fields there.
+    fields.require(embd_pdrop=dropout)
+    sizes = fields.sizes(GPT2_SIZES)
+    return GPTConfig(
+        **sizes,
+        d_hidden=fields.optional_whole("n_inner") or 4 * sizes["d_model"],
+        activation=fields.one_of("activation_function", "gelu_new", ACTIVATIONS),
+        norm_eps=fields.number("layer_norm_epsilon", 1e-5),
+        tied=fields.flag("tie_word_embeddings", True),
+        dropout=dropout,
+        attention_dropout=fields.number("attn_pdrop", 0.1),
+    )
+
+
+def write_gpt2(config: GPTConfig) -> dict[str, Any]:
+    """Return the fields of a GPT-2 config.json; a ValueError where an option has no counterpart."""
+    require_values(
+        config,
+        "GPT-2",
+        norm="layer",
+        gated=False,
+        bias=True,
+        attention="causal",
+        window=None,
+        attention_bias=(None, True),
+        out_bias=(None, True),
+        key_heads=(None, config.heads),
+        d_k=(None, config.d_model / config.heads),
+    )
+    return sizes_of(config, GPT2_SIZES) | {
+        "n_inner": config.d_hidden or 4 * config.d_model,
+        "activation_function": THEIR_ACTIVATIONS[config.activation],
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": config.tied,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.weight_dropout,
+    }
+
+
+GPT2_UNUSED = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")  # the causal mask
+GPT2 = Family(
+    "gpt2", "GPT2LMHeadModel", GPT, "transformer.", gpt2_table, read_gpt2, write_gpt2, GPT2_UNUSED
+)
+
+
+def llama_table(config: GPTConfig) -> list[TensorName]:
     """Return the names of the tensors, here and in transformers."""
     block = "blocks.{n}"
     theirs = "model.layers.{n}"
@@ -35,9 +122,19 @@ def table(config: GPTConfig) -> list[TensorName]:
     ]
 
 
+LLAMA_SIZES = {
+    "vocab_size": "vocabulary",
+    "max_position_embeddings": "max_positions",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "blocks",
+    "num_attention_heads": "heads",
+    "intermediate_size": "d_hidden",
+}
+
+
 def read_llama(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     """Return the config of a Llama."""
-    config = _read(fields)
+    config = _read_shared(fields)
     attention_bias = fields.flag("attention_bias", False)
     return replace(
         config,
@@ -49,17 +146,19 @@ def read_llama(fields: Fields, tensors: StoredTensors) -> GPTConfig:
 
 def read_mistral(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     """Return the config of a Mistral: a Llama with a window."""
-    return replace(_read(fields), window=fields.optional_whole("sliding_window", 4096))
+    return replace(_read_shared(fields), window=fields.optional_whole("sliding_window", 4096))
 
 
 def read_qwen2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     """Return the config of a Qwen2: biases of queries, keys and values; a window in all layers or
     in none.
     """
-    config = _read(fields)
+    config = _read_shared(fields)
+    # A window in some layers only has no counterpart here.
     used = fields.flag("use_sliding_window", False)
     window = fields.optional_whole("sliding_window", 4096)
     first = fields.number("max_window_layers", 28)
+    # Newer files list the kind of each layer, older ones a first layer with a window.
     kinds = fields.optional_list("layer_types") or [
         "sliding_attention" if used and window and layer >= first else "full_attention"
         for layer in range(config.blocks)
@@ -73,24 +172,18 @@ def read_qwen2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     return replace(config, attention_bias=True)
 
 
-def _read(fields: Fields) -> GPTConfig:
+def _read_shared(fields: Fields) -> GPTConfig:
     """Return the config from the fields that the three families share."""
-    d_model = fields.whole("hidden_size")
-    heads = fields.whole("num_attention_heads")
     fields.require(is_decoder=False, is_encoder_decoder=False)
     fields.ignore("is_llama_config")  # SmolLM2
-    max_positions = fields.whole("max_position_embeddings")
+    sizes = fields.sizes(LLAMA_SIZES)
+    heads = sizes["heads"]
     return GPTConfig(
-        vocabulary=fields.whole("vocab_size"),
-        max_positions=max_positions,
-        d_model=d_model,
-        blocks=fields.whole("num_hidden_layers"),
-        heads=heads,
+        **sizes,
         key_heads=fields.optional_whole("num_key_value_heads") or heads,
-        d_k=fields.optional_whole("head_dim") or d_model // heads,
-        d_hidden=fields.whole("intermediate_size"),
+        d_k=fields.optional_whole("head_dim") or sizes["d_model"] // heads,
         positions="rotary",
-        **_rotary(fields, max_positions),
+        **_rotary(fields, sizes["max_positions"]),
         norm="rms",
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         activation=fields.one_of("hidden_act", "silu", ACTIVATIONS),
@@ -107,6 +200,7 @@ def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
     """Return the fields rotary_…, from rope_parameters (transformers 5) or rope_theta and
     rope_scaling (4).
     """
+    # Three generations of files say the same in three places.
     base = fields.number("rope_theta", 10_000.0)
     parameters = fields.nested("rope_parameters")
     scaling_fields = fields.nested("rope_scaling")
@@ -123,6 +217,7 @@ def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
         rotary["rotary_low"] = rope.number("low_freq_factor")
         rotary["rotary_high"] = rope.number("high_freq_factor")
         rotary["rotary_original"] = rope.whole("original_max_position_embeddings", max_positions)
+    # A factor that nobody reads would change every angle.
     rope.check_all_read()
     return rotary
 
@@ -130,7 +225,7 @@ def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
 SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
 
 
-def _write(config: GPTConfig) -> dict[str, Any]:
+def _write_shared(config: GPTConfig) -> dict[str, Any]:
     """Return the fields that the three families share."""
     require_values(
         config,
@@ -148,12 +243,7 @@ def _write(config: GPTConfig) -> dict[str, Any]:
             "high_freq_factor": config.rotary_high,
             "original_max_position_embeddings": config.rotary_original,
         }
-    return {
-        "vocab_size": config.vocabulary,
-        "max_position_embeddings": config.max_positions,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.blocks,
-        "num_attention_heads": config.heads,
+    return sizes_of(config, LLAMA_SIZES) | {
         "num_key_value_heads": config.key_heads or config.heads,
         "head_dim": config.d_k or config.d_model // config.heads,
         "intermediate_size": config.d_hidden or 4 * config.d_model,
@@ -162,9 +252,7 @@ def _write(config: GPTConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "hidden_act": THEIR_ACTIVATIONS[config.activation],
         "tie_word_embeddings": config.tied,
-        "attention_dropout": config.dropout
-        if config.attention_dropout is None
-        else config.attention_dropout,
+        "attention_dropout": config.weight_dropout,
     }
 
 
@@ -192,7 +280,7 @@ def write_llama(config: GPTConfig) -> dict[str, Any]:
             f"transformers has no Llama whose d_model={config.d_model} is not a multiple of its "
             "heads"
         )
-    return _write(config) | {"attention_bias": query_key_value, "mlp_bias": feed_forward}
+    return _write_shared(config) | {"attention_bias": query_key_value, "mlp_bias": feed_forward}
 
 
 def write_mistral(config: GPTConfig) -> dict[str, Any]:
@@ -201,13 +289,13 @@ def write_mistral(config: GPTConfig) -> dict[str, Any]:
         raise ValueError(
             "Mistral has a window and no biases, so a model with both cannot be exported"
         )
-    return _write(config) | {"sliding_window": config.window}
+    return _write_shared(config) | {"sliding_window": config.window}
 
 
 def write_qwen2(config: GPTConfig) -> dict[str, Any]:
     """Return the fields of a Qwen2's config.json."""
     window = {"use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0}
-    return _write(config) | (window if config.window else {"use_sliding_window": False})
+    return _write_shared(config) | (window if config.window else {"use_sliding_window": False})
 
 
 def weights_in_halves(model: Model) -> dict[str, Tensor]:
@@ -218,37 +306,44 @@ def weights_in_halves(model: Model) -> dict[str, Tensor]:
     """
     weights = named_weights(model)
     assert isinstance(model, GPT)
-    if model.config.rotary_pairs == "neighbours":
-        for name, module in model.named_modules():
-            if isinstance(module, MultiHeadAttention):
-                heads = module.heads + module.key_heads
-                for part in {f"{name}.W_qkv.weight", f"{name}.W_qkv.bias"} & weights.keys():
-                    rotated, values = weights[part].tensor_split([heads * module.d_k])
-                    halves = (
-                        rotated.reshape(heads, -1, 2, *rotated.shape[1:])
-                        .transpose(1, 2)
-                        .flatten(0, 2)
-                    )
-                    weights[part] = torch.cat([halves, values])
+    if model.config.rotary_pairs == "halves":
+        return weights
+    for name, module in model.named_modules():
+        if not isinstance(module, MultiHeadAttention):
+            continue
+        heads = module.heads + module.key_heads
+        for part in {f"{name}.W_qkv.weight", f"{name}.W_qkv.bias"} & weights.keys():
+            # Queries and keys are stacked above the values, which are not rotated.
+            rotated, values = weights[part].tensor_split([heads * module.d_k])
+            pairs = rotated.reshape(heads, -1, 2, *rotated.shape[1:])
+            weights[part] = torch.cat([pairs.transpose(1, 2).flatten(0, 2), values])
     return weights
 
 
-def choose_family(config: GPTConfig) -> Family:
+def choose_rotary_family(config: GPTConfig) -> Family:
     """Return the family of a config: Qwen2 for biases of W_q, W_k and W_v alone, Mistral for a
     window, else Llama.
     """
+    # Only Qwen2 has biases in just these three matrices.
     if _biases(config) == (True, False, False):
         return QWEN2
     return LLAMA if config.window is None else MISTRAL
 
 
-def _family(name: str, architecture: str, read: Reader, write: Writer) -> Family:
-    unused = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
-    return Family(
-        name, architecture, GPT, "model.", table, read, write, unused, weights=weights_in_halves
-    )
-
-
-LLAMA = _family("llama", "LlamaForCausalLM", read_llama, write_llama)
-MISTRAL = _family("mistral", "MistralForCausalLM", read_mistral, write_mistral)
-QWEN2 = _family("qwen2", "Qwen2ForCausalLM", read_qwen2, write_qwen2)
+LLAMA = Family(
+    "llama",
+    "LlamaForCausalLM",
+    GPT,
+    "model.",
+    llama_table,
+    read_llama,
+    write_llama,
+    unused=("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
+    weights=weights_in_halves,
+)
+MISTRAL = replace(
+    LLAMA, name="mistral", architecture="MistralForCausalLM", read=read_mistral, write=write_mistral
+)
+QWEN2 = replace(
+    LLAMA, name="qwen2", architecture="Qwen2ForCausalLM", read=read_qwen2, write=write_qwen2
+)
