@@ -160,12 +160,11 @@ def explain(
 
         name = _check_example(example or "journey")
         if name in TABLES:
-            from ..tasks.explaining import positions, variance
+            from ..tasks.explaining import tables
             from ..traces.numbers import DIGITS_OF_FLOAT64
 
-            table = {"variance": variance, "positions": positions}[name]
-            drawn = table.draw_table()
-            to_dict = table.table_to_dict
+            drawn = getattr(tables, f"draw_{name}")()
+            to_dict = getattr(tables, f"{name}_to_dict")
             digits = DIGITS_OF_FLOAT64  # these tables are computed in float64
         else:
             chosen = EXAMPLES[name](attention.by_sum if by_sum else attention.softmax)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from .api import Answer, Api
+from .api import Api, HttpAnswer
 from .computing import Computing
 from .export import media_type, page_files
 from .guard import Guard, error_response
@@ -129,7 +129,7 @@ def app(
     return with_ids(guard.around(Starlette(routes=routes, exception_handlers=handlers)), log)
 
 
-def _response(request: Request, answer: Answer) -> Response:
+def _response(request: Request, answer: HttpAnswer) -> Response:
     """Return an answer as a response: 304 where the browser holds this revision, uncached where it
     was sampled.
     """

@@ -8,7 +8,7 @@ from threading import Event, Lock
 from anyio import CapacityLimiter, create_task_group, to_thread
 from starlette.types import Receive
 
-from .api import Answer
+from .api import HttpAnswer
 from .requests import Refusal
 
 WAITING = 128  # most requests that may be queued or computed
@@ -29,8 +29,8 @@ class Computing:
         self._waiting = 0
 
     async def run(
-        self, receive: Receive, compute: Callable[[Callable[[], bool]], Answer]
-    ) -> Answer | None:
+        self, receive: Receive, compute: Callable[[Callable[[], bool]], HttpAnswer]
+    ) -> HttpAnswer | None:
         """Return what `compute` returns, or None if the reader has left.
 
         `compute` runs in a thread and is given a function that tells whether the reader has left. A
@@ -78,8 +78,8 @@ class Computing:
         return None if has_left.is_set() else answer
 
     def _count(
-        self, compute: Callable[[Callable[[], bool]], Answer], has_left: Callable[[], bool]
-    ) -> Answer:
+        self, compute: Callable[[Callable[[], bool]], HttpAnswer], has_left: Callable[[], bool]
+    ) -> HttpAnswer:
         with self._lock:
             self.threads += 1
         try:

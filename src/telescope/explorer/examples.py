@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +19,13 @@ from ..tasks.explaining.examples import EXAMPLES, Example, ExampleScene
 from ..traces.numbers import shortest_numbers
 from ..traces.trace import Trace
 from ..traces.whole_words import Words
+from .answers import ExampleFacts, ExampleInput, ExampleStep
 from .requests import Refusal, unknown
 from .run import AttentionView, Run
 
 PREFIX = "example-"
 NORMALIZERS = {"softmax": attentions.softmax, "by_sum": attentions.by_sum}
-LARGEST = 1e6  # of a number in a cell
+LARGEST_NUMBER = 1e6  # in a cell
 
 
 def example_name(run: str) -> str | None:
@@ -43,33 +43,21 @@ def example_run(name: str, inputs: object = None, normalize: object = None) -> R
     name = name.removeprefix(PREFIX)
     if name not in EXAMPLES:
         raise unknown(f'there is no example "{name[:40]}"; there are {", ".join(EXAMPLES)}')
-    if normalize is not None and normalize not in list(
-        NORMALIZERS
-    ):  # a list: JSON may hold what cannot be hashed
+    # A list: JSON may hold what cannot be hashed.
+    if normalize is not None and normalize not in list(NORMALIZERS):
         raise _bad(f"normalize must be one of {', '.join(NORMALIZERS)}")
     normalizer = NORMALIZERS[str(normalize or "softmax")]
     original = EXAMPLES[name](normalizer)
     given = {} if inputs is None else _check_inputs(original, inputs)
     example = EXAMPLES[name](normalizer, given) if given else original
-    changed = (
-        "" if not given and normalize in (None, "softmax") else f"-{_hash(given, str(normalize))}"
-    )
-    run = f"{PREFIX}{name}{changed}"
+    run = f"{PREFIX}{name}"
+    if given or normalize not in (None, "softmax"):
+        run += f"-{_hash(given, str(normalize))}"
     views = tuple(_view(at, scene) for at, scene in enumerate(example.scenes))
     if name == "bank":  # one picture for both: the same word moves to two places
         views = tuple(replace(view, beside=views) for view in views)
-    return Run(
-        run,
-        run,
-        "example",
-        example.sentence,
-        name,
-        "steps",
-        views,
-        None,
-        None,
-        _to_json(example, normalizer),
-    )
+    facts = _describe(example, normalizer)
+    return Run(run, run, "example", example.sentence, name, "steps", views, example=facts)
 
 
 def run_of_trace(steps: Trace) -> Run:
@@ -95,7 +83,8 @@ def _view(number: int, scene: ExampleScene) -> AttentionView:
         ),
     )
     call = recording[name].call
-    if scene.moves and isinstance(call, StepsCall):
+    if scene.moves:
+        assert isinstance(call, StepsCall)
         call.add_residual_stream(steps.values[:, 0], steps.context[:, 0])
     rows, columns = (_whole(tokens) for tokens in (steps.query_tokens, steps.key_tokens))
     return AttentionView(name, call, None, rows, columns, title=scene.title)
@@ -107,31 +96,26 @@ def _whole(tokens: tuple[str, ...]) -> Words:
     return Words(names=tokens, word_ids=numbers, pieces=tokens, text_words=numbers)
 
 
-def _to_json(example: Example, normalizer: object) -> dict[str, Any]:
-    """Return the field "example" of a run's JSON."""
-    return {
-        "name": example.name,
-        "origin": example.origin,
-        "normalize": next(name for name, one in NORMALIZERS.items() if one is normalizer),
-        "inputs": [
-            {
-                "name": name,
-                "rows": example.input_rows.get(name),
-                "numbers": shortest_numbers(matrix),
-            }
+def _describe(example: Example, normalizer: object) -> ExampleFacts:
+    return ExampleFacts(
+        name=example.name,
+        origin=example.origin,
+        normalize=next(name for name, one in NORMALIZERS.items() if one is normalizer),
+        inputs=[
+            ExampleInput(name, example.input_rows.get(name), shortest_numbers(matrix))
             for name, matrix in example.inputs.items()
         ],
-        "scenes": [
-            {
-                "title": scene.title,
-                "caption": scene.caption,
-                "query": scene.trace.find(scene.query),
-                "findings": list(scene.findings),
-                "inputs": ["x"] if scene.moves else list(example.inputs),
-            }
+        scenes=[
+            ExampleStep(
+                title=scene.title,
+                caption=scene.caption,
+                query=scene.trace.find(scene.query),
+                findings=scene.findings,
+                inputs=["x"] if scene.moves else list(example.inputs),
+            )
             for scene in example.scenes
         ],
-    }
+    )
 
 
 def _check_inputs(example: Example, inputs: object) -> dict[str, Tensor]:
@@ -155,7 +139,7 @@ def _check_inputs(example: Example, inputs: object) -> dict[str, Tensor]:
             for j, x in enumerate(row):
                 number = isinstance(x, int | float) and not isinstance(x, bool)
                 if (
-                    not number or not abs(x) <= LARGEST
+                    not number or not abs(x) <= LARGEST_NUMBER
                 ):  # NaN is not; an int may be too large to become a float
                     raise _bad(
                         f'"{name}", row {i}, column {j}: {str(x)[:20]} is not a number from -1e6 '

@@ -13,14 +13,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..surveys.cells import HOW
-from ..traces.numbers import round_numbers
-from .after_head import after_all
+from .answers import to_json
 from .packing import pack_picture, pack_traces, pack_words, without_shares
-from .perspectives import perspectives_of_all_words
 from .requests import Refusal, RequestParams
-from .run import Run
-from .views import word_weights
-from .walk import head, sequence
+from .run import Run, RunRequest
+from .walk import after_all
+from .weights import perspectives_of_all_words, word_weights
 
 LONGEST = 256  # tokens: one tile of the map, and one trace each
 PLACED = 48  # tokens: beyond, a file does not hold what positions do
@@ -47,16 +45,17 @@ def export_answers(
     `ask` is `Api.ask`. Raises Refusal 409 for a long run, and ends with Refusal 499 once `has_left`
     returns True.
     """
-    layer = params.index("l", len(run.views), "attention", 0)
-    view = run.views[layer]
-    h = head(view, params) if "h" in params.parameters else view.call.heads[0]
-    b = sequence(view, params)
-    i = params.index("i", view.size[0], "query", 0)
+    # The first attention, head and query, unless others are asked for.
+    request = RunRequest(run, {"l": "0", "i": "0", **params.parameters})
+    layer = request.layer
+    view = request.view
+    h = request.h if "h" in params.parameters else view.call.heads[0]
+    b = request.b
+    i = request.i
     if max(view.size) > LONGEST:
         message = (
-            f"the run has {max(view.size):,} tokens and a file holds at most {LONGEST}; "
-            "save "
-            "a picture instead"
+            f"the run has {max(view.size):,} tokens and a file holds at most {LONGEST}; save a "
+            "picture instead"
         )
         raise Refusal(409, "too-long", message)
     export = Export(ask, run, b, has_left)
@@ -213,11 +212,9 @@ class Export:
             self._check_reader()
             if found is None:
                 continue
-            whole = all(self._key("words", l=layer) in self.answers for layer in found["layers"])
-            packed = {
-                self._key("perspectives", l=layer): round_numbers(found)
-                for layer in found["layers"]
-            }
+            shared = to_json(found)
+            whole = all(self._key("words", l=layer) in self.answers for layer in found.layers)
+            packed = {self._key("perspectives", l=layer): shared for layer in found.layers}
             if not whole or not self._add(packed):
                 self.left_out.append("the comparison of all heads")
 
@@ -239,7 +236,7 @@ class Export:
         if "after" in view.missing:
             return
         try:
-            found = round_numbers(after_all(view, self.b, layer))
+            found = to_json(after_all(view, self.b, layer))
         except Refusal as refusal:
             self._lacks(layer, ("after",), refusal.message)
             return
@@ -295,7 +292,7 @@ class Export:
         """Put the run itself, with what the file lacks; `held` is the head that it holds in
         full.
         """
-        described = self.run.to_json()
+        described = to_json(self.run.describe())
         for one in described["attentions"]:
             missing = self.missing.get(one["l"], {})
             one["has"] = one["has"] | dict.fromkeys(missing, False)

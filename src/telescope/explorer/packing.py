@@ -15,12 +15,11 @@ from torch import Tensor
 
 from ..recording.recorded_call import RecordedCall
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
-from ..recording.summaries_call import SummariesCall
 from ..traces.numbers import json_number, json_numbers, round_numbers
 from .maps import Picture
 from .run import AttentionView
-from .summaries import known_share
-from .views import WordWeights
+from .walk import stream_at
+from .weights import WordWeights, known_share
 
 OUTSIDE = b"\x00\x7e" * 256  # a row of a tile below the last query: NaN in half precision
 
@@ -28,7 +27,7 @@ OUTSIDE = b"\x00\x7e" * 256  # a row of a tile below the last query: NaN in half
 def pack_words(words: WordWeights, call: RecordedCall, b: int) -> dict[str, Any]:
     """Return the weights between words of all heads, stacked: (head, row) x column."""
     return {
-        "known": round_numbers(known_share(call, b)) if isinstance(call, SummariesCall) else 1.0,
+        "known": round_numbers(known_share(call, b)),
         "heads": list(call.heads),
         "rows": words.rows,
         "columns": words.columns,
@@ -71,7 +70,6 @@ def pack_traces(
     residual stream of each query as "stream" of head 0, since it belongs to all heads.
     """
     one = view.head(h, b)
-    rows = view.call.facts.rows
     values = None if one.values is None else _float32(one.values[0, 0])
     yield (
         "shared",
@@ -80,14 +78,10 @@ def pack_traces(
     )
     for i in range(view.size[0]):
         place = {"l": layer, "h": h, "i": i, "b": b}
-        if "geometry" not in view.missing:
-            row = i if rows is None else rows[i]
-            stream = {"before": view.call.before[b, row], "after": view.call.after[b, row]}
-            yield (
-                "stream",
-                place | {"h": 0},
-                {name: _float32(vector[None]) for name, vector in stream.items()},
-            )
+        stream = stream_at(view, b, i)
+        if stream is not None:
+            packed = {name: _float32(vector[None]) for name, vector in vars(stream).items()}
+            yield "stream", place | {"h": 0}, packed
         seen = row_in_float64(one, i)
         token = view.tokens("q", b, [i])[0]
         facts = {

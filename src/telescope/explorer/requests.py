@@ -1,11 +1,21 @@
-"""Parse the parameters of API requests: each is an integer or one of a few words. Errors are
-refusals.
-"""
+"""Requests: parse the parameters of one, refuse it, and keep the latest results."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 from ..words import one_line
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+WHOLE_NUMBER = re.compile(r"-?[0-9]{1,12}", re.ASCII)
+DECIMAL = re.compile(r"[0-9]{1,4}(\.[0-9]{1,6})?", re.ASCII)
+
+# ----------------------------------------------------------------------------------------- refusals
 
 
 class Refusal(Exception):  # noqa: N818  an answer to a bad request, not an error of the program
@@ -36,7 +46,7 @@ def not_kept(message: str) -> Refusal:
     return Refusal(409, "not-kept", message)
 
 
-NUMBER = re.compile(r"-?[0-9]{1,12}", re.ASCII)
+# --------------------------------------------------------------------------------------- parameters
 
 
 class RequestParams:
@@ -52,7 +62,16 @@ class RequestParams:
             if default is None:
                 raise bad_parameter(f"{name}= is missing; it takes a whole number")
             return default
-        return parse_int(name, text)
+        if not WHOLE_NUMBER.fullmatch(text):
+            raise bad_parameter(f'{name}="{text[:40]}" is not a whole number of at most 12 digits')
+        return int(text)
+
+    def decimal(self, name: str, default: float) -> float:
+        """Return a parameter that is a number such as 0.8."""
+        text = self.parameters.get(name)
+        if text is not None and not DECIMAL.fullmatch(text):
+            raise bad_parameter(f'{name}="{text[:40]}" is not a number such as 0.8')
+        return default if text is None else float(text)
 
     def index(self, name: str, count: int, what: str, default: int | None = None) -> int:
         """Return a parameter that is an index into `count` things, 0 <= index < count."""
@@ -83,8 +102,59 @@ class RequestParams:
         return word
 
 
-def parse_int(name: str, text: str) -> int:
-    """Return the integer that a parameter's text holds, of at most 12 digits."""
-    if not NUMBER.fullmatch(text):
-        raise bad_parameter(f'{name}="{text[:40]}" is not a whole number of at most 12 digits')
-    return int(text)
+# -------------------------------------------------------------------------------------------- cache
+
+
+class LruCache(Generic[K, V]):
+    """At most `capacity` values by key, for several threads; the least recently used value is
+    dropped first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key, now the most recently used, or None."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: K, value: V) -> V:
+        """Store a value unless the key has one, and return the stored one: threads that race share
+        one value.
+        """
+        with self._lock:
+            value = self._entries.setdefault(key, value)
+            self._entries.move_to_end(key)
+            while len(self._entries) > self.capacity:
+                self._entries.popitem(last=False)
+            return value
+
+    def get_or_make(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value of a key, made and stored if it is absent. `make` runs outside of the
+        lock.
+        """
+        found = self.get(key)
+        return self.put(key, make()) if found is None else found
+
+    def __iter__(self) -> Iterator[V]:
+        """Iterate over the values, the most recently used first."""
+        with self._lock:
+            return iter(list(reversed(self._entries.values())))
+
+
+def _cache(capacity: int) -> Any:
+    return field(default_factory=lambda: LruCache(capacity))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The latest results of one server, so that panning and zooming compute nothing twice."""
+
+    heads: LruCache[Any, Any] = _cache(8)
+    tiles: LruCache[Any, Any] = _cache(512)  # half a megabyte each
+    sources: LruCache[Any, Any] = _cache(16)
+    contexts: LruCache[Any, Any] = _cache(4)

@@ -21,12 +21,12 @@ from ..tasks.explaining.sentence_views import (
 )
 from ..tasks.writing.rewrite import encode_text, max_source_tokens
 from ..traces.whole_words import Words
-from .output import Output
+from .output import Output, StackInputs
 from .requests import Refusal
 from .run import AttentionView, Decode, Run
-from .stack_inputs import StackInputs
 
-LONGEST = 4096  # most tokens of a typed text; `telescope watch` takes longer ones
+LONGEST_SENTENCE = 4096  # tokens of a typed text; `telescope watch` takes longer ones
+LAST_LATIN = 0x24F  # the code of the last Latin letter
 
 
 def run_name(model: str, text: str, target: str | None) -> str:
@@ -79,11 +79,8 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
     ids = encode_text(model, text)
     if not text.strip() or not ids:
         raise ValueError("the text has no words")
-    most = (
-        min(LONGEST, max_source_tokens(model))
-        if isinstance(model, Transformer)
-        else min(LONGEST, _longest(model))
-    )
+    own_limit = model.longest if isinstance(model, GPT) else max_source_tokens(model)
+    most = min(LONGEST_SENTENCE, own_limit)
     if len(ids) > most:
         raise ValueError(f"the text has {len(ids):,} tokens; at most {most:,} can be read at once")
     if isinstance(model, Transformer):
@@ -169,7 +166,7 @@ def _notice(model: Model, text: str) -> str | None:
     single characters.
     """
     letters = sum(character.isalpha() for character in text)
-    foreign = sum(character.isalpha() and ord(character) > LATIN for character in text)
+    foreign = sum(character.isalpha() and ord(character) > LAST_LATIN for character in text)
     pieces = len(encode_text(model, text))
     if foreign * 2 <= letters or pieces * 5 < letters * 4:
         return None
@@ -178,14 +175,6 @@ def _notice(model: Model, text: str) -> str | None:
         "it writes about them, "
         "and where it looks, means little."
     )
-
-
-LATIN = 0x24F  # the last Latin letter
-
-
-def _longest(model: Model) -> int:
-    """Return the most tokens that a GPT or an encoder reads at once."""
-    return model.longest if isinstance(model, GPT) else max_source_tokens(model)
 
 
 def _unreadable(message: str) -> Refusal:
