@@ -22,7 +22,7 @@ LEAST_WEIGHT = 2.0**-40  # drawn where a weight is not masked, but not known
 
 
 @dataclass(frozen=True)
-class MapInfo(Answer):
+class MapAnswer(Answer):
     """What the page needs before it requests tiles. At zoom max_zoom a pixel of a tile is one cell
     of the matrix.
 
@@ -56,11 +56,11 @@ class Picture:
     samples: float
 
 
-def describe_map(request: RunRequest) -> MapInfo:
+def describe_map(request: RunRequest) -> MapAnswer:
     """Answer what the page needs before it requests tiles."""
     tiles = _tiles(request)
     view = request.view
-    return MapInfo(
+    return MapAnswer(
         l=request.layer,
         h=request.h,
         b=request.b,
