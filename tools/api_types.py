@@ -95,7 +95,7 @@ One file of at most 4 MB with the answers about an attention of a short run, tho
 head first; it opens at the address `start`, `/s/{{run}}/…`. Its [Run](#run) has `held` and, in its
 notice, what was left out. As JSON: `{{"version": 1, "start": "/s/r1/walk?…", "answers": {{"/runs/r1":
 …}}}}`, by paths without /api/v1, with sorted parameters, b=0 and fmt=f16 left out. Tokens and geometry
-are complete, without start and stop. Traces and weights are packed; explorer/packing.py says how,
+are complete, without start and stop. Traces and weights are packed; explorer/export.py says how,
 and web/transport/inline.js unpacks them. The HTML file has the same in `<script
 type="application/json" id="telescope-answers">`.
 """

@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 
 from ..attention.normalizers import ZeroSumError
 from ..models import LoadError
-from .answers import ABSENT, Absent, OpenedText, RunFacts, json_bytes, to_json
+from .answers import (
+    ABSENT,
+    Absent,
+    Memory,
+    OpenedText,
+    Refusal,
+    RequestParams,
+    RunFacts,
+    json_bytes,
+    to_json,
+)
 from .context import answer
 from .export import html_page
 from .exported_run import export_answers
@@ -24,7 +34,6 @@ from .hiding import hide
 from .library import Library
 from .maps import Picture, describe_map, tile, track
 from .positions import encoding, encodings, positions, variance
-from .requests import Memory, Refusal, RequestParams
 from .run import Run, RunRequest
 from .sources import sources
 from .walk import after_head, cell, cells, trace

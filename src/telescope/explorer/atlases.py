@@ -17,8 +17,16 @@ from ..atlases.sums import STATISTICS
 from ..atlases.texts import text_at
 from ..models import Model
 from ..recording.heads import CLEAR, HABIT_KEYS, HABITS, MORE
-from .answers import Answer, Columns, Matrix
-from .requests import Refusal, RequestParams, bad_parameter, not_kept, unknown
+from .answers import (
+    Answer,
+    Columns,
+    Matrix,
+    Refusal,
+    RequestParams,
+    bad_parameter,
+    not_kept,
+    unknown,
+)
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in which the model may be read
 EVIDENCE_FIELDS = {"atlas", "l", "h", "habit", "rank"}

@@ -15,9 +15,8 @@ from ..recording.names import stack_and_number
 from ..recording.recorded_call import RecordedCall
 from ..recording.source_question import AnswerPositions, Question, ask
 from ..recording.sources import KINDS
-from .answers import Answer
+from .answers import Answer, bad_parameter
 from .output import Output
-from .requests import bad_parameter
 from .run import UNREAD, AttentionView, Run, RunRequest
 
 HOW = tuple(KINDS)

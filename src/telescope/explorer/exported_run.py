@@ -3,7 +3,7 @@ characters.
 
 A file about 200 tokens stays below 4 MB and takes about three seconds of a core. What does not fit
 is left out and named in the run's notice, which the page shows. Weights and traces are packed; see
-packing.py.
+export.py.
 """
 
 import json
@@ -13,9 +13,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..surveys.cells import HOW
-from .answers import to_json
-from .packing import pack_picture, pack_traces, pack_words, without_shares
-from .requests import Refusal, RequestParams
+from .answers import Refusal, RequestParams, to_json
+from .export import pack_picture, pack_traces, pack_words, without_shares
 from .run import Run, RunRequest
 from .walk import after_all
 from .weights import perspectives_of_all_words, word_weights

@@ -13,8 +13,7 @@ from ..recording.heads import CLEAR, HABIT_KEYS, heads_of
 from ..tiles import BUDGET, Tiles
 from ..traces.geometry import cosines, plane
 from ..traces.whole_words import Words
-from .answers import ABSENT, Absent, Answer, Columns, Matrix, Scores, Vector, Weights
-from .requests import RequestParams
+from .answers import ABSENT, Absent, Answer, Columns, Matrix, RequestParams, Scores, Vector, Weights
 from .run import AttentionView, RunRequest
 from .walk import Rest, Step
 from .weights import is_small, known_share, pooled_weights, top_weights, word_weights

@@ -14,10 +14,9 @@ from ..models import Transformer
 from ..recording.recorded_call import RecordedCall
 from ..recording.source_question import Question
 from ..tasks.explaining.sentence_views import translate_whole
-from .answers import Answer
+from .answers import Answer, Refusal, bad_parameter, not_kept
 from .context import NO_MODEL, names_at, question_about, span_of, written_tokens
 from .output import EDITING, Candidate, Output
-from .requests import Refusal, bad_parameter, not_kept
 from .run import Run, RunRequest
 
 MOST_HIDDEN = 128  # segments: the model runs once for each

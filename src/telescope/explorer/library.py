@@ -17,12 +17,10 @@ from ..models import LoadError, Model, load
 from ..models.shipped import find_shipped, shipped_models
 from ..recording.recording import Recording
 from ..recording.saved.open import open_recording
-from .answers import Answer, OpenedText, RunFacts
+from .answers import Answer, LruCache, OpenedText, Refusal, RunFacts, not_kept, unknown
 from .atlases import Atlases, find_evidence, find_model, read_evidence
-from .examples import example_name, example_run
-from .requests import LruCache, Refusal, not_kept, unknown
+from .make_run import LONGEST_SENTENCE, example_name, example_run, read, run_name
 from .run import Run, run_of_recording
-from .sentences import LONGEST_SENTENCE, read, run_name
 
 CARD_KINDS = ("translator", "gpt")  # of the models that the landing's cards need
 # How many are kept in memory

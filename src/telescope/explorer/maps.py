@@ -11,8 +11,7 @@ from ..attention import causal
 from ..recording.recorded_call import RecordedCall
 from ..surveys.cells import HOW
 from ..tiles import BUDGET, TILE, Pyramid, Tile, Tiles, Track
-from .answers import Answer
-from .requests import Refusal
+from .answers import Answer, Refusal
 from .run import RunRequest
 from .weights import known_share, top_weights
 

@@ -14,12 +14,12 @@ from ..models import Model, load
 from ..recording.recording import Recording
 from ..traces.trace import Trace
 from ..words import check_index
+from .answers import Refusal, RequestParams
 from .api import JSON, Api
-from .examples import PREFIX, example_name, run_of_trace
 from .export import html_page, page_files
 from .exported_run import export_answers
 from .library import Library
-from .requests import Refusal, RequestParams
+from .make_run import PREFIX, example_name, run_of_trace
 from .run import Run
 
 

@@ -18,8 +18,7 @@ from ..decoding.writers import start_token
 from ..editing import Edit, edit, likeliest
 from ..models import GPT, Encoder, Model, Transformer
 from ..traces.whole_words import Words
-from .answers import Answer, OutputFacts, WrittenWord
-from .requests import not_kept
+from .answers import Answer, OutputFacts, WrittenWord, not_kept
 
 SHOWN_LIKELIEST = 5  # tokens that are compared before and after an edit
 EDITING = Lock()  # one model runs edited at a time

@@ -23,9 +23,8 @@ from ..tasks.explaining.tables import (
     random_scores,
 )
 from ..tiles.head_scores import OneHead
-from .answers import Answer, Scores, Vector
+from .answers import Answer, RequestParams, Scores, Vector, bad_parameter
 from .output import StackInputs
-from .requests import RequestParams, bad_parameter
 from .run import AttentionView, RunRequest
 
 # Most columns and rows of the picture of an encoding

@@ -16,9 +16,16 @@ from ..recording.recording import Recording
 from ..tiles.head_scores import OneHead
 from ..traces.whole_words import INCOMPLETE, Span, Words
 from ..words import hint
-from .answers import AttentionFacts, ExampleFacts, RunFacts
+from .answers import (
+    AttentionFacts,
+    ExampleFacts,
+    Memory,
+    RequestParams,
+    RunFacts,
+    not_kept,
+    unknown,
+)
 from .output import Output, StackInputs
-from .requests import Memory, RequestParams, not_kept, unknown
 
 MOST_ALIGNED = 512  # words on each side of an alignment, and half of the most tokens
 LONGEST_WORD = 6  # tokens, on average: beyond, the text is not made of words

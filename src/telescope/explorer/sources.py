@@ -11,7 +11,7 @@ from torch import Tensor
 from ..recording.find_sources import find_sources, sources_of_scores
 from ..recording.source_question import NotKeptError
 from ..recording.sources import ANSWER, KINDS, Source, Sources
-from .answers import Answer
+from .answers import Answer, RequestParams, bad_parameter, not_kept
 from .context import (
     BY,
     HOW,
@@ -26,7 +26,6 @@ from .context import (
     why_no_sources,
 )
 from .hiding import calls_with_gradients, falls, output_of
-from .requests import RequestParams, bad_parameter, not_kept
 from .run import RunRequest
 
 # The most that one answer holds

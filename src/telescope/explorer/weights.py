@@ -20,8 +20,7 @@ from ..tasks.explaining.perspectives import (
     most_different,
     most_telling,
 )
-from .answers import Answer, Vector, Weights
-from .requests import Refusal, not_kept
+from .answers import Answer, Refusal, Vector, Weights, not_kept
 from .run import AttentionView, Run, RunRequest
 
 # Scores of an attention up to which every one is computed; beyond, pictures are sampled

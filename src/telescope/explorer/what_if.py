@@ -20,9 +20,8 @@ from ..recording.queries_keys_call import one_head
 from ..recording.row_in_float64 import row_in_float64
 from ..tiles.head_scores import OneHead
 from ..traces.whole_words import Words
-from .answers import Answer, Vector, WrittenWord
+from .answers import Answer, RequestParams, Vector, WrittenWord, bad_parameter, not_kept
 from .output import Candidate, Output
-from .requests import RequestParams, bad_parameter, not_kept
 from .run import AttentionView, RunRequest
 from .walk import TraceAnswer, trace_row
 
