@@ -124,8 +124,8 @@ def explain(
         return
     digits = None  # of numbers in JSON: those of float32
     if sentence:
-        from ..tasks.explaining.explain_sentence import draw
         from ..tasks.explaining.sentence import explain_sentence
+        from ..tasks.explaining.show import draw_sentence
 
         loaded = load_model(model)
         text = " ".join(sentence)
@@ -138,7 +138,7 @@ def explain(
         }
         with editing(loaded, edits):
             explained = explain_sentence(loaded, text, **options)
-        drawn = draw(explained, every_head=every_head, steps=steps)
+        drawn = draw_sentence(explained, every_head=every_head, steps=steps)
         to_dict = explained.to_dict
         if edits:
             unedited = explain_sentence(loaded, text, name=model).translation

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..recording.recorded_call import RecordedCall
-from ..tasks.explaining.perspectives import (
+from ..tasks.explaining.sentence_views import (
     HeadPerspective,
     head_perspectives,
     most_different,
