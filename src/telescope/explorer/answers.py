@@ -62,11 +62,13 @@ def to_json(value: Any, *, exact: bool = False) -> Any:
     numbers.
     """
     if isinstance(value, Tensor):
+        # Whole numbers stay whole: 3 and not 3.0.
         value = json_numbers(value) if value.is_floating_point() else value.tolist()
         return value if exact else round_numbers(value)
     if isinstance(value, float):
         return json_number(value if exact else round_numbers(value))
     if isinstance(value, Answer):
+        # A part that says nothing about its digits follows the answer around it.
         exact = exact if value.exact is None else value.exact
         found: dict[str, Any] = {}
         for field in fields(value):
@@ -86,6 +88,7 @@ def to_json(value: Any, *, exact: bool = False) -> Any:
 
 def json_bytes(contents: object) -> bytes:
     """Return JSON in UTF-8, without spaces; half a character, which UTF-8 lacks, becomes "?"."""
+    # allow_nan=False: what is not a number must have become a string before.
     text = json.dumps(contents, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
 
@@ -305,6 +308,7 @@ class RequestParams:
         """Return the range start= to stop=, clipped to `count`; by default as many as `most`, from
         0.
         """
+        # Only `stop` is clipped: a page may ask beyond the end, but not begin there.
         start = self.number("start", 0)
         stop = min(self.number("stop", min(count, start + most)), count)
         if not 0 <= start < max(count, 1) or stop < start:
@@ -348,6 +352,7 @@ class LruCache(Generic[K, V]):
         one value.
         """
         with self._lock:
+            # Two threads may have made the value at once; the first one stays.
             value = self._entries.setdefault(key, value)
             self._entries.move_to_end(key)
             while len(self._entries) > self.capacity:

@@ -147,6 +147,7 @@ class Api:
 
         An export ends early, with any answer, once `has_left` returns True.
         """
+        # What a browser's developer tools show as the time that an answer took to make.
         started = perf_counter()
         try:
             if method == "POST":
@@ -210,6 +211,7 @@ class Api:
             request = json.loads(body)
         except (ValueError, RecursionError):
             raise Refusal(400, "bad-json", "the body is not JSON") from None
+        # Whatever JSON it was, the last sentence says what it must be.
         request = request if isinstance(request, dict) else {}
         if isinstance(request.get("example"), str):
             if not set(request) <= {"example", "inputs", "normalize"}:
@@ -238,6 +240,7 @@ class Api:
         params = RequestParams(parameters)
         ending = params.word("format", ("html", "json"))
         file = export_answers(self.ask, run, params, has_left)
+        # A run's name may hold what a file's name must not.
         name = re.sub("[^A-Za-z0-9_-]", "-", run.name)
         attached = {"Content-Disposition": f'attachment; filename="{name}.{ending}"'}
         if ending == "json":

@@ -66,6 +66,7 @@ class Computing:
             if self.stopping or not began:
                 group.cancel_scope.cancel()
 
+        # One task waits for the reader to leave while the answer is computed in a thread.
         self._waiting += 1
         try:
             async with create_task_group() as group:
@@ -135,6 +136,7 @@ def app(
         A request joins the queue only after its whole body has arrived, so slow clients cannot fill
         the queue.
         """
+        # A page of another site can send a form without asking first, but no JSON.
         path = request.scope["path"].removeprefix("/api/v1")
         method = request.method
         if (
@@ -155,6 +157,7 @@ def app(
             )
         except ClientDisconnect:
             return Response(status_code=LEFT)
+        # HEAD is GET without a body, which the server leaves out by itself.
         asked = "GET" if method == "HEAD" else method
         parameters = dict(request.query_params)
         answered = await work.run(

@@ -175,6 +175,7 @@ class Atlases:
 
     def add(self, name: str, atlas: Atlas) -> str:
         """Add an atlas under a name that no other has, and return the name."""
+        # A second atlas of the same name gets a number, and both can be compared.
         while name in self.opened:
             name += "-2"
         self.opened[name] = atlas
@@ -226,6 +227,7 @@ class Atlases:
             for column, value in row.items()
             if column not in ("layer", "head", "kind") and not column.endswith("_profile")
         }
+        # What lies in no class or at no distance is NaN, which JSON lacks.
         profiles = {}
         for by in ("distance", "position", "class"):
             profile = atlas.profile(layer, number, by)
@@ -275,6 +277,7 @@ def find_evidence(atlas: Atlas, request: Mapping[str, Any]) -> Evidence:
     Refusal.
     """
     layer, number, rank, habit = (request.get(name) for name in ("l", "h", "rank", "habit"))
+    # type and not isinstance: True is an int, too.
     if set(request) != EVIDENCE_FIELDS or not all(
         type(one) is int and one >= 0 for one in (layer, number, rank)
     ):
@@ -315,6 +318,7 @@ def find_model(atlas: Atlas, names: list[str], open_model: Callable[[str], Model
             model = open_model(name)
         except Refusal:
             continue
+        # Sizes are compared first: a checksum reads all weights.
         if sum(parameter.numel() for parameter in model.parameters()) != wanted.get("parameters"):
             continue
         if type(model).__name__ != wanted.get("class"):
@@ -326,6 +330,7 @@ def find_model(atlas: Atlas, names: list[str], open_model: Callable[[str], Model
             )
         elif any(weights_checksum(model, dtype) == wanted["weights"] for dtype in MODEL_DTYPES):
             return name
+    # Two of one size cannot be told apart, so neither is taken.
     if len(of_the_size) == 1:
         return of_the_size[0]
     raise not_kept(

@@ -44,11 +44,13 @@ Calls = dict[str, list[RecordedCall]]
 def display_texts(view: AttentionView, axis: str, b: int, indices: range) -> list[str]:
     """Return the texts of tokens with the spaces between them, so that joined they are readable."""
     plain = view.tokens(axis, b, indices)
+    # Most tokenizers keep the space before a word in the token's own text.
     raw = _decoded(view, axis, b, indices)
     if raw is not None:
         return [text or name for text, name in zip(raw, plain, strict=True)]
     found = []
     for number, text in enumerate(plain):
+        # Others mark a piece that continues a word; punctuation stands close to the word before.
         continues = text.startswith("·") and len(text) > 1
         close = CLOSING.fullmatch(text) is not None
         found.append(text[1:] if continues else text if number == 0 or close else f" {text}")
@@ -66,6 +68,7 @@ def _decoded(view: AttentionView, axis: str, b: int, indices: range) -> list[str
     tokens: list[int] = ids[b, indices.start : indices.stop].tolist()
     if len(tokens) < len(indices):
         return None
+    # Each different token is decoded once: a long text has few of them.
     known = {token: decode([token]) for token in {*tokens}}
     texts = [known[token] for token in tokens]
     return texts if "".join(texts[:SAMPLE]) == decode(tokens[:SAMPLE]) else None
@@ -121,6 +124,7 @@ def _breaks(texts: Sequence[str], by: str) -> list[int]:
     for at in range(1, len(texts)):
         before = texts[at - 1]
         here = texts[at]
+        # A paragraph needs an empty line, a sentence a full stop or a line break.
         lines = before.endswith("\n") if by == "sentences" else _blank_line(texts, at)
         ended = SENTENCE_END.search(before.strip()) is not None or (ended and not before.strip())
         spaced = here[:1].isspace() or before[-1:].isspace()
@@ -271,6 +275,7 @@ def _lacks(run: Run, how: str) -> str | None:
     if how == "hidden":
         return NO_MODEL.format(how='"hidden"')
     call = reader(run).call
+    # What each `how` reads: queries of all, and what `also` keeps of some.
     part = {"carried": "norms", "gradient": "gradients"}.get(how, "queries")
     if "queries" not in call.parts and how != "gradient":
         flag = "telescope watch --keep queries-keys, or " if how != "carried" else ""
@@ -301,6 +306,7 @@ def _words_of(view: AttentionView, shown: range, names: list[str], padding: int)
             words.word_ids[at - ahead] if at - ahead < last else words.word_ids[-1] + 1
             for at in shown
         ]
+    # Without words, a token begins one if a space or a sign is before it.
     numbers = [0]
     for before, here in pairwise(names):
         numbers.append(
@@ -314,6 +320,7 @@ def _opening_span(names: list[str], words: list[int], shown: range, *, across: b
     next.
     """
     place = len(names) - 1
+    # A GPT's next token is what readers ask for; of a translation, its last word.
     if across or names[-1] == UNREAD:
         found = [
             at
@@ -321,6 +328,7 @@ def _opening_span(names: list[str], words: list[int], shown: range, *, across: b
             if any(letter.isalnum() for letter in name) and "<" not in name
         ]
         place = found[-1] if found else place
+    # The whole word, of which that token may be one piece.
     own = [at for at, word in enumerate(words) if word == words[place]]
     return [shown.start + own[0], shown.start + own[-1] + 1]
 
@@ -397,6 +405,7 @@ def calls_of(run: Run) -> Calls:
     """
     calls: Calls = {}
     for view in run.views:
+        # "blocks.0.self call 1" is the second call of blocks.0.self.
         calls.setdefault(view.name.split(" ")[0], []).append(view.call)
     stacks = [stack_of(name) for name in calls]
 

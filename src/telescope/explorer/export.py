@@ -73,6 +73,7 @@ def html_page(file: dict[str, Any]) -> bytes:
     """
     files = page_files()
     script, style = (_joined(files, ending) for ending in (".js", ".css"))
+    # What would end the script's element, or begin a comment in it, is escaped in its strings.
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     policy = POLICY.format(scripts=_hash(script), styles=_hash(style))
     title = escape(file["answers"]["/runs"]["runs"][0]["title"])
@@ -92,6 +93,7 @@ def html_page(file: dict[str, Any]) -> bytes:
 def json_for_html(contents: object) -> str:
     """Return JSON that cannot end the HTML element around it, whatever text a token holds."""
     text = json.dumps(contents, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # JSON may write any character as \\u…; U+2028 and U+2029 would end a line of JavaScript.
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -134,6 +136,7 @@ def pack_picture(found: Any) -> Any:
     """
     if not isinstance(found, Picture):
         return found
+    # A short text fills the upper rows of its tile alone.
     end = len(found.numbers)
     while end and found.numbers.endswith(OUTSIDE, 0, end):
         end -= len(OUTSIDE)
@@ -166,6 +169,7 @@ def pack_traces(
         if stream is not None:
             packed = {name: _float32(vector[None]) for name, vector in vars(stream).items()}
             yield "stream", place | {"h": 0}, packed
+        # A trace of the file has all keys: a file holds no longer text.
         seen = row_in_float64(one, i)
         token = view.tokens("q", b, [i])[0]
         facts = {
@@ -204,6 +208,7 @@ def _pack_steps(seen: RowInFloat64, scale: float) -> Iterator[dict[str, Any]]:
         if name not in seen.steps:
             continue
         numbers = seen.steps[name]
+        # Scaling and masking are told in a few bytes; the page repeats them bit for bit.
         hidden = numbers == -torch.inf
         if before is not None and torch.equal(before * scale, numbers):
             packed: dict[str, Any] = {"times": scale}
@@ -230,6 +235,7 @@ def _float32(rows: Float[Tensor, "row width"]) -> dict[str, Any]:
 
 def _float64(numbers: Float[Tensor, " n"]) -> dict[str, Any]:
     """Return numbers as base64 of float64 without the zeros at their end; `length` counts all."""
+    # A causal row ends with zeros, half of all weights.
     used = numbers.nonzero()
     end = int(used[-1]) + 1 if len(used) else 0
     return {"base64": _base64(numbers[:end], torch.float64, "<f8"), "length": len(numbers)}

@@ -138,6 +138,7 @@ class Guard:
         """
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            # The server's own start and end are no requests.
             if scope["type"] == "lifespan":
                 await app(scope, receive, send)
                 return
@@ -177,6 +178,7 @@ class Guard:
         """Return a redirect that moves the token from the link into a cookie, or None where the
         link has no token.
         """
+        # The token of a link leaves the address, where history and screenshots would keep it.
         given = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in given if name == "token"]
         if scope["method"] != "GET" or not tokens or scope["path"].startswith("/api/"):
@@ -198,6 +200,7 @@ class Guard:
         if scope["path"] == "/healthz":
             return
         headers = Headers(scope=scope)
+        # Programs send the token in a header, browsers in a cookie.
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_token(bearer.strip()):
             return
@@ -236,6 +239,7 @@ def _limit_body(scope: Scope, receive: Receive) -> Receive:
     """Return `receive`, raising Refusal 413 if Content-Length, or the bytes received so far, exceed
     LARGEST_BODY.
     """
+    # Refuse a body by its announced length, and count it too: a length may be missing or wrong.
     length = Headers(scope=scope).get("content-length", "")
     if length and (not length.isdecimal() or int(length) > LARGEST_BODY):
         raise _too_large()

@@ -99,6 +99,7 @@ def heads(request: RunRequest) -> HeadsAnswer:
         shares = [share for share, _ in drawn]
         exact = all(count is None for _, count in drawn)
         samples = max(count or 0 for _, count in drawn)
+    # All pictures of an attention have one size.
     height, width = shares[0].shape
     return HeadsAnswer(
         l=request.layer,
@@ -144,6 +145,7 @@ def _habits(view: AttentionView, which: list[int]) -> list[HeadMeasures]:
     found = []
     for measured in heads_of({view.name: [view.call]}, view.decode).to_dict():
         number = measured.pop("number")
+        # The layer is popped because the page knows it; it is never empty.
         if measured.pop("layer") and number in which:
             found.append(HeadMeasures(number, Columns(measured)))
     return found
@@ -303,6 +305,7 @@ def tokens(request: RunRequest) -> TokenRange:
     count = view.length(axis)
     span = request.span(count, MOST_TOKENS)
     words = view.words(axis)
+    # Words are numbered over the whole axis; names are those of the range alone.
     word_of = None if words is None else words.word_ids[span.start : span.stop]
     names = words.names[word_of[0] : word_of[-1] + 1] if words is not None and word_of else None
     return TokenRange(

@@ -122,6 +122,7 @@ def hidden_segment(
     """
     made = output_of(run)
     span = question.span
+    # The continuation must not see the segment either.
     length = len(made.ids) + (CONTINUED if made.kind == "gpt" else 0)
     edits = hiding_edits(question, list(segment), length)
     with made.edited(edits):
@@ -176,6 +177,7 @@ def calls_with_gradients(run: Run, span: range) -> dict[str, list[RecordedCall]]
     """
     made = output_of(run, '"gradient"')
     tokens = torch.tensor(written_tokens(made, span))
+    # A backward pass adds to the gradients of the model's parameters.
     trainable = [one for one in made.model.parameters() if one.requires_grad]
     kept = [one.grad for one in trainable]
     with (

@@ -86,6 +86,7 @@ class Library:
         again.
         """
         recording = open_recording(folder)
+        # A recording is written as a whole, and this file with it.
         stamp = (folder / "recording.json").stat()
         rev = f"{stamp.st_mtime_ns:x}{stamp.st_ino:x}"
         return self.add(recording, folder.name.removesuffix(".telescope"), rev)
@@ -102,6 +103,7 @@ class Library:
 
     def run(self, name: str) -> Run:
         """Return a run by name, or raise Refusal 404."""
+        # A worked example needs no request before: its link opens it.
         run = self.recordings.get(name) or self.sentences.get(name)
         if run is None and example_name(name) is not None:
             run = self.examples.get_or_make(name, lambda: example_run(name))
@@ -145,6 +147,7 @@ class Library:
         text, whole = read_evidence(atlas, evidence, self._model(name))
         run = self.read(text, name)
         layer = request["l"]
+        # The model may be another class with other names of the same layers, in the same order.
         names = [view.name for view in run.views]
         place = names.index(atlas.layers[layer]) if atlas.layers[layer] in names else layer
         if place >= len(names):

@@ -50,6 +50,7 @@ LARGEST_NUMBER = 1e6  # in a cell
 
 def run_name(model: str, text: str, target: str | None) -> str:
     """Return the name of a sentence's run: a hash, so that the same sentence is the same run."""
+    # JSON may hold half of a character, which no encoding of a text can.
     for what, given in (("text", text), ("model", model), ("target", target or "")):
         if (half := re.search("[\ud800-\udfff]", given)) is not None:
             message = (
@@ -95,6 +96,7 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
     what cannot be run.
     """
     assert model.tokenizer is not None
+    # What cannot be read is refused before a model runs.
     ids = encode_text(model, text)
     if not text.strip() or not ids:
         raise ValueError("the text has no words")
@@ -103,6 +105,7 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
     if len(ids) > most:
         raise ValueError(f"the text has {len(ids):,} tokens; at most {most:,} can be read at once")
     if isinstance(model, Transformer):
+        # A translator writes first, and is then recorded in one pass over what it wrote.
         wrote = translate_whole(model, text) if target is None else _forced(model, target)
         if len(wrote.ids) > most:
             raise ValueError(
@@ -124,6 +127,7 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
             f"a {type(model).__name__} cannot be explored by itself; a Transformer, GPT or Encoder "
             "can"
         )
+    # Others read the text in one pass.
     with torch.no_grad(), watch(model, keep="steps", also="norms") as recording:
         model(torch.tensor([ids], device=next(model.parameters()).device))
     read_words: Words = (
@@ -176,6 +180,7 @@ def _forced(model: Transformer, target: str) -> Written:
     if not target.strip():
         raise ValueError("the target has no words")
     ids = encode_text(model, target)
+    # A tokenizer may add the end token by itself.
     ends = bool(ids) and ids[-1] in model.special.end
     return Written(ids if ends else [*ids, *model.special.end[:1]], target, "end")
 
@@ -187,6 +192,7 @@ def _notice(model: Model, text: str) -> str | None:
     letters = sum(character.isalpha() for character in text)
     foreign = sum(character.isalpha() and ord(character) > LAST_LATIN for character in text)
     pieces = len(encode_text(model, text))
+    # Mostly foreign letters, and hardly more than one letter in a piece.
     if foreign * 2 <= letters or pieces * 5 < letters * 4:
         return None
     return (
@@ -248,6 +254,7 @@ def _view(number: int, scene: ExampleScene) -> AttentionView:
     """
     steps = scene.trace
     name = f"scene.{number}"
+    # One query beside several keys is a single row, and not another text.
     across = steps.query_tokens != steps.key_tokens and len(steps.query_tokens) > 1
     recording = Recording("example", [name], StepsCall.keep, KeepOptions())
     heads = tuple(range(steps.queries.shape[1]))

@@ -142,6 +142,7 @@ def _f16(log2: Float[Tensor, "side side"]) -> bytes:
     """Encode as float16. Finite values below its range become its lowest number, because -inf means
     masked.
     """
+    # A weight of 2^-70000 is not masked, only tiny.
     lowest = torch.finfo(torch.float16).min
     kept = torch.where(log2 == -torch.inf, log2, log2.clamp(min=lowest))
     return kept.to(torch.float16).numpy().astype("<f2").tobytes()

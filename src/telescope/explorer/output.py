@@ -60,6 +60,7 @@ class StackInputs:
         """
         tokens = _batch(model, ids)
         if isinstance(model, Transformer):
+            # A shared vocabulary has one table for both sides.
             own_table = model.target_embedding if side == "target" else None
             table = model.embedding if own_table is None else own_table
             scale = sqrt(model.config.d_model) if model.config.scaled else 1.0
@@ -71,6 +72,7 @@ class StackInputs:
         if not isinstance(model, GPT | Encoder):
             return None
         embedded = model.embedding(tokens)[0]
+        # Rotary positions turn queries and keys; nothing is added.
         if isinstance(model, GPT) and model.positions is None:
             kind = "none" if model.rotary is None else "rotary"
             return cls(kind, embedded, None, embedded, embedded, model.rotary)
@@ -172,6 +174,7 @@ class Output:
         """
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
+        # Decoded with what is before it: a tokenizer may join or space tokens.
         before = list(self.written[:i]) if self.written else list(self.ids[: i + 1])
         text = tokenizer.decode(before)
         longer = tokenizer.decode([*before, token])

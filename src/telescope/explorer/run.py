@@ -71,6 +71,7 @@ class AttentionView:
         """Return "cross", "encoder", "decoder", or "self" where the model has one stack."""
         if self.call.across:
             return "cross"
+        # "encoder.0.self call 1" is in the stack "encoder".
         parts = self.name.split(" ")[0].split(".")[:-1]
         return next((stack for stack in ("encoder", "decoder") if stack in parts), "self")
 
@@ -157,6 +158,7 @@ class AttentionView:
         """Return the token ids at positions of the text; None where the id is unknown."""
         ids = self.ids(axis)
         assert ids is not None
+        # A query of a decoder that attends across writes the token after the one that it read.
         ahead = int(axis == "q" and self.kind == "cross")
         shifted = torch.tensor([position + ahead for position in positions], dtype=torch.long)
         last = ids.shape[1] - 1
@@ -251,6 +253,7 @@ class AttentionView:
             missing.setdefault("alignment", reason)
 
         # What needs the vectors around the attention, the model, or the text.
+        # The stream of beams, or of a call that was interrupted, has another length.
         stream = call.parts.get("before")
         if stream is None or stream.shape[1] != call.size[0]:
             missing["geometry"] = (
@@ -382,6 +385,7 @@ def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
     """Return a recording as a run; an attention that was called several times has one view for each
     call.
     """
+    # Shared by all views: the words of a text are joined once.
     known: KNOWN_WORDS = {}
     views = tuple(
         AttentionView(

@@ -71,6 +71,7 @@ def serve(
     listener = listen(host, port)
     port = listener.getsockname()[1]
     bound = bound_address(listener)
+    # The link carries the token: who has it may ask, and nobody else.
     token = secrets.token_urlsafe(24)
     names = host_names(host, bound)
     guard = Guard.at(token, port, names)
@@ -78,6 +79,7 @@ def serve(
     printed = [name for name in names if is_printed(name)] if bound.is_unspecified else names[:1]
     links = [f"http://{name}:{port}{path}{query}" for name in printed]
     _warn(host, bound)
+    # Several answers at a time, each on its share of the cores.
     at_once = min(AT_ONCE, os.cpu_count() or 1)
     torch.set_num_threads(
         max(1, (os.cpu_count() or 1) // at_once)
@@ -86,6 +88,7 @@ def serve(
     config = uvicorn_config(app(Api(library), guard, computing, log=log))
     for link in links:
         say(link)
+    # Load the models in a thread while the page opens.
     stopped = Event()
     warming = Thread(target=library.warm_up, args=(stopped,))
     warming.start()
@@ -170,6 +173,7 @@ def recordings(place: Path) -> list[Path]:
     """Return the folder if it is a recording, otherwise the recordings directly in it, without
     hidden ones.
     """
+    # A folder that is a recording is opened even if it holds others.
     folder = paths.check_exists(place)
     if not folder.is_dir() or (folder / FILE).is_file():
         return [folder]
@@ -229,12 +233,14 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError) as problem:
         raise _not_here(host, problem) from None
+    # A name may have addresses of both versions.
     family, kind, protocol, _, place = min(
         found, key=lambda one: one[0] != socket.AF_INET
     )  # IPv4 if a name has both
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
+        # "::" is then all addresses of both versions, as users expect.
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     try:
         listener.bind(place)

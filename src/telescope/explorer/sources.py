@@ -120,6 +120,7 @@ def sources(request: RunRequest) -> SourcesAnswer:
     count = len(found.texts)
     shown = _window(request, found)
     low, high = _range(request, count)
+    # The answer's own part has no place in the context.
     by_start = {row.start: row.score for row in found.sources.rows if row.name != ANSWER}
     return SourcesAnswer(
         how=how,
@@ -232,6 +233,7 @@ def _window(params: RequestParams, found: Found) -> range:
     wanted = params.number("window")
     if not 1 <= wanted <= MOST_TOKENS // 2:
         raise bad_parameter(f"window={wanted} tokens cannot be sent; 1 to {MOST_TOKENS // 2:,} can")
+    # Half a window more is read faster than it is searched.
     if count <= wanted * 3 // 2:
         return range(count)
     low, high = _range(params, count)
@@ -283,6 +285,7 @@ def _spread(found: Found) -> Tensor:
 def _row(found: Found, row: Source) -> SourceRow:
     """Return a row of the ranked list, with its text as the page shows it, cut."""
     own = row.name == ANSWER
+    # The page shows spaces as they are; the library joins them.
     text = row.text if own else "".join(found.texts[row.start : row.stop])
     short = text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
     return SourceRow(*row._replace(text=short), own=own)

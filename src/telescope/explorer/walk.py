@@ -115,6 +115,7 @@ def trace_row(
     """Return the trace of the query that was computed, in a view that may be edited."""
     b = request.b
     i = request.i
+    # Of a long text, the keys with the largest weights, by position.
     keys: list[int] = seen.keys.tolist()
     d_k = one.keys.shape[-1]
     return TraceAnswer(
@@ -246,6 +247,7 @@ def cells(request: RunRequest) -> CellsAnswer:
     else:
         place = call.heads.index(request.h)
         weights, places = (part[place, request.i].tolist() for part in top_weights(call, request.b))
+        # Weight 0 fills up where a query has fewer keys than the summary keeps.
         known = {key: weight for key, weight in zip(places, weights, strict=True) if weight > 0}
         shown = [known.get(key) for key in keys]
     return CellsAnswer(request.layer, request.h, request.i, keys[0], request.b, shown)
@@ -340,6 +342,7 @@ class AfterHeads:
         self.block = block
         self.W_O = attention.W_O
         self.norm: AddNorm = block.add_norm_2 if is_cross else block.add_norm_1
+        # In a decoder's block, cross-attention follows self-attention, and then the network.
         self.feeds = is_cross or isinstance(block, EncoderBlock)
         self.contexts = view.call.trace().context[b]
 

@@ -53,6 +53,7 @@ def pooled_weights(
     """
     weights, keys = (part[head] for part in top_weights(call, b))
     n_q = weights.shape[0]
+    # The row of pixels of each query, and the pixel of each of its keys.
     row = torch.arange(n_q) * rows // n_q
     place = row[:, None] * columns + keys * columns // n_k
     summed = weights.new_zeros(rows * columns).scatter_add_(0, place.flatten(), weights.flatten())
@@ -114,6 +115,7 @@ def _join_known(view: AttentionView, b: int, rows: list[int], columns: list[int]
     weights, keys = top_weights(view.call, b)
     row = torch.tensor(rows)
     column = torch.tensor(columns)
+    # First the whole matrix, then sums over the keys of a word, then means over its queries.
     dense = weights.new_zeros(*weights.shape[:2], view.size[1]).scatter_add_(-1, keys, weights)
     heads, queries, _ = dense.shape
     summed = dense.new_zeros(heads, queries, int(column.max()) + 1).index_add_(2, column, dense)
@@ -192,6 +194,7 @@ def sharpest(request: RunRequest) -> Sharpest:
     if the run has any.
     """
     views = request.run.views
+    # An attention that cannot be aligned is left out, unless none can.
     kinds = {view.kind for view in views}
     peaks: dict[int, Tensor] = {}
     refused: Refusal | None = None
@@ -290,6 +293,7 @@ def start(request: RunRequest) -> Start:
         raise not_kept("no attention was called while this was recorded")
     if run.example is not None:
         return Start(0, 0, run.example.scenes[0].query)
+    # The first attention whose steps can be shown.
     first = next((at for at, view in enumerate(run.views) if "trace" not in view.missing), 0)
     view = run.views[first]
     row = _last_word(view, b)
@@ -339,6 +343,7 @@ def perspectives_of_all_words(run: Run, kind: str, b: int) -> PerspectivesOfWord
         HeadHabit(*place, one.habit, one.share)
         for place, one in zip(compared.places, heads, strict=True)
     ]
+    # Habits are those of whole heads: of each word only the weights differ.
     weights = torch.cat([words.weights.cpu() for _, words in compared.found])
     pairs = []
     for row in range(*counts):

@@ -96,6 +96,7 @@ def output(request: RunRequest) -> OutputAnswer:
         )
     i = request.index("i", len(made.hidden), "query", len(made.hidden) - 1)
     logits = made.logits(i).double()
+    # Candidates are the likeliest of the model; a setting may leave some of them out.
     p = _probabilities(logits, request)
     found, tokens = largest(logits[None], SHOWN_NEXT)
     return OutputAnswer(
@@ -134,6 +135,7 @@ def _probabilities(
     """Return the probability of each token after temperature, top_k and top_p; 0 for a token that
     is left out.
     """
+    # In the order of generate: temperature, then top_k, then top_p.
     heat = params.decimal("temperature", 1.0)
     share = params.decimal("top_p", 1.0)
     most = params.number("top_k", 0)
@@ -276,6 +278,7 @@ class Changes:
         """
         attention = self.redefined(one.attention, one.keys.shape[-1])
         if self.hidden:
+            # Hidden keys are masked as padding is.
             kept = torch.ones(1, one.keys.shape[2], dtype=torch.bool)
             kept[0, list(self.hidden)] = False
             attention = replace(attention, mask=attention.mask & padding(keep=kept))
