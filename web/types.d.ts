@@ -113,7 +113,7 @@ interface ExampleInput {
   numbers: number[][];
 }
 
-/** A scene of a worked example, one for each attention; `query` is the query to look at first. */
+/** A scene of a worked example, one for each attention; `query` is the one to look at first. */
 interface ExampleStep {
   title: string;
   caption: string;

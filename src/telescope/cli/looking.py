@@ -389,7 +389,8 @@ def _open_in_browser(
     if head is not None:
         head = run.views[layer or 0].call.heads[run.views[layer or 0].call.head_index(head)]
     state = {"l": layer, "h": head, "i": run.place(query)}
-    path = f"/s/{run.name}/walk?{urlencode({name: value for name, value in state.items() if value is not None})}"
+    chosen = {name: value for name, value in state.items() if value is not None}
+    path = f"/s/{run.name}/walk?{urlencode(chosen)}"
     explorer.serve(library, port=port, path=path, browse=True)
 
 

@@ -141,7 +141,7 @@ class ExampleInput(Answer):
 
 @dataclass(frozen=True)
 class ExampleStep(Answer):
-    """A scene of a worked example, one for each attention; `query` is the query to look at first."""
+    """A scene of a worked example, one for each attention; `query` is the one to look at first."""
 
     title: str
     caption: str

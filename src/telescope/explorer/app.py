@@ -1,5 +1,7 @@
-"""Serve the explorer over HTTP: the page, its files and the API, all behind the same guard; answers are
-computed in threads, a few at a time, and stop when the reader leaves or the server ends.
+"""Serve the explorer over HTTP: the page, its files and the API, all behind the same guard.
+
+Answers are computed in threads, a few at a time; they stop when the reader leaves or the server
+ends.
 """
 
 import sys

@@ -1,5 +1,5 @@
-"""The text that a run wrote and the context that it read: which tokens they are, how they are named,
-and how the context is cut into segments.
+"""The text that a run wrote and the context that it read: which tokens they are, how they are
+named, and how the context is cut into segments.
 """
 
 import re
@@ -38,7 +38,7 @@ NO_MODEL = (
 )
 Calls = dict[str, list[RecordedCall]]
 
-# ------------------------------------------------------------------------------------------- cutting
+# ----------------------------------------------------------------------------------------- cutting
 
 
 def display_texts(view: AttentionView, axis: str, b: int, indices: range) -> list[str]:
@@ -333,7 +333,7 @@ def _opening_span(names: list[str], words: list[int], shown: range, *, across: b
     return [shown.start + own[0], shown.start + own[-1] + 1]
 
 
-# -------------------------------------------------------------------------- the context of an answer
+# ------------------------------------------------------------------------ the context of an answer
 
 
 def context_of(request: RunRequest) -> Cuttable:

@@ -137,7 +137,7 @@ class Export:
         view = self.run.views[layer]
         if "trace" in view.missing:
             return
-        # Heads are put until one does not fit; the next would need as much room, so it is not tried.
+        # Heads are put until one does not fit: the next would need as much room.
         heads_left = list(which)
         while heads_left and self.head_size <= self.room:
             packed = self._traces(layer, heads_left[0])

@@ -242,7 +242,7 @@ def _tokens_of_all(views: tuple[AttentionView, ...]) -> list[str]:
     return [title if tokens.count(token) > 1 and title else token for token, title in owners]
 
 
-# -------------------------------------------------------------------------------- tokens and weights
+# ------------------------------------------------------------------------------ tokens and weights
 
 
 @dataclass(frozen=True)

@@ -182,8 +182,8 @@ class Library:
                 continue
 
     def _model(self, name: str) -> Model:
-        """Return a model by name, loaded in float32 if it is a folder; at most MOST_MODELS loaded ones
-        are kept.
+        """Return a model by name, loaded in float32 if it is a folder; at most MOST_MODELS are
+        kept.
         """
         source = self.models[name]
         if isinstance(source, Model):

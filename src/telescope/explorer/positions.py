@@ -149,7 +149,7 @@ def _rounded(table: Float[Tensor, "row column"], places: int) -> list[list[float
     return [[round(x, places) for x in row] for row in table.tolist()]
 
 
-# ------------------------------------------------------------------------------- positions of a model
+# ----------------------------------------------------------------------------- positions of a model
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""Run the explorer's server for one person on this machine, until Ctrl-C: `telescope serve`. Where it
-listens, and every name and address of this machine that leads there.
+"""Run the explorer's server for one person on this machine, until Ctrl-C: `telescope serve`.
+
+Where it listens, and every name and address of this machine that leads there.
 """
 
 import asyncio
@@ -189,7 +190,7 @@ def recordings(place: Path) -> list[Path]:
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Close, within IDLE_SECONDS seconds, a connection that sends no complete request or does not read its
+    """Close, within IDLE_SECONDS, a connection that sends no complete request or does not read its
     answer.
 
     uvicorn itself closes connections that are idle after an answer. A connection that never sends a
@@ -207,8 +208,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(problem)
 
     def _close_if_idle(self) -> None:
-        """Close the connection if it has waited for its client, unchanged, since the check IDLE_SECONDS / 2
-        seconds ago.
+        """Close the connection if it has waited for its client, unchanged, since the last check,
+        half of IDLE_SECONDS ago.
         """
         unsent = self.transport.get_write_buffer_size()
         waits_for_client = self.cycle is None or self.cycle.response_complete or unsent > 0

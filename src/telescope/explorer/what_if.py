@@ -155,7 +155,7 @@ def _probabilities(
     return torch.zeros_like(logits).scatter(0, ids[0], probabilities)
 
 
-# -------------------------------------------------------------------------------------------- what if
+# ----------------------------------------------------------------------------------------- what if
 
 
 @dataclass(frozen=True)

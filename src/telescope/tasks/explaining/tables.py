@@ -30,7 +30,7 @@ SHOWN_HEADS = (0, 3, 7)  # of ALiBi: one that fades quickly, a middle one, and t
 DISTANCES = (0, 1, 2, 3, 4, 8, 16, 32, 63)  # rows of the table
 FURTHER = 20  # the second position from which distances are measured
 
-# -------------------------------------------------------------------------------------- dividing by √d
+# ----------------------------------------------------------------------------------- dividing by √d
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def draw_variance() -> RenderableType:
     return _draw("Why scores are divided by √d", caption, headings, rows)
 
 
-# -------------------------------------------------------------------------------- position encodings
+# ------------------------------------------------------------------------------ position encodings
 
 
 def encoding_table(kind: str, d: int) -> Float[Tensor, "row column"]:
