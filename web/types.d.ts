@@ -1,438 +1,231 @@
-/** Types that several files share, for the type checker alone: nothing of this file is in the bundle. */
+/** Written by tools/api_types.py from the dataclasses of telescope.explorer: the answers of the API,
+ * for the type checker alone. Nothing of this file is in the bundle. */
 
 /** JSON has no infinities: the API sends "-inf", "inf" and "nan" as strings. */
 type JsonNumber = number | string | null | undefined;
 
-/** Red, green and blue, 0 to 255, and opacity if it is not 255. */
-type Colour = number[];
-type Theme = "light" | "dark";
-type Axis = "q" | "k";
-
-/** A value inside an html`…` template. The union with functions gives event handlers their parameter types. */
-type TemplateValue = ((...args: any[]) => any) | object | string | number | boolean | null | undefined;
-
-interface Attention {
-  l: number;
-  name: string;
-  title: string | null;
-  kind: string;
-  heads: number[];
-  n_q: number;
-  n_k: number;
-  d_k: number;
-  mask: string;
-  has?: Record<string, boolean>;
-  why?: Record<string, string>;
+/** The models that can read a text. */
+interface ModelsAnswer {
+  models: string[];
+  /** "translator", "gpt", "encoder" or "other", of each */
+  kinds: Record<string, string>;
+  default: string | null;
+  /** the most tokens of a typed text */
+  longest: number;
 }
 
+/** q·k of random vectors with d features, as it is and divided by √d. */
+interface VarianceAnswer {
+  d: number;
+  /** the most features that can be asked for */
+  most: number;
+  /** where the histogram ends, on both sides */
+  edge: number;
+  dot: ScoreSpread;
+  divided: ScoreSpread;
+}
+
+/** What random scores do, and the scores and weights of one query. */
+interface ScoreSpread {
+  variance: number;
+  /** the largest of a query's 8 weights, the mean over the queries */
+  largest: number;
+  /** Σ w(1 - w) over a query's weights, the mean over the queries */
+  gradient: number;
+  /** 97 counts */
+  histogram: number[];
+  scores: number[];
+  weights: number[];
+}
+
+/** A position encoding without a model. */
+interface EncodingTable {
+  /** "sinusoidal", "rotary" or "alibi" */
+  kind: string;
+  d: number;
+  /** positions; widths: the features that the page offers */
+  n: number;
+  widths: number[];
+  /**
+   * what is added (position x feature), the angles in radians (position x pair), or the bias of ALiBi (head x distance)
+   */
+  table: number[][];
+  /**
+   * by distance: the dot product of two positions, the score of one query and one key, or the weight of a key where all
+   * scores are equal
+   */
+  curves: Curve[];
+  /** the largest of such a score between positions of the same distance: 0 but for rounding */
+  difference: number;
+}
+
+/** A number for each distance from 0 to 63. */
+interface Curve {
+  name: string;
+  numbers: number[];
+}
+
+/** All runs: sentences first, the most recently used of them first, then recordings. */
+interface RunsAnswer {
+  runs: Run[];
+}
+
+/** Everything about a run but its numbers. */
 interface Run {
   run: string;
+  /** changes with the contents */
+  rev: string;
+  /** "sentence", "recording" or "example" */
   kind: string;
   title: string;
   model: string;
   text: string | null;
+  /** what a translator wrote */
   written: string | null;
+  /** what was recorded: "summaries", "queries-keys" or "steps" */
+  keep: string;
   example: ExampleFacts | null;
-  /** What a reader should know before believing the numbers. */
+  /** what a reader should know before believing the numbers */
   notice: string | null;
-  /** In an exported file: the attention and head that it holds in full. */
-  held?: { l: number; h: number };
-  output: { kind: string; n: number; words: { name: string; first: number; i: number; word: number }[] } | null;
+  /** what the model made of a sentence; null of a recording */
+  output: OutputFacts | null;
   attentions: Attention[];
+  /** of a text that an atlas names */
+  opened?: OpenedText;
+  /** in an exported file */
+  held?: HeldHead;
 }
 
 /** A worked example: the matrices that it is computed from, and a scene for each attention. */
 interface ExampleFacts {
   name: string;
   origin: string;
+  /** "softmax" or "by_sum" */
   normalize: string;
-  inputs: { name: string; rows: string[] | null; numbers: number[][] }[];
-  scenes: { title: string; caption: string; query: number; findings: string[]; inputs: string[] }[];
+  inputs: ExampleInput[];
+  scenes: ExampleStep[];
 }
 
-/** The answer to /runs/{run}/start: what a reader should see first. */
-interface Start {
-  l: number;
-  h: number;
-  i: number;
+/** A matrix that a worked example is computed from; `rows` labels its rows where they are words. */
+interface ExampleInput {
+  name: string;
+  rows: string[] | null;
+  numbers: number[][];
 }
 
-/** The answer to /runs/{run}/perspectives. */
-interface PerspectivesAnswer {
-  l: number;
-  i: number;
-  word: number;
-  names: string[];
-  columns: string[];
-  heads: { l: number; h: number; habit: string | null; share: number; weights: number[] }[];
-  pair: number[] | null;
+/** A scene of a worked example, one for each attention; `query` is the one to look at first. */
+interface ExampleStep {
+  title: string;
+  caption: string;
+  query: number;
+  findings: string[];
+  inputs: string[];
 }
 
-/** The answer to /runs/{run}/output. */
-interface OutputAnswer {
-  i: number;
-  n: number;
+/** What the model made of a text: `n` queries can be asked for; a GPT has read its words, and written none. */
+interface OutputFacts {
+  /** "gpt" or "translator" */
   kind: string;
-  vocabulary: number;
-  chosen: string | null;
-  /** The written word at `i`, of a translator: `p` is the product of those of its pieces. */
-  word: { name: string; p: number; pieces: { i: number; text: string; p: number }[] } | null;
-  candidates: { id: number; text: string; append: string; logit: number; p: number }[];
-  kept: number;
-}
-
-/** The answer to /runs/{run}/trace: every step of one query. Numbers of `steps` may be strings. */
-interface Trace {
-  l: number;
-  h: number;
-  i: number;
-  token: string;
-  n_k: number;
-  keys: number[];
-  tokens: string[];
-  formula: string;
-  score: string;
-  scale: number;
-  stream: { before: number[]; after: number[] } | null;
-  query: number[];
-  key: number[][];
-  value: number[][] | null;
-  factors: { query: number[]; key: number[][] } | null;
-  terms: number[][];
-  steps: { name: string; formula: string; numbers: JsonNumber[] }[];
-  lse: number | null;
-  sink: number | null;
-  context: number[] | null;
-  rest: { keys: number; weight: number; context: number[] | null };
-}
-
-/** The steps of a trace as numbers, by the names of the walk: "mask" and "softmax" for "masked" and "weights". */
-interface TraceRow {
-  keys: number[];
-  tokens: string[];
-  steps: Record<string, number[]>;
-  masks: boolean;
-  weights: number[];
-  /** e to the power of score - largest score; of a word, summed over its pieces. */
-  powers: number[];
-  /** The positions of the keys in each row: several, where pieces are joined into words. */
-  members: number[][];
-  split: boolean;
-  formulas: Record<string, string>;
-}
-
-/** The answer to /runs/{run}/tokens: tokens `start` to `start + tokens.length` of `n`. */
-interface TokenRange {
-  tokens: string[];
-  start: number;
   n: number;
-  words: number[] | null;
-  names: string[] | null;
+  words: WrittenWord[];
 }
 
-/** The answer to /runs/{run}/sharpest. */
-interface Sharpest {
+/** A word that a translator wrote. */
+interface WrittenWord {
+  name: string;
+  /** the query that wrote its first token; i: its last */
+  first: number;
+  i: number;
+  /** its row in an alignment */
+  word: number;
+}
+
+/** One attention of a run. */
+interface Attention {
+  /** its index in the run's list of attentions */
   l: number;
-  mean: number;
-  h: number;
-  head: number;
-  of: number;
-}
-
-/** An answer while it is fetched: `value` is the last one that arrived, `fresh` whether it belongs to this request. */
-interface Fetched<T = any> {
-  value: T | null;
-  error: Error | null;
-  slow: boolean;
-  fresh?: boolean;
-}
-
-/** What all screens share, as the address of the page holds it; null has not been chosen. */
-interface State {
-  /** The atlas that is shown instead of a run, another one beside it, a scatter or a grid, the columns across and up,
-   * the only kind of heads that is not faded, and the habit whose strongest texts are listed. */
-  atlas: string | null;
-  other: string | null;
-  look: string;
-  col: string;
-  row: string;
-  only: string | null;
-  habit: string | null;
-  /** Sources: the tokens of the answer, how their sources are found, how the context is cut, the part of it that the
-   * minimap shows, and the segment that is hidden, as start-stop. */
-  first: number | null;
-  end: number | null;
-  via: string | null;
-  cut: string | null;
-  low: number | null;
-  high: number | null;
-  hide: string | null;
-  screen: string;
-  run: string | null;
-  l: number | null;
-  h: number | null;
-  i: number | null;
-  j: number | null;
-  step: string;
-  /** A kind of attention, such as "cross", of which the first one is shown unless `l` is chosen. */
-  kind: string | null;
-  /** The card of the landing that is being read, and its caption. */
-  card: string | null;
-  at: number | null;
-  /** 1 shows the pieces of words. */
-  pieces: number;
-  /** Features of random vectors on the screen "variance", and of encodings on "positions". */
-  d: number;
-  /** The position encoding that is shown without a model. */
-  encoding: string;
-  temperature: number;
-  top_k: number;
-  top_p: number;
-  /** What-if: the changes of the definition, as the API takes them. */
-  edits: string | null;
-  word: number | null;
-  la: number | null;
-  a: number | null;
-  lb: number | null;
-  b: number | null;
-  alpha: number;
-  x: number | null;
-  y: number | null;
-  z: number | null;
-  of: string;
-  how: string;
-  /** Of the map's colours: "root", "log" or "linear"; null follows the length of the text. */
-  scale: string | null;
-  lim: string | null;
-  palette: string;
-}
-
-/** Change some fields of the state; `step` false replaces the entry of the browser's history instead of adding one. */
-type Go = (change: Partial<State>, step?: boolean) => void;
-
-/** Where the state is kept. */
-interface StateStore {
-  read(): State;
-  write(state: State, step: boolean): void;
-  listen(changed: (state: State) => void): () => void;
-}
-
-type Query = Record<string, string | number | null | undefined>;
-
-interface Bytes {
-  buffer: ArrayBuffer;
-  exact: boolean;
-  samples: number;
-}
-
-/** How the page reaches the API: over HTTP, through a notebook's kernel, or inside an exported file. */
-interface Transport {
-  /** Whether a new sentence can be run. */
-  canRun: boolean;
-  ask(path: string, query?: Query, signal?: AbortSignal): Promise<any>;
-  bytes(path: string, query?: Query, signal?: AbortSignal): Promise<Bytes>;
-  /** All answers about one head, in one file. */
-  file?(run: Run, place: Query, format: string): Promise<Blob>;
-  send?(path: string, body: object): Promise<any>;
-}
-
-/** What every screen is given. */
-interface ScreenProps {
-  run: Run;
-  attention: Attention;
-  state: State & { l: number; h: number };
-  go: Go;
-  answers: import("./answers.js").Answers;
-  transport: Transport;
-  theme: Theme;
-  root: HTMLElement;
-  sharpest: Sharpest | null;
-  start: Start | null;
-}
-
-/** The answer to /runs/{run}/map. At zoom max_zoom a pixel of a tile is one cell of the matrix. */
-interface MapInfo {
+  name: string;
+  /** a name for people, where it has one */
+  title: string | null;
+  /** "encoder", "decoder", "cross" or "self" */
+  kind: string;
+  /** the numbers of the heads in the model */
+  heads: number[];
+  batch: number;
+  /** queries that were kept; n_k: keys */
   n_q: number;
   n_k: number;
-  tile: number;
-  max_zoom: number;
-  how: string[];
-  /** Whether the map is made of the largest weights of each query alone. */
-  top?: boolean;
+  /** features of a key; d_v: of a value, null where values were not kept */
+  d_k: number;
+  d_v: number | null;
+  /** such as softmax(mask(q·k / √16)) v */
+  formula: string;
+  mask: string;
+  /** which requests are answered: trace, context, map, geometry, alignment, tokens, after, tiles, positions */
+  has: Record<string, boolean>;
+  /** the reason for each that is not, which answers 409 */
+  why: Record<string, string>;
 }
 
-/** The centre of the map in cells, and its zoom: a cell is 2^(z - max_zoom) pixels wide. */
-interface View {
-  x: number;
-  y: number;
-  z: number;
-}
-
-/** Where on the canvas the matrix is drawn, in pixels of the page. */
-interface Box {
-  left: number;
-  top: number;
-  width: number;
-  height: number;
-}
-
-interface TilePlace {
-  z: number;
-  x: number;
-  y: number;
-}
-
-/** The parameters of a tile's request. */
-interface MapQuery {
+/** The head whose evidence a text is, and whether the text is all that the atlas read. */
+interface OpenedText {
   l: number;
   h: number;
-  how: string;
+  whole: boolean;
 }
 
-/** A tile or track in the cache. `picture` is the tile painted with the colour table called `tableName`. */
-interface Tile {
-  values: Uint16Array | Float32Array;
-  exact: boolean;
-  samples: number;
-  effort: number;
-  picture?: HTMLCanvasElement;
-  tableName?: string;
-}
-
-/** How exact the visible tiles are: how many of each kind, and the fewest samples of a pixel. */
-interface Quality {
-  exact: number;
-  sampled: number;
-  samples: number;
-  missing: number;
-  waiting?: number;
-}
-
-/** Size of the canvas in pixels of the page, and device pixels per pixel. */
-interface CanvasSize {
-  width: number;
-  height: number;
-  dense: number;
-}
-
-/** A weight under the pointer: the answer to /runs/{run}/cell, or the error. */
-interface Cell {
-  i: number;
-  j: number;
-  query?: string;
-  key?: string;
-  visible?: boolean;
-  dot?: number | null;
-  scaled?: number | null;
-  lse?: number | null;
-  p?: number | null;
-  error?: Error;
-}
-
-/** The answer to /runs/{run}/heads: a small map of each head of a layer, and what each head does by habit. */
-interface HeadsAnswer {
+/** The attention and head that an exported file holds in full. */
+interface HeldHead {
   l: number;
-  rows: number;
-  columns: number;
-  exact: boolean;
-  maps: HeadMap[];
-  habits: Record<string, any>[] | null;
-  /** The words of the rows and columns, where they are words. */
-  names?: string[];
-  columns_of?: string[];
-  /** The keys whose share of the weight is each habit, in words. */
-  habit_keys: Record<string, string>;
-  /** The share from which on a habit names the kind of a head. */
-  clear: number;
-}
-
-interface HeadMap {
   h: number;
-  share: JsonNumber[][];
 }
 
-/** The answer to /runs/{run}/alignment. */
-interface AlignmentAnswer {
-  rows: string[];
-  columns: string[];
-  weights: JsonNumber[][];
-  /** The share of all weight that is known: less than 1 where a recording kept summaries. */
-  known?: number;
-  real_rows: number[];
-  real_columns: number[];
+/** All atlases that are open. */
+interface AtlasList {
+  atlases: AtlasFacts[];
 }
 
-/** The answer to /runs/{run}/geometry. */
-interface GeometryAnswer {
-  l: number;
-  start: number;
-  tokens: string[];
-  before: number[][];
-  after: number[][];
-  explained: number[];
-  moved: number[];
-  cosines: { before: number[][]; after: number[][] } | null;
-}
-
-/** The answer to /runs/{run}/answer: what was written, and by which `how` its sources can be found. */
-interface AnswerOfRun {
-  /** Why a run has no sources at all; null if it has some. */
-  why: string | null;
-  across: boolean;
-  begins: number;
-  ends: number;
-  prompt: number | null;
-  start: number;
-  tokens: string[];
-  words: number[];
-  span: number[];
-  /** Why a `how` cannot be used; null if it can. */
-  hows: Record<string, string | null>;
-  hide: string | null;
-}
-
-/** The answer to /runs/{run}/sources. */
-interface SourcesAnswer {
-  how: string;
-  meaning: string;
-  first: number;
-  end: number;
-  answer: string[];
-  n: number;
-  by: string;
-  counts: Record<string, number>;
-  most: number;
-  low: number;
-  high: number;
-  overview: number[] | null;
-  start: number;
-  stop: number;
-  tokens: string[];
-  /** For each token, where its segment begins and the segment's score. */
-  segments: [number, number][];
-  rows: SourceRow[];
-  more: number;
-}
-
-interface SourceRow {
-  start: number;
-  stop: number;
+/** An atlas. */
+interface AtlasFacts {
+  atlas: string;
+  /** the name of its class */
+  model: string | null;
+  texts: number;
   tokens: number;
-  score: number;
-  share: number;
-  text: string;
-  /** Whether this is what comes from the answer's own tokens. */
-  own: boolean;
+  /** texts that were not read */
+  skipped: number;
+  layers: string[];
+  /** the measures of each head; shares: those that are shares of one */
+  columns: string[];
+  shares: string[];
+  /** the keys whose share of the weight is each habit, in words */
+  habit_keys: Record<string, string>;
+  /** the share from which on a habit names the kind of a head */
+  clear: number;
+  /** the longest text of each averaged map, and how many texts it has */
+  maps: Record<string, number>;
 }
 
-/** The answer to /runs/{run}/hidden: log-probabilities in nats. */
-interface HiddenAnswer {
-  before: number;
-  after: number;
-  kl: number;
-  tokens: { text: string; before: number; after: number; instead: string | null }[];
-  likeliest: { before: { text: string; p: number }[]; after: { text: string; p: number }[] }[];
-  wrote: { before: string | null; after: string | null };
+/** An atlas with all of its heads. */
+interface AtlasAnswer {
+  atlas: string;
+  /** the name of its class */
+  model: string | null;
+  texts: number;
+  tokens: number;
+  /** texts that were not read */
+  skipped: number;
+  layers: string[];
+  /** the measures of each head; shares: those that are shares of one */
+  columns: string[];
+  shares: string[];
+  /** the keys whose share of the weight is each habit, in words */
+  habit_keys: Record<string, string>;
+  /** the share from which on a habit names the kind of a head */
+  clear: number;
+  /** the longest text of each averaged map, and how many texts it has */
+  maps: Record<string, number>;
+  heads: HeadOfAtlas[];
 }
 
 /** A head of an atlas: the mean of every column by name, null where it is unknown. */
@@ -440,38 +233,49 @@ interface HeadOfAtlas {
   layer: string;
   head: number;
   kind: string;
-  [column: string]: string | number | null;
+  [column: string]: any;
 }
 
-/** The answer to /atlases/{name}. */
-interface AtlasAnswer {
-  atlas: string;
-  model: string | null;
-  texts: number;
-  tokens: number;
-  skipped: number;
-  layers: string[];
-  columns: string[];
-  /** The columns that are shares of one. */
-  shares: string[];
-  habit_keys: Record<string, string>;
-  clear: number;
-  maps: Record<string, number>;
-  heads: HeadOfAtlas[];
-}
-
-/** The answer to /atlases/{name}/head. */
+/**
+ * Everything about one head: of every column its mean, such as entropy, and entropy.std, entropy.low, entropy.q5%, …,
+ * entropy.high, entropy.count.
+ */
 interface AtlasHeadAnswer {
   layer: string;
   head: number;
   kind: string;
-  profiles: Record<string, { labels: string[]; shares: (number | null)[] }>;
-  evidence: Record<
-    string,
-    { share: number; text: number; first: number; source: string; line: number; tokens: number; excerpt: string }[]
-  >;
-  maps: Record<string, number[][]>;
   [column: string]: any;
+  /** by "distance", "position" and "class" */
+  profiles: Record<string, AtlasProfile>;
+  /** the strongest texts of each habit */
+  evidence: Record<string, EvidenceText[]>;
+  /** the averaged map of texts up to each length, 32 x 32 */
+  maps: Record<string, number[][]>;
+}
+
+/** The share of a head's weight by distance, by position or by the class of a token; null where it is unknown. */
+interface AtlasProfile {
+  labels: string[];
+  shares: (number | null)[];
+}
+
+/** A text in which a habit of a head is strong. */
+interface EvidenceText {
+  share: number;
+  /** its number in the corpus */
+  text: number;
+  /** the first token of the sequence within the text */
+  first: number;
+  source: string;
+  /** of the file `source` */
+  line: number;
+  tokens: number;
+  excerpt: string;
+}
+
+/** The heads of two atlases of one shape, those that changed the most first. */
+interface AtlasComparison {
+  heads: HeadChange[];
 }
 
 /** A head in two atlases. */
@@ -480,89 +284,596 @@ interface HeadChange {
   number: number;
   kind_before: string;
   kind_after: string;
+  /** the one that changed the most: its share before and after */
   habit: string;
   before: number;
   after: number;
-  change: number;
+  /** the change in units of its standard error; below 3 it may be chance */
   errors: number | null;
+  /** the share of the weight that went to other distances */
   moved: number | null;
+  change: number;
 }
 
-/** The answer to /positions: a position encoding without a model. */
-interface EncodingTable {
-  kind: string;
-  d: number;
-  table: number[][];
-  curves: { name: string; numbers: number[] }[];
-  difference: number;
+/** The attention, head and query that a reader should see first. */
+interface Start {
+  l: number;
+  h: number;
+  i: number;
 }
 
-/** The answer to /runs/{run}/encoding: what a model does for positions. */
-interface EncodingAnswer {
-  kind: string;
-  bias: string | null;
-  added: { features: number; shown: number[]; table: number[][] } | null;
-  angles: { pairs: string; radians: number[] } | null;
-  by_distance: { distances: number[]; scores: number[]; weights: number[]; pairs: number[]; queries: number };
-}
-
-/** The answer to /runs/{run}/positions: one query with its position and without. */
-interface PositionsAnswer {
+/**
+ * The tokens `start` to `stop` of `n`. A token without text is its name, such as </s>, or its id. In cross-attention, a
+ * query is named by the token that it predicts: "…" for the last one if it was never read.
+ */
+interface TokenRange {
+  l: number;
+  /** "q" or "k" */
+  axis: string;
+  start: number;
+  stop: number;
+  n: number;
   tokens: string[];
-  added: { embedded: number[]; position: number[]; dots: number[] } | null;
+  /** the index of each token's word, over the whole axis; null where there are no words */
+  words: number[] | null;
+  /** the texts of the words in the range, from words[0] on */
+  names: string[] | null;
+}
+
+/**
+ * Every step of one query: of all keys if there are at most 512; else of the 64 with the largest weights, by position,
+ * and the sum over all others in `rest`.
+ */
+interface Trace {
+  l: number;
+  h: number;
+  i: number;
+  b: number;
+  /** the query's token; tokens: those of the keys */
+  token: string;
+  /** how many keys there are; keys: the positions of those in the answer */
+  n_k: number;
+  keys: number[];
+  tokens: string[];
+  /** of the whole attention; score: of a score */
+  formula: string;
+  score: string;
+  scale: number;
+  /** null where it was not kept */
+  stream: Stream | null;
+  query: number[];
+  key: number[][];
+  /** null where values were not kept, as is context */
+  value: number[][] | null;
+  /** null where the score is no product */
+  factors: Factors | null;
+  /** their sums over the features are the scores */
+  terms: number[][];
+  /** scores, scaled, capped, biased, masked, weights: those that the definition has */
+  steps: Step[];
+  /** ln Σ exp(score) over all keys; null where the normaliser is not softmax */
+  lse: number | null;
+  sink: number | null;
+  /** Σ weight · value + rest.context */
+  context: number[] | null;
+  rest: Rest;
+}
+
+/** The residual stream before and after an attention, at one query. */
+interface Stream {
+  before: number[];
+  after: number[];
+}
+
+/** What the terms of the scores are products of. */
+interface Factors {
+  query: number[];
+  key: number[][];
+}
+
+/** One step from scores to weights, with a number for each key. */
+interface Step {
+  name: string;
+  formula: string;
+  numbers: JsonNumber[];
+}
+
+/** The sum over all keys that an answer leaves out. */
+interface Rest {
+  keys: number;
+  weight: number;
+  context: number[] | null;
+}
+
+/** One query after its heads. */
+interface AfterAnswer {
+  l: number;
+  i: number;
+  token: string;
+  pre_norm: boolean;
+  /** joined, projected, before, added, normed (post-norm only), hidden, fed, passed */
+  stages: Stage[];
+  /** the largest from the model's own vector */
+  difference: number;
+  /** "feed-forward" or "cross" */
+  follows: string;
+  /** the cosine between the vectors before and after */
+  moved: number;
+}
+
+/** One vector on the way: its name, its number of features and its length. */
+interface Stage {
+  name: string;
+  size: number;
+  norm: number;
+  /** the lengths of the heads' parts; of "joined" and "projected" */
+  heads?: number[];
+  /** between the vector and the one it was added to; of "added" and "passed" */
+  cosine?: number;
+  /** the share of features that are not 0; of "hidden" */
+  active?: number;
+}
+
+/** One query and the output, with one attention changed. */
+interface WhatIfAnswer {
+  l: number;
+  h: number;
+  i: number;
+  b: number;
+  trace: Trace;
+  /** the weight of each key of the trace; after: edited */
+  before: number[];
+  after: number[];
+  /** the key that changed the most, by its place in the trace */
+  changed: number | null;
+  /** null without a model */
+  output: OutputChange | null;
+  /** whether the model runs; without one, the attention is changed alone */
+  reaches: boolean;
+}
+
+/** What an edit does to the output. */
+interface OutputChange {
+  kind: string;
+  /** of the next token after a GPT's text; of a translation, the mean over its tokens; nats */
+  kl: number;
+  /** the likeliest next tokens, of a GPT; after: edited */
+  before: Candidate[];
+  after: Candidate[];
+  /** of a translation */
+  words: WordChange[];
+}
+
+/** A token that may come next, and its probability. */
+interface Candidate {
+  text: string;
+  p: number;
+}
+
+/**
+ * A written word, its probability before and after, and the beginning of what would now be written; null if nothing
+ * else.
+ */
+interface WordChange {
+  name: string;
+  first: number;
+  i: number;
+  word: number;
+  before: number;
+  after: number;
+  instead: string | null;
+}
+
+/** Every step of one query and one key. */
+interface CellAnswer {
+  l: number;
+  h: number;
+  i: number;
+  j: number;
+  b: number;
+  query: string;
+  key: string;
+  /** whether the mask lets the query see the key */
+  visible: boolean;
+  /** the score; null where a recording kept summaries, as are scaled and lse */
+  dot: number | null;
+  scaled: number | null;
+  capped?: number;
+  biased?: number;
+  masked?: number;
+  lse: number | null;
+  /** the weight; null where the key is not among the largest weights of a summary */
+  p: number | null;
+}
+
+/**
+ * The weights of one query on keys j to j + 31, or to the last key; null where the key is masked, or not among the
+ * largest weights, where a recording kept summaries.
+ */
+interface CellsAnswer {
+  l: number;
+  h: number;
+  i: number;
+  j: number;
+  b: number;
+  p: (number | null)[];
+}
+
+/** What a model does for positions. */
+interface EncodingAnswer {
+  l: number;
+  h: number;
+  /** "sinusoidal", "learned", "rotary", "none" or "unknown" */
+  kind: string;
+  /** such as alibi(8) */
+  bias: string | null;
+  added: AddedTable | null;
+  angles: Angles | null;
+  by_distance: ByDistance;
+}
+
+/** What is added to the embeddings of the first positions: the features that are shown, of all `features`. */
+interface AddedTable {
+  features: number;
+  shown: number[];
+  table: number[][];
+}
+
+/** By how much each pair of features is rotated from one position to the next. */
+interface Angles {
+  /** "halves" or "neighbours" */
+  pairs: string;
+  radians: number[];
+}
+
+/** The mean score and weight by key - query, over the visible pairs of some queries. */
+interface ByDistance {
+  distances: number[];
+  scores: number[];
+  weights: number[];
+  /** how many pairs have each distance */
+  pairs: number[];
+  /** how many queries were read */
+  queries: number;
+}
+
+/** One query with its position and without. */
+interface PositionsAnswer {
+  l: number;
+  h: number;
+  i: number;
+  tokens: string[];
+  added: AddedVectors | null;
+  /** what is added to the scores; null without a bias */
   biases: JsonNumber[] | null;
-  with: { scores: JsonNumber[]; weights: JsonNumber[] };
-  without: { scores: JsonNumber[]; weights: JsonNumber[] } | null;
+  with: ScoresAndWeights;
+  /** the same for a head that does not know positions; null where that is not known */
+  without: ScoresAndWeights | null;
+  /** the reason then */
   why: string | null;
 }
 
-/** What is drawn on the map's canvas. */
-interface MapScene extends CanvasSize {
-  view: View;
-  info: MapInfo;
-  box: Box;
-  tiles: import("./map/tile_cache.js").TileCache;
-  tables: import("./map/colouring.js").ColourTables;
-  state: State;
-  query: MapQuery;
-  cursor: { i: number; j: number } | null;
-  token(axis: Axis, position: number): string;
-  weight(i: number, j: number): number | null;
-  colourAt(t: number): Colour;
+/** The embedding of one token, what is added to it, and the dot products of its position with all others. */
+interface AddedVectors {
+  embedded: number[];
+  position: number[];
+  dots: number[];
 }
 
-/** A scene with the theme's colours and fonts, and the pattern for masked cells. */
-interface PaintedScene extends MapScene {
-  colours: Record<string, string>;
-  hatch: CanvasPattern;
+/** The scores before the mask, and the weights. */
+interface ScoresAndWeights {
+  scores: JsonNumber[];
+  weights: JsonNumber[];
 }
 
-/** A trace with everything: a step that needs the stream, values or context is only taken if the trace has them. */
-interface FullTrace extends Trace {
-  stream: { before: number[]; after: number[] };
-  value: number[][];
-  context: number[];
+/** A small map of each head of a layer, and what each head does by habit. */
+interface HeadsAnswer {
+  l: number;
+  /** of each map, at most 48; columns likewise */
+  rows: number;
+  columns: number;
+  exact: boolean;
+  /** how many of a pixel's queries were read; 0 where the maps are exact */
+  samples: number;
+  maps: HeadMap[];
+  /** null where they would need a pass over a long text */
+  habits: HeadMeasures[] | null;
+  /** the keys whose share of the weight is each habit, in words */
+  habit_keys: Record<string, string>;
+  /** the share from which on a habit names the kind of a head */
+  clear: number;
+  /** the words of the rows, where they are words; columns_of: of the columns */
+  names?: string[];
+  columns_of?: string[];
 }
 
-/** What the stage and the explanation of a step are given. `j` and `pick` are indices into `row.keys`. */
-interface StepProps {
-  usual: Record<string, boolean>;
-  labels: Record<string, string>;
-  trace: FullTrace;
-  row: TraceRow;
-  attention: Attention;
-  step: string;
+/** A head's weights, pooled where there are more tokens than pixels. */
+interface HeadMap {
+  h: number;
+  share: JsonNumber[][];
+}
+
+/** The kind and all measures of a head, by name. */
+interface HeadMeasures {
+  h: number;
+  [column: string]: any;
+}
+
+/** The vectors of tokens before and after the attention, projected onto one plane. */
+interface GeometryAnswer {
+  l: number;
+  start: number;
+  stop: number;
+  /** tokens of the text */
+  n: number;
+  tokens: string[];
+  /** [x, y] of each token, in one plane with `after` */
+  before: number[][];
+  after: number[][];
+  /** the share of the variance along x and y */
+  explained: number[];
+  /** the cosine between a token's vectors before and after */
+  moved: number[];
+  /** null of more than 64 tokens */
+  cosines: Cosines | null;
+}
+
+/** The cosine between the vectors of every two tokens. */
+interface Cosines {
+  before: number[][];
+  after: number[][];
+}
+
+/** The weights between words, of one head or of the mean of all heads. */
+interface AlignmentAnswer {
+  /** the share of all weight that is known: less than 1 where a recording kept summaries */
+  known: number;
+  l: number;
+  /** a head's number, or "mean" */
+  h: number | string;
+  rows: string[];
+  columns: string[];
+  weights: JsonNumber[][];
+  /** the rows that are words of the text, without special tokens; real_columns likewise */
+  real_rows: number[];
+  real_columns: number[];
+}
+
+/** The attention whose heads, in the mean, align most sharply. */
+interface Sharpest {
+  l: number;
+  /** each word's largest weight in the mean of the heads, averaged over words */
+  mean: number;
+  /** the sharpest head; head: the same number of it */
+  h: number;
+  head: number;
+  /** how many attentions were compared */
+  of: number;
+}
+
+/** The word of query i in all heads of the attentions of l's kind. */
+interface PerspectivesAnswer {
+  l: number;
   i: number;
-  j: number;
-  /** What is pointed at: a feature or position, or on Q K V which vector and where in it. */
-  m: any;
-  point(m: any): void;
-  theme: Theme;
-  words: TokenRange;
-  /** The place of the query in `words`. */
-  place: number;
-  run: Run;
-  answers: import("./answers.js").Answers;
-  cells: any;
-  pick(at: number): void;
+  /** the word's row; names: of all rows */
+  word: number;
+  names: string[];
+  columns: string[];
+  heads: HeadOnWord[];
+  /** the two heads that differ most in this word's weights, of those without a habit */
+  pair: number[] | null;
+}
+
+/** A head among those that are compared, and its weights from one word to every column. */
+interface HeadOnWord {
+  l: number;
+  h: number;
+  /** "previous", "itself", "next", "first" or "sink" of a head that attends by position */
+  habit: string | null;
+  /** of all weight that goes there, over the text */
+  share: number;
+  weights: number[];
+}
+
+/** What the model writes after query i. */
+interface OutputAnswer {
+  i: number;
+  /** queries; vocabulary: tokens */
+  n: number;
+  /** "gpt" or "translator" */
+  kind: string;
+  vocabulary: number;
+  /** what was written; null of a GPT */
+  chosen: string | null;
+  /** the written word at `i`, of a translator */
+  word: WordWithChance | null;
+  /** ten, the likeliest first */
+  candidates: NextToken[];
+  /** how many tokens top_k and top_p leave */
+  kept: number;
+}
+
+/** A written word; its probability is the product of those of its pieces. */
+interface WordWithChance {
+  name: string;
+  p: number;
+  pieces: PieceOfWord[];
+}
+
+/** A token of a written word, and its probability. */
+interface PieceOfWord {
+  i: number;
+  text: string;
+  p: number;
+}
+
+/** A token that may come next. */
+interface NextToken {
+  id: number;
+  text: string;
+  /** the characters that it adds to the text */
+  append: string;
+  logit: number;
+  /** its probability after temperature, top_k and top_p */
+  p: number;
+}
+
+/** What was written, and by which `how` its sources can be found. */
+interface AnswerOfRun {
+  why: null;
+  /** whether the answer is in another text than its context */
+  across: boolean;
+  /** tokens of the context, where that is another text */
+  n: number | null;
+  /** the first position that was written; ends: one past the last */
+  begins: number;
+  ends: number;
+  /** where the answer begins, if a prompt is known */
+  prompt: number | null;
+  /** the position of the first of `tokens`, at most 512 around `at` */
+  start: number;
+  tokens: string[];
+  /** the number of each token's word */
+  words: number[];
+  /** first and end of the tokens with which a reader should begin */
+  span: number[];
+  /** why each `how` cannot be used; null if it can */
+  hows: Record<string, string | null>;
+  /** why no segment can be hidden; null if one can */
+  hide: string | null;
+}
+
+/** Why a run has no sources at all. */
+interface NoAnswer {
+  why: string;
+}
+
+/** Where the tokens at the positions first to end - 1 come from. */
+interface SourcesAnswer {
+  how: string;
+  /** of the scores; hows: all that can be asked for */
+  meaning: string;
+  hows: string[];
+  first: number;
+  end: number;
+  /** the texts of the span */
+  answer: string[];
+  /** tokens of the context */
+  n: number;
+  /** how it was cut; counts: how many segments each way has */
+  by: string;
+  counts: Record<string, number>;
+  /** the largest score of a segment */
+  most: number;
+  low: number;
+  high: number;
+  /** sums of scores over at most 512 equal parts of low to high */
+  overview: number[] | null;
+  /** the first of `tokens`; stop: one past the last */
+  start: number;
+  stop: number;
+  tokens: string[];
+  /** of each token; null where only segments have one */
+  scores: number[] | null;
+  /** for each token, where its segment begins and the segment's score */
+  segments: [number, number][];
+  /** the 200 largest; more: how many are left out */
+  rows: SourceRow[];
+  more: number;
+}
+
+/** A segment of the context, and what the span takes from it. */
+interface SourceRow {
+  name: string;
+  /** the position of its first token; stop: one past its last */
+  start: number;
+  stop: number;
+  /** how many */
+  tokens: number;
+  score: number;
+  /** the score divided by the sum of all scores, each without its sign */
+  share: number;
+  text: string;
+  /** whether this is what comes from the answer's own tokens */
+  own: boolean;
+}
+
+/** The tokens first to end - 1 when the model cannot see the tokens start to stop - 1 of the context. */
+interface HiddenAnswer {
+  first: number;
+  end: number;
+  start: number;
+  stop: number;
+  /** their log-probability, in nats; after: with the segment hidden */
+  before: number;
+  after: number;
+  /** of the next token, the mean over the tokens, in nats */
+  kl: number;
+  tokens: HiddenToken[];
+  likeliest: LikeliestBeforeAfter[];
+  wrote: WroteBeforeAfter;
+}
+
+/** A token of the answer, its log-probability before and after, and the likeliest one if that is now another. */
+interface HiddenToken {
+  text: string;
+  before: number;
+  after: number;
+  instead: string | null;
+}
+
+/** The five likeliest tokens at one place of the answer. */
+interface LikeliestBeforeAfter {
+  before: Candidate[];
+  after: Candidate[];
+}
+
+/** The whole translation, or the next words of a GPT; null where the model cannot write. */
+interface WroteBeforeAfter {
+  before: string | null;
+  after: string | null;
+}
+
+/** How much weight each token of a part of the text gets from all queries; `most` is the largest of the whole text. */
+interface ReceivedAnswer {
+  l: number;
+  h: number;
+  start: number;
+  stop: number;
+  n: number;
+  tokens: string[];
+  received: JsonNumber[];
+  most: number;
+}
+
+/** The largest weights of one query, as in a trace, with the one step "weights". */
+interface TopAnswer {
+  l: number;
+  h: number;
+  i: number;
+  token: string;
+  n_k: number;
+  keys: number[];
+  tokens: string[];
+  steps: Step[];
+  rest: Rest;
+}
+
+/** What the page needs before it requests tiles. At zoom max_zoom a pixel of a tile is one cell of the matrix. */
+interface MapAnswer {
+  l: number;
+  h: number;
+  b: number;
+  n_q: number;
+  n_k: number;
+  /** pixels of a side */
+  tile: number;
+  max_zoom: number;
+  how: string[];
+  value: string;
+  dtype: string;
+  /** the share of queries whose softmax sum is known; every tile adds to it */
+  known: number;
+  /** whether the map is made of the largest weights of each query alone */
+  top: boolean;
 }

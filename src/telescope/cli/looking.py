@@ -124,8 +124,8 @@ def explain(
         return
     digits = None  # of numbers in JSON: those of float32
     if sentence:
-        from ..tasks.explaining.explain_sentence import draw
         from ..tasks.explaining.sentence import explain_sentence
+        from ..tasks.explaining.show import draw_sentence
 
         loaded = load_model(model)
         text = " ".join(sentence)
@@ -138,7 +138,7 @@ def explain(
         }
         with editing(loaded, edits):
             explained = explain_sentence(loaded, text, **options)
-        drawn = draw(explained, every_head=every_head, steps=steps)
+        drawn = draw_sentence(explained, every_head=every_head, steps=steps)
         to_dict = explained.to_dict
         if edits:
             unedited = explain_sentence(loaded, text, name=model).translation
@@ -160,12 +160,11 @@ def explain(
 
         name = _check_example(example or "journey")
         if name in TABLES:
-            from ..tasks.explaining import positions, variance
+            from ..tasks.explaining import tables
             from ..traces import DIGITS_OF_FLOAT64
 
-            table = {"variance": variance, "positions": positions}[name]
-            drawn = table.draw_table()
-            to_dict = table.table_to_dict
+            drawn = getattr(tables, f"draw_{name}")()
+            to_dict = getattr(tables, f"{name}_to_dict")
             digits = DIGITS_OF_FLOAT64  # these tables are computed in float64
         else:
             chosen = EXAMPLES[name](attention.by_sum if by_sum else attention.softmax)
@@ -390,7 +389,8 @@ def _open_in_browser(
     if head is not None:
         head = run.views[layer or 0].call.heads[run.views[layer or 0].call.head_index(head)]
     state = {"l": layer, "h": head, "i": run.place(query)}
-    path = f"/s/{run.name}/walk?{urlencode({name: value for name, value in state.items() if value is not None})}"
+    chosen = {name: value for name, value in state.items() if value is not None}
+    path = f"/s/{run.name}/walk?{urlencode(chosen)}"
     explorer.serve(library, port=port, path=path, browse=True)
 
 

@@ -1,30 +1,110 @@
-"""Serve the explorer over HTTP: the page, its files and the API, all behind the same guard."""
+"""Serve the explorer over HTTP: the page, its files and the API, all behind the same guard.
+
+Answers are computed in threads, a few at a time; they stop when the reader leaves or the server
+ends.
+"""
 
 import sys
 from collections.abc import Callable
+from threading import Event, Lock
 
-from anyio import fail_after
+from anyio import CapacityLimiter, create_task_group, fail_after, to_thread
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive
 
-from .api import Answer, Api
-from .computing import Computing
+from .answers import Refusal
+from .api import Api, HttpAnswer
 from .export import media_type, page_files
-from .guard import Guard, error_response
-from .request_ids import LEFT, described, request_id, with_ids
-from .requests import Refusal
+from .guard import LEFT, Guard, described, error_response, request_id, with_ids
 
-BODY = 10.0  # seconds within which the body of a request must arrive
+BODY_SECONDS = 10.0  # seconds within which the body of a request must arrive
+MOST_WAITING = 128  # most requests that may be queued or computed
+
+
+class Computing:
+    """The answers that are queued or being computed: at most `at_once` of them in threads at a
+    time.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self.stopping = False
+        """Whether the server ends: nobody waits any longer for a thread that still computes."""
+        self.threads = 0
+        """How many threads compute, those included that nobody waits for."""
+        self._limiter = CapacityLimiter(at_once)
+        self._lock = Lock()
+        self._waiting = 0
+
+    async def run(
+        self, receive: Receive, compute: Callable[[Callable[[], bool]], HttpAnswer]
+    ) -> HttpAnswer | None:
+        """Return what `compute` returns, or None if the reader has left.
+
+        `compute` runs in a thread and is given a function that tells whether the reader has left. A
+        reader who leaves the queue is not computed for. Raises Refusal 503 if the queue is full.
+        """
+        if self._waiting >= MOST_WAITING:
+            raise Refusal(503, "busy", "too many requests at once; try again in a second")
+        has_left = Event()
+        began = False
+        answer = None
+        failed: Exception | None = None  # raised outside of the task group, which would wrap it
+
+        async def wait_for_leaving() -> None:
+            nonlocal failed
+            try:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            except (
+                Refusal
+            ) as refusal:  # a body that is too large, of a request that should have none
+                failed = refusal
+            has_left.set()
+            # A thread cannot be ended from outside: while the server runs, its slot stays taken
+            # until it returns.
+            if self.stopping or not began:
+                group.cancel_scope.cancel()
+
+        # One task waits for the reader to leave while the answer is computed in a thread.
+        self._waiting += 1
+        try:
+            async with create_task_group() as group:
+                group.start_soon(wait_for_leaving)
+                async with self._limiter:
+                    began = True
+                    try:
+                        answer = await to_thread.run_sync(
+                            self._count, compute, has_left.is_set, abandon_on_cancel=True
+                        )
+                    except Exception as problem:
+                        failed = failed or problem
+                group.cancel_scope.cancel()
+        finally:
+            self._waiting -= 1
+        if failed is not None:
+            raise failed
+        return None if has_left.is_set() else answer
+
+    def _count(
+        self, compute: Callable[[Callable[[], bool]], HttpAnswer], has_left: Callable[[], bool]
+    ) -> HttpAnswer:
+        with self._lock:
+            self.threads += 1
+        try:
+            return compute(has_left)
+        finally:
+            with self._lock:
+                self.threads -= 1
 
 
 def app(
     api: Api,
     guard: Guard,
     computing: Computing | None = None,
-    body_seconds: float = BODY,
+    body_seconds: float = BODY_SECONDS,
     log: Callable[[str], object] | None = None,
 ) -> ASGIApp:
     """Return the ASGI application: API answers are computed by `computing`, and `log` is given a
@@ -58,6 +138,7 @@ def app(
         A request joins the queue only after its whole body has arrived, so slow clients cannot fill
         the queue.
         """
+        # A page of another site can send a form without asking first, but no JSON.
         path = request.scope["path"].removeprefix("/api/v1")
         method = request.method
         if (
@@ -78,6 +159,7 @@ def app(
             )
         except ClientDisconnect:
             return Response(status_code=LEFT)
+        # HEAD is GET without a body, which the server leaves out by itself.
         asked = "GET" if method == "HEAD" else method
         parameters = dict(request.query_params)
         answered = await work.run(
@@ -129,7 +211,7 @@ def app(
     return with_ids(guard.around(Starlette(routes=routes, exception_handlers=handlers)), log)
 
 
-def _response(request: Request, answer: Answer) -> Response:
+def _response(request: Request, answer: HttpAnswer) -> Response:
     """Return an answer as a response: 304 where the browser holds this revision, uncached where it
     was sampled.
     """

@@ -1,14 +1,30 @@
-"""The page's files, and the page with the answers of an exported run as one file, which opens
-without a server.
+"""The page as one file, which opens without a server: its files, the answers inside of it, and how
+their numbers are packed: float32 and float64 as base64, and what several answers share only once.
+
+`web/transport/inline.js` puts the answers together again: of /heads by words, /alignment and
+/perspectives from the weights between words, and of /trace, /cell and /cells from the traces.
 """
 
 import json
 from base64 import b64encode
+from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files as resources
 from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..recording.recorded_call import RecordedCall
+from ..recording.row_in_float64 import RowInFloat64, row_in_float64
+from ..traces.render import json_number, json_numbers, round_numbers
+from .maps import Picture
+from .run import AttentionView
+from .walk import stream_at
+from .weights import WordWeights, known_share
 
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
@@ -26,6 +42,10 @@ MISSING = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>
 <body><p>This copy of Telescope has no page yet; <code>make page</code> builds it. The numbers are under /api/v1.</p>
 </body></html>
 """
+OUTSIDE = b"\x00\x7e" * 256  # a row of a tile below the last query: NaN in half precision
+
+
+# ----------------------------------------------------------------------------------------- the page
 
 
 @cache
@@ -53,6 +73,7 @@ def html_page(file: dict[str, Any]) -> bytes:
     """
     files = page_files()
     script, style = (_joined(files, ending) for ending in (".js", ".css"))
+    # What would end the script's element, or begin a comment in it, is escaped in its strings.
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     policy = POLICY.format(scripts=_hash(script), styles=_hash(style))
     title = escape(file["answers"]["/runs"]["runs"][0]["title"])
@@ -72,6 +93,7 @@ def html_page(file: dict[str, Any]) -> bytes:
 def json_for_html(contents: object) -> str:
     """Return JSON that cannot end the HTML element around it, whatever text a token holds."""
     text = json.dumps(contents, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # JSON may write any character as \\u…; U+2028 and U+2029 would end a line of JavaScript.
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -83,3 +105,141 @@ def _joined(files: dict[str, bytes], ending: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+# ----------------------------------------------------------------------------------- packed answers
+
+
+def pack_words(words: WordWeights, call: RecordedCall, b: int) -> dict[str, Any]:
+    """Return the weights between words of all heads, stacked: (head, row) x column."""
+    return {
+        "known": round_numbers(known_share(call, b)),
+        "heads": list(call.heads),
+        "rows": words.rows,
+        "columns": words.columns,
+        "real_rows": words.real_rows,
+        "real_columns": words.real_columns,
+        "weights": _float32(words.weights.flatten(0, 1)),
+    }
+
+
+def without_shares(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer to /heads by words without its pictures, which are the weights between
+    words.
+    """
+    return answer | {"maps": [{"h": one["h"]} for one in answer["maps"]]}
+
+
+def pack_picture(found: Any) -> Any:
+    """Return an answer as JSON: pictures in base64, without what lies below the last query;
+    `length` is the whole.
+    """
+    if not isinstance(found, Picture):
+        return found
+    # A short text fills the upper rows of its tile alone.
+    end = len(found.numbers)
+    while end and found.numbers.endswith(OUTSIDE, 0, end):
+        end -= len(OUTSIDE)
+    packed = {
+        "base64": b64encode(found.numbers[:end]).decode(),
+        "exact": int(found.exact),
+        "samples": found.samples,
+    }
+    return packed | ({} if end == len(found.numbers) else {"length": len(found.numbers)})
+
+
+def pack_traces(
+    view: AttentionView, layer: int, h: int, b: int
+) -> Iterator[tuple[str, dict[str, int], dict[str, Any]]]:
+    """Yield the traces of all queries of one head: a name, a place and an answer each.
+
+    What the traces share, the keys and values of the head, is yielded once as "shared", and the
+    residual stream of each query as "stream" of head 0, since it belongs to all heads.
+    """
+    one = view.head(h, b)
+    values = None if one.values is None else _float32(one.values[0, 0])
+    yield (
+        "shared",
+        {"l": layer, "h": h, "i": 0, "b": b},
+        {"key": _float32(one.keys[0, 0]), "value": values},
+    )
+    for i in range(view.size[0]):
+        place = {"l": layer, "h": h, "i": i, "b": b}
+        stream = stream_at(view, b, i)
+        if stream is not None:
+            packed = {name: _float32(vector[None]) for name, vector in vars(stream).items()}
+            yield "stream", place | {"h": 0}, packed
+        # A trace of the file has all keys: a file holds no longer text.
+        seen = row_in_float64(one, i)
+        token = view.tokens("q", b, [i])[0]
+        facts = {
+            "token": token,
+            "n_k": view.size[1],
+            "formula": one.attention.formula(one.keys.shape[-1]),
+        }
+        scale = one.attention.scale_for(one.keys.shape[-1])
+        yield (
+            "trace",
+            place,
+            place | facts | {"score": one.attention.score.formula} | _pack_row(seen, scale),
+        )
+
+
+def _pack_row(seen: RowInFloat64, scale: float) -> dict[str, Any]:
+    """Return the numbers of one query, whose keys are all keys of the text."""
+    return {
+        "scale": scale,
+        "query": _float32(seen.query[None]),
+        # The terms of a dot product are products of a query and a key, which the page computes.
+        "terms": None if seen.factors is not None else json_numbers(seen.terms),
+        "steps": list(_pack_steps(seen, scale)),
+        "lse": json_number(seen.lse),
+        "sink": json_number(seen.sink),
+        "context": None if seen.context is None else _float64(seen.context),
+    }
+
+
+def _pack_steps(seen: RowInFloat64, scale: float) -> Iterator[dict[str, Any]]:
+    """Yield each step of a query, as a change of the step before where that gives the same
+    numbers.
+    """
+    before: Tensor | None = None
+    for name, formula in seen.formulas.items():
+        if name not in seen.steps:
+            continue
+        numbers = seen.steps[name]
+        # Scaling and masking are told in a few bytes; the page repeats them bit for bit.
+        hidden = numbers == -torch.inf
+        if before is not None and torch.equal(before * scale, numbers):
+            packed: dict[str, Any] = {"times": scale}
+        elif before is not None and torch.equal(before.masked_fill(hidden, -torch.inf), numbers):
+            packed = {"hidden": _runs(hidden)}
+        else:
+            packed = _float64(numbers)
+        yield {"name": name, "formula": formula, **packed}
+        before = numbers
+
+
+def _runs(hidden: Tensor) -> list[list[int]]:
+    """Return where the runs of True begin and end."""
+    edges = hidden.int().diff(prepend=hidden.new_zeros(1).int(), append=hidden.new_zeros(1).int())
+    begin = (edges == 1).nonzero()[:, 0]
+    end = (edges == -1).nonzero()[:, 0]
+    return torch.stack([begin, end], 1).tolist()
+
+
+def _float32(rows: Float[Tensor, "row width"]) -> dict[str, Any]:
+    """Return rows of numbers that are exact in float32 as base64, with the length of a row."""
+    return {"base64": _base64(rows, torch.float32, "<f4"), "width": rows.shape[-1]}
+
+
+def _float64(numbers: Float[Tensor, " n"]) -> dict[str, Any]:
+    """Return numbers as base64 of float64 without the zeros at their end; `length` counts all."""
+    # A causal row ends with zeros, half of all weights.
+    used = numbers.nonzero()
+    end = int(used[-1]) + 1 if len(used) else 0
+    return {"base64": _base64(numbers[:end], torch.float64, "<f8"), "length": len(numbers)}
+
+
+def _base64(numbers: Tensor, dtype: torch.dtype, order: str) -> str:
+    return b64encode(numbers.detach().to(dtype).cpu().numpy().astype(order).tobytes()).decode()

@@ -3,34 +3,34 @@ characters.
 
 A file about 200 tokens stays below 4 MB and takes about three seconds of a core. What does not fit
 is left out and named in the run's notice, which the page shows. Weights and traces are packed; see
-packing.py.
+export.py.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 from ..surveys.cells import HOW
-from ..traces import round_numbers
-from .after_head import after_all
-from .packing import pack_picture, pack_traces, pack_words, without_shares
-from .perspectives import perspectives_of_all_words
-from .requests import Refusal, RequestParams
-from .run import Run
-from .views import word_weights
-from .walk import head, sequence
+from .answers import Refusal, RequestParams, to_json
+from .export import pack_picture, pack_traces, pack_words, without_shares
+from .run import Run, RunRequest
+from .walk import after_all
+from .weights import perspectives_of_all_words, word_weights
 
-LONGEST = 256  # tokens: one tile of the map, and one trace each
-PLACED = 48  # tokens: beyond, a file does not hold what positions do
-LARGEST = 3_650_000  # characters of all answers; the page around them has 250,000
-LARGEST_OTHERS = 600_000  # characters of the traces of other attentions than the shown one
+MOST_TOKENS = 256  # tokens: one tile of the map, and one trace each
+MOST_PLACED = 48  # tokens: beyond, a file does not hold what positions do
+MOST_CHARACTERS = 3_650_000  # characters of all answers; the page around them has 250,000
+MOST_OF_OTHERS = 600_000  # characters of the traces of other attentions than the shown one
 SAVED_WORDS = 32  # of the answer, whose sources a file holds
-LARGEST_SOURCES = 300_000  # characters
+MOST_OF_SOURCES = 300_000  # characters
 HELD = "this file holds the attention that was shown when it was saved"
 TOO_LARGE = "this file would be too large with it"
 DEFAULTS = {"b": "0", "fmt": "f16"}
+
+# The parameters of pictures by pieces and by words; of a text without words, both are the same
+BY: tuple[dict[str, str], ...] = ({}, {"by": "words"})
 
 Answers = dict[str, Any]
 
@@ -47,16 +47,17 @@ def export_answers(
     `ask` is `Api.ask`. Raises Refusal 409 for a long run, and ends with Refusal 499 once `has_left`
     returns True.
     """
-    layer = params.index("l", len(run.views), "attention", 0)
-    view = run.views[layer]
-    h = head(view, params) if "h" in params.parameters else view.call.heads[0]
-    b = sequence(view, params)
-    i = params.index("i", view.size[0], "query", 0)
-    if max(view.size) > LONGEST:
+    # The first attention, head and query, unless others are asked for.
+    request = RunRequest(run, {"l": "0", "i": "0", **params.parameters})
+    layer = request.layer
+    view = request.view
+    h = request.h if "h" in params.parameters else view.call.heads[0]
+    b = request.b
+    i = request.i
+    if max(view.size) > MOST_TOKENS:
         message = (
-            f"the run has {max(view.size):,} tokens and a file holds at most {LONGEST}; "
-            "save "
-            "a picture instead"
+            f"the run has {max(view.size):,} tokens and a file holds at most {MOST_TOKENS}; save a "
+            "picture instead"
         )
         raise Refusal(409, "too-long", message)
     export = Export(ask, run, b, has_left)
@@ -98,7 +99,7 @@ class Export:
         self.b = b
         self.has_left = has_left
         self.answers: Answers = {"/models": {"models": [], "default": None, "longest": 0}}
-        self.room = LARGEST
+        self.room = MOST_CHARACTERS
         self.missing: dict[int, dict[str, str]] = {}
         """What the file lacks of each attention, with the reason."""
         self.left_out: list[str] = []
@@ -112,6 +113,7 @@ class Export:
         """Put what every screen begins with, and the map of the shown head: as much as any file
         needs.
         """
+        # Small answers that no screen can do without are put whatever their size.
         basics = (
             self._answer("sharpest", b=self.b)
             | self._answer("start", b=self.b)
@@ -135,6 +137,7 @@ class Export:
         view = self.run.views[layer]
         if "trace" in view.missing:
             return
+        # Heads are put until one does not fit: the next would need as much room.
         heads_left = list(which)
         while heads_left and self.head_size <= self.room:
             packed = self._traces(layer, heads_left[0])
@@ -150,17 +153,18 @@ class Export:
             )
 
     def put_traces_of_others(self, layers: Iterable[int]) -> None:
-        """Put the traces of other attentions, each of them whole, up to LARGEST_OTHERS characters
+        """Put the traces of other attentions, each of them whole, up to MOST_OF_OTHERS characters
         in all.
         """
-        left = min(LARGEST_OTHERS, self.room)
+        # An attention is put as a whole or not at all: the page knows per attention what is there.
+        left = min(MOST_OF_OTHERS, self.room)
         without = 0
         for layer in layers:
             view = self.run.views[layer]
             if "trace" in view.missing:
                 continue
             packed: Answers = {}
-            if max(view.size) <= LONGEST and self.head_size * len(view.call.heads) <= left:
+            if max(view.size) <= MOST_TOKENS and self.head_size * len(view.call.heads) <= left:
                 for h in view.call.heads:
                     packed |= self._traces(layer, h)
             left -= _size(packed)
@@ -170,36 +174,36 @@ class Export:
         if without:
             self.left_out.append(f"the steps of {_count(without, 'other attention')}")
 
-    def put_weights(self, layers: Iterable[int]) -> None:
+    def put_weights(self, layers: Sequence[int]) -> None:
         """Put the weights between words of some attentions, which alignments and pictures of heads
         are made of.
         """
-        lacking = [layer for layer in layers if "alignment" not in self.run.views[layer].missing]
-        while lacking and self._add(self._words(lacking[0])):
-            lacking.pop(0)
-        for layer in lacking:
-            self._lacks(layer, ("map", "alignment"), TOO_LARGE)
-        if lacking:
-            self.left_out.append(
-                f"the weights between words of {_count(len(lacking), 'attention')}"
-            )
+        lost = ("map", "alignment")
+        self._put_each(layers, "alignment", self._words, lost, "the weights between words")
 
-    def put_pictures(self, layers: Iterable[int]) -> None:
+    def put_pictures(self, layers: Sequence[int]) -> None:
         """Put the geometry of some attentions, then the pictures of their heads by pieces."""
-        lacking = [layer for layer in layers if "geometry" not in self.run.views[layer].missing]
-        while lacking and self._add(self._geometry(lacking[0])):
+        self._put_each(layers, "geometry", self._geometry, ("geometry",), "the geometry")
+        self._put_each(layers, "map", self._heads, (), "the pictures of heads by pieces")
+
+    def _put_each(
+        self,
+        layers: Sequence[int],
+        needs: str,
+        make: Callable[[int], Answers],
+        lost: Sequence[str],
+        what: str,
+    ) -> None:
+        """Put what `make` returns of each attention that has what it needs, until the file is full;
+        note what is lost of the others.
+        """
+        lacking = [layer for layer in layers if needs not in self.run.views[layer].missing]
+        while lacking and self._add(make(lacking[0])):
             lacking.pop(0)
         for layer in lacking:
-            self._lacks(layer, ("geometry",), TOO_LARGE)
+            self._lacks(layer, lost, TOO_LARGE)
         if lacking:
-            self.left_out.append(f"the geometry of {_count(len(lacking), 'attention')}")
-        lacking = [layer for layer in layers if "map" not in self.run.views[layer].missing]
-        while lacking and self._add(self._heads(lacking[0])):
-            lacking.pop(0)
-        if lacking:
-            self.left_out.append(
-                f"the pictures of heads by pieces of {_count(len(lacking), 'attention')}"
-            )
+            self.left_out.append(f"{what} of {_count(len(lacking), 'attention')}")
 
     def put_perspectives(self) -> None:
         """Put the comparison of all heads on each word, for each kind of attention whose weights
@@ -213,11 +217,9 @@ class Export:
             self._check_reader()
             if found is None:
                 continue
-            whole = all(self._key("words", l=layer) in self.answers for layer in found["layers"])
-            packed = {
-                self._key("perspectives", l=layer): round_numbers(found)
-                for layer in found["layers"]
-            }
+            shared = to_json(found)
+            whole = all(self._key("words", l=layer) in self.answers for layer in found.layers)
+            packed = {self._key("perspectives", l=layer): shared for layer in found.layers}
             if not whole or not self._add(packed):
                 self.left_out.append("the comparison of all heads")
 
@@ -226,6 +228,7 @@ class Export:
         made = self.run.output
         if made is None:
             return
+        # The page asks with its sliders' first positions, which are these.
         opening = {"temperature": 1, "top_k": 0, "top_p": 1}
         part = self._answer("output") | self._answer("output", **opening)
         for at in range(len(made.hidden)):
@@ -239,7 +242,7 @@ class Export:
         if "after" in view.missing:
             return
         try:
-            found = round_numbers(after_all(view, self.b, layer))
+            found = to_json(after_all(view, self.b, layer))
         except Refusal as refusal:
             self._lacks(layer, ("after",), refusal.message)
             return
@@ -253,7 +256,7 @@ class Export:
         view = self.run.views[layer]
         if "positions" in view.missing:
             return
-        if max(view.size) > PLACED:
+        if max(view.size) > MOST_PLACED:
             self._lacks(layer, ("positions",), HELD)
             self.left_out.append("what positions do")
             return
@@ -270,11 +273,12 @@ class Export:
         asked = self.answers[self._key("answer")]
         if asked.get("why", "") is not None:
             return
+        # The positions of each word of the answer.
         words: dict[int, list[int]] = {}
         for place, word in enumerate(asked["words"]):
             words.setdefault(word, []).append(asked["start"] + place)
         hows = [how for how in ("weights", "carried") if asked["hows"][how] is None]
-        left = min(LARGEST_SOURCES, self.room)
+        left = min(MOST_OF_SOURCES, self.room)
         saved = 0
         for own in [*reversed(words.values())][:SAVED_WORDS]:
             part = self._answer(
@@ -295,7 +299,8 @@ class Export:
         """Put the run itself, with what the file lacks; `held` is the head that it holds in
         full.
         """
-        described = self.run.to_json()
+        # The run says what it has; what the file lacks is added to that.
+        described = to_json(self.run.describe())
         for one in described["attentions"]:
             missing = self.missing.get(one["l"], {})
             one["has"] = one["has"] | dict.fromkeys(missing, False)
@@ -316,35 +321,26 @@ class Export:
         are these.
         """
         found: Answers = {}
-        for given in self._by(layer):
-            if self._key("heads", **given) not in self.answers:
-                found |= self._answer("heads", **given)
+        for by in BY:
+            if self._key("heads", l=layer, b=self.b, **by) not in self.answers:
+                found |= self._answer("heads", l=layer, b=self.b, **by)
         return found
 
     def _geometry(self, layer: int) -> Answers:
         """Return the geometry, by pieces and by words."""
-        found: Answers = {}
-        for given in self._by(layer):
-            found |= self._answer("geometry", **given)
-        return found
+        first, second = (self._answer("geometry", l=layer, b=self.b, **by) for by in BY)
+        return first | second
 
     def _words(self, layer: int) -> Answers:
         """Return the weights between words, and the pictures of heads by words, which are the same
         numbers.
         """
         view = self.run.views[layer]
-        found: Answers = {
-            self._key("words", l=layer): pack_words(word_weights(view, self.b), view.call, self.b)
-        }
+        words = pack_words(word_weights(view, self.b), view.call, self.b)
         by_words = self._answer("heads", l=layer, b=self.b, by="words")
-        return found | {key: without_shares(one) for key, one in by_words.items() if "names" in one}
-
-    def _by(self, layer: int) -> list[dict[str, object]]:
-        """Return the parameters of the answers by pieces and by words; of a text without words,
-        both are the same.
-        """
-        place: dict[str, object] = {"l": layer, "b": self.b}
-        return [place, place | {"by": "words"}]
+        # A text without words has the same answer by pieces: that is put with the pictures.
+        pictures = {key: without_shares(one) for key, one in by_words.items() if "names" in one}
+        return {self._key("words", l=layer): words} | pictures
 
     def _traces(self, layer: int, h: int) -> Answers:
         """Return the traces of all queries of one head, and what they share."""

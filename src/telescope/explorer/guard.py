@@ -7,22 +7,27 @@ once, in a link, and is then kept in a cookie that is hidden from scripts (HttpO
 other sites (SameSite=Strict). The cookie's name contains the port, because browsers share cookies
 between the ports of a host; cookies of other programs, well-formed or not, stand in the same
 header.
+
+Every request has an id, which stands in its answer, in its error and in the log.
 """
 
 import hmac
 import json
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
+from time import perf_counter
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .request_ids import request_id
-from .requests import Refusal
+from .answers import Refusal
 
-LARGEST = 1_000_000  # bytes of a request's body
+LARGEST_BODY = 1_000_000  # bytes of a request's body
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; "
@@ -38,6 +43,70 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
+LEFT = 499  # the status in the log of a request whose reader left before the answer
+LONGEST_PATH = 300  # characters in the log
+REQUEST_ID = "telescope.request"
+
+
+# ---------------------------------------------------------------------------------- ids and the log
+
+
+def with_ids(app: ASGIApp, log: Callable[[str], object] | None = None) -> ASGIApp:
+    """Return the application with an id for every request, in the header X-Request-Id of its
+    answer.
+
+    `log` is given one line for each answered request: time, id, method, path without the token,
+    status, milliseconds.
+    """
+
+    async def identified(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        scope[REQUEST_ID] = secrets.token_hex(4)
+        arrived = datetime.now()
+        began = perf_counter()
+        status = LEFT
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = scope[REQUEST_ID]
+            await send(message)
+
+        try:
+            await app(scope, receive, sending)
+        finally:
+            if log is not None:
+                milliseconds = (perf_counter() - began) * 1000
+                line = (
+                    f"{arrived:%Y-%m-%d %H:%M:%S} {request_id(scope)} {described(scope)} "
+                    f"{status} {milliseconds:.0f} ms"
+                )
+                with suppress(
+                    OSError, ValueError
+                ):  # a log that was closed must not fail the request
+                    log(line)
+
+    return identified
+
+
+def request_id(scope: Scope) -> str | None:
+    """Return the id of a request; None outside of `with_ids`."""
+    found: str | None = scope.get(REQUEST_ID)
+    return found
+
+
+def described(scope: Scope) -> str:
+    """Return the method and the path of a request without its token, on one line."""
+    given = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    query = urlencode([(name, value) for name, value in given if name != "token"])
+    path = quote(scope["path"], safe="/:@!$&'()*+,;=-._~") + (f"?{query}" if query else "")
+    return f"{quote(scope['method'][:20])} {path[:LONGEST_PATH]}"
+
+
+# ------------------------------------------------------------------------------------------- access
 
 
 @dataclass(frozen=True)
@@ -69,6 +138,7 @@ class Guard:
         """
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            # The server's own start and end are no requests.
             if scope["type"] == "lifespan":
                 await app(scope, receive, send)
                 return
@@ -108,6 +178,7 @@ class Guard:
         """Return a redirect that moves the token from the link into a cookie, or None where the
         link has no token.
         """
+        # The token of a link leaves the address, where history and screenshots would keep it.
         given = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in given if name == "token"]
         if scope["method"] != "GET" or not tokens or scope["path"].startswith("/api/"):
@@ -129,6 +200,7 @@ class Guard:
         if scope["path"] == "/healthz":
             return
         headers = Headers(scope=scope)
+        # Programs send the token in a header, browsers in a cookie.
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_token(bearer.strip()):
             return
@@ -165,10 +237,11 @@ def _no_token() -> Refusal:
 
 def _limit_body(scope: Scope, receive: Receive) -> Receive:
     """Return `receive`, raising Refusal 413 if Content-Length, or the bytes received so far, exceed
-    LARGEST.
+    LARGEST_BODY.
     """
+    # Refuse a body by its announced length, and count it too: a length may be missing or wrong.
     length = Headers(scope=scope).get("content-length", "")
-    if length and (not length.isdecimal() or int(length) > LARGEST):
+    if length and (not length.isdecimal() or int(length) > LARGEST_BODY):
         raise _too_large()
     received = 0
 
@@ -176,7 +249,7 @@ def _limit_body(scope: Scope, receive: Receive) -> Receive:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        if received > LARGEST:
+        if received > LARGEST_BODY:
             raise _too_large()
         return message
 
@@ -184,7 +257,7 @@ def _limit_body(scope: Scope, receive: Receive) -> Receive:
 
 
 def _too_large() -> Refusal:
-    return Refusal(413, "too-large", f"the body is larger than {LARGEST:,} bytes")
+    return Refusal(413, "too-large", f"the body is larger than {LARGEST_BODY:,} bytes")
 
 
 def _with_headers(send: Send) -> Send:

@@ -2,34 +2,91 @@
 written instead.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from ..decoding import generate
-from ..editing import Edit, edit
-from ..editing.hidden_sources import hiding_edits
+from ..editing import Edit, divergence, falls_when_hidden, hiding_edits, log_probability
 from ..interception.watch import watch
 from ..models import Transformer
 from ..recording.recorded_call import RecordedCall
 from ..recording.source_question import Question
 from ..tasks.explaining.sentence_views import translate_whole
-from .output import EDITING, Output, log_probability
-from .requests import Refusal, not_kept
-from .run import Run
+from .answers import Answer, Refusal, bad_parameter, not_kept
+from .context import NO_MODEL, names_at, question_about, span_of, written_tokens
+from .output import EDITING, Candidate, Output
+from .run import Run, RunRequest
 
 MOST_HIDDEN = 128  # segments: the model runs once for each
-SHOWN = 5  # likeliest tokens
 CONTINUED = 12  # tokens that a GPT writes after its text
-NO_MODEL = (
-    "hiding a segment runs the model again, and a recording holds none: type the text into the "
-    "page of "
-    "telescope serve --model FOLDER, or use recording.sources(span, how={how}, model=model)"
-)
+
+
+@dataclass(frozen=True)
+class HiddenToken(Answer):
+    """A token of the answer, its log-probability before and after, and the likeliest one if that is
+    now another.
+    """
+
+    text: str
+    before: float
+    after: float
+    instead: str | None
+
+
+@dataclass(frozen=True)
+class LikeliestBeforeAfter(Answer):
+    """The five likeliest tokens at one place of the answer."""
+
+    before: Sequence[Candidate]
+    after: Sequence[Candidate]
+
+
+@dataclass(frozen=True)
+class WroteBeforeAfter(Answer):
+    """The whole translation, or the next words of a GPT; null where the model cannot write."""
+
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
+class HiddenAnswer(Answer):
+    """The tokens first to end - 1 when the model cannot see the tokens start to stop - 1 of the
+    context.
+
+    before  their log-probability, in nats; after: with the segment hidden
+    kl      of the next token, the mean over the tokens, in nats
+    """
+
+    first: int
+    end: int
+    start: int
+    stop: int
+    before: float
+    after: float
+    kl: float
+    tokens: Sequence[HiddenToken]
+    likeliest: Sequence[LikeliestBeforeAfter]
+    wrote: WroteBeforeAfter
+
+
+def hide(request: RunRequest) -> HiddenAnswer:
+    """Answer what happens to the tokens first to end - 1 when the model cannot see the tokens start
+    to stop - 1 of the context.
+    """
+    run = request.run
+    span = span_of(request)
+    segment = range(request.number("start"), request.number("stop"))
+    output_of(run)
+    question = question_about(request, span, None)
+    if not 0 <= segment.start < segment.stop <= question.context:
+        raise bad_parameter(
+            f"start={segment.start}, stop={segment.stop} is no segment of the context, which has "
+            f"{question.context:,} tokens"
+        )
+    return hidden_segment(run, question, segment, names_at(request, question.span))
 
 
 def output_of(run: Run, how: str = '"hidden"') -> Output:
@@ -39,99 +96,62 @@ def output_of(run: Run, how: str = '"hidden"') -> Output:
     return run.output
 
 
-def written_tokens(made: Output, span: range) -> list[int]:
-    """Return the token at each position of a span; after the last one that a GPT read, the
-    likeliest.
-    """
-    if isinstance(made.model, Transformer):
-        return [made.written[at - 1] for at in span]
-    return [
-        made.ids[at] if at < len(made.ids) else int(made.logits(at - 1).argmax()) for at in span
-    ]
-
-
-@torch.no_grad()
-def log_probabilities(
-    made: Output, states: Float[Tensor, "n d"], span: range
-) -> Float[Tensor, "token vocabulary"]:
-    """Return the log-probabilities of all tokens at each position of a span, in float64."""
-    rows = states[[at - 1 for at in span]]
-    return made.model.logits(rows[None])[0].double().log_softmax(-1)
-
-
-def run_hidden(made: Output, edits: Sequence[Edit]) -> Float[Tensor, "n d_model"]:
-    """Run the model on the same tokens with these edits, and return its hidden states."""
-    try:
-        with EDITING, torch.no_grad(), edit(made.model, *edits):
-            return made.run_again()
-    except ValueError as problem:
-        raise Refusal(409, "not-kept", str(problem)) from None
-
-
 def falls(made: Output, question: Question) -> list[float]:
     """Return how much the span's log-probability falls, in nats, when each segment alone is
     hidden.
     """
-    segments = question.segments.tokens()
-    if len(segments) > MOST_HIDDEN:
+    count = len(question.segments.tokens())
+    if count > MOST_HIDDEN:
         raise not_kept(
-            f"the model would run once for each of {len(segments):,} segments; cut the text into "
+            f"the model would run once for each of {count:,} segments; cut the text into "
             f"at most {MOST_HIDDEN}"
         )
     tokens = written_tokens(made, question.span)
-    plain = log_probability(log_probabilities(made, made.hidden, question.span), tokens)
-    found = []
-    for own in segments:
-        states = run_hidden(made, hiding_edits(question, own, len(made.ids)))
-        found.append(
-            plain - log_probability(log_probabilities(made, states, question.span), tokens)
-        )
-    return found
+    try:
+        with EDITING:
+            return falls_when_hidden(question, made.model, made.inputs, tokens, count=len(made.ids))
+    except ValueError as problem:
+        raise not_kept(str(problem)) from None
 
 
 def hidden_segment(
     run: Run, question: Question, segment: range, names: Sequence[str]
-) -> dict[str, Any]:
+) -> HiddenAnswer:
     """Return what hiding one segment does to the answer; `names` are the span's tokens as the page
     shows them.
     """
     made = output_of(run)
     span = question.span
-    edits = hiding_edits(
-        question, list(segment), len(made.ids) + (CONTINUED if made.kind == "gpt" else 0)
-    )
-    states = run_hidden(made, edits)
+    # The continuation must not see the segment either.
+    length = len(made.ids) + (CONTINUED if made.kind == "gpt" else 0)
+    edits = hiding_edits(question, list(segment), length)
+    with made.edited(edits):
+        states = made.run()
+
+    # Each token of the span is predicted one position before it.
+    places = [at - 1 for at in span]
     tokens = written_tokens(made, span)
-    before, after = (log_probabilities(made, one, span) for one in (made.hidden, states))
+    before, after = (made.log_probabilities(one[places]) for one in (made.hidden, states))
     rows = []
-    for place, (at, token) in enumerate(zip(span, tokens, strict=True)):
-        now = int(after[place].argmax())
-        chance = {"before": float(before[place, token]), "after": float(after[place, token])}
-        rows.append(
-            {
-                "text": names[place],
-                **chance,
-                "instead": None if now == token else made.name_of(at - 1, now),
-            }
-        )
-    kl = (before.exp() * (before - after)).sum(-1).clamp(min=0)
-    return {
-        "before": log_probability(before, tokens),
-        "after": log_probability(after, tokens),
-        "kl": float(kl.mean()),
-        "tokens": rows,
-        "likeliest": [
-            {"before": _likeliest(made, old, at - 1), "after": _likeliest(made, new, at - 1)}
-            for at, old, new in zip(span, before, after, strict=True)
-        ],
-        "wrote": {"before": _writes(run, made, ()), "after": _writes(run, made, edits)},
-    }
-
-
-def _likeliest(made: Output, logs: Float[Tensor, " vocabulary"], i: int) -> list[dict[str, Any]]:
-    found = logs.topk(SHOWN)
-    pairs = zip(found.indices.tolist(), found.values.exp().tolist(), strict=True)
-    return [{"text": made.name_of(i, token), "p": p} for token, p in pairs]
+    likeliest = []
+    for place, name, token, old, new in zip(places, names, tokens, before, after, strict=True):
+        now = int(new.argmax())
+        instead = None if now == token else made.name_of(place, now)
+        rows.append(HiddenToken(name, float(old[token]), float(new[token]), instead))
+        both = (made.likeliest(logs, place) for logs in (old, new))
+        likeliest.append(LikeliestBeforeAfter(*both))
+    return HiddenAnswer(
+        first=span.start,
+        end=span.stop,
+        start=segment.start,
+        stop=segment.stop,
+        before=log_probability(before, tokens),
+        after=log_probability(after, tokens),
+        kl=float(divergence(before, after).clamp(min=0).mean()),
+        tokens=rows,
+        likeliest=likeliest,
+        wrote=WroteBeforeAfter(_writes(run, made, ()), _writes(run, made, edits)),
+    )
 
 
 def _writes(run: Run, made: Output, edits: Sequence[Edit]) -> str | None:
@@ -142,24 +162,13 @@ def _writes(run: Run, made: Output, edits: Sequence[Edit]) -> str | None:
         return run.written
     assert run.text is not None
     try:
-        with EDITING, torch.no_grad(), _edited(made, edits):
+        with made.edited(edits):
             if isinstance(made.model, Transformer):
                 return translate_whole(made.model, run.text).text
-            written = generate(
-                made.model, [list(made.ids)], max_new_tokens=CONTINUED, temperature=0
-            )
-            return written[0].text
-    except ValueError:
+            prompt = [list(made.ids)]
+            return generate(made.model, prompt, max_new_tokens=CONTINUED, temperature=0)[0].text
+    except Refusal:
         return None
-
-
-@contextmanager
-def _edited(made: Output, edits: Sequence[Edit]) -> Iterator[None]:
-    if not edits:
-        yield
-        return
-    with edit(made.model, *edits):
-        yield
 
 
 def calls_with_gradients(run: Run, span: range) -> dict[str, list[RecordedCall]]:
@@ -168,6 +177,7 @@ def calls_with_gradients(run: Run, span: range) -> dict[str, list[RecordedCall]]
     """
     made = output_of(run, '"gradient"')
     tokens = torch.tensor(written_tokens(made, span))
+    # A backward pass adds to the gradients of the model's parameters.
     trainable = [one for one in made.model.parameters() if one.requires_grad]
     kept = [one.grad for one in trainable]
     with (
@@ -178,6 +188,7 @@ def calls_with_gradients(run: Run, span: range) -> dict[str, list[RecordedCall]]
         states = made.run()
         rows = made.model.logits(states[None, [at - 1 for at in span]])[0].log_softmax(-1)
         torch.autograd.backward(rows.gather(-1, tokens.to(rows.device)[:, None]).sum())
+        # The gradients of a user's own training, if any, are put back.
         for parameter, gradient in zip(trainable, kept, strict=True):
             parameter.grad = gradient
     return {name: watched.calls for name, watched in recording.items()}

@@ -4,7 +4,8 @@ more sentences.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
@@ -16,18 +17,40 @@ from ..models import LoadError, Model, load
 from ..models.saved.load import find_shipped, shipped_models
 from ..recording.opening import open_recording
 from ..recording.recording import Recording
-from .atlases import Atlases
-from .evidence_texts import find_evidence, find_model, read_evidence
-from .examples import example_name, example_run
-from .lru_cache import LruCache
-from .requests import Refusal, unknown
+from .answers import Answer, LruCache, OpenedText, Refusal, RunFacts, not_kept, unknown
+from .atlases import Atlases, find_evidence, find_model, read_evidence
+from .make_run import LONGEST_SENTENCE, example_name, example_run, read, run_name
 from .run import Run, run_of_recording
-from .sentences import read, run_name
 
 CARD_KINDS = ("translator", "gpt")  # of the models that the landing's cards need
 # How many are kept in memory
-SENTENCES = 32
-MODELS = 2
+MOST_SENTENCES = 32
+MOST_MODELS = 2
+# The kinds of models, by the class or the model_type of a config
+KINDS = {"Transformer": "translator", "GPT": "gpt", "Encoder": "encoder"}
+KINDS |= {"marian": "translator", "bert": "encoder"}
+KINDS |= dict.fromkeys(("gpt2", "llama", "mistral", "qwen2"), "gpt")
+
+
+@dataclass(frozen=True)
+class ModelsAnswer(Answer):
+    """The models that can read a text.
+
+    kinds    "translator", "gpt", "encoder" or "other", of each
+    longest  the most tokens of a typed text
+    """
+
+    models: Sequence[str]
+    kinds: dict[str, str]
+    default: str | None
+    longest: int
+
+
+@dataclass(frozen=True)
+class RunsAnswer(Answer):
+    """All runs: sentences first, the most recently used of them first, then recordings."""
+
+    runs: Sequence[RunFacts]
 
 
 class Library:
@@ -36,16 +59,15 @@ class Library:
     """
 
     def __init__(self, models: Mapping[str, str | Path | Model] | None = None) -> None:
-        shipped = dict(
-            sorted(
-                shipped_models().items(), key=lambda model: not model[0].startswith("translator")
-            )
-        )
-        self.models: dict[str, str | Path | Model] = dict(shipped if models is None else models)
+        if models is None:  # a translator first: the notes' sentences are translated
+            shipped = shipped_models()
+            names = sorted(shipped, key=lambda name: not name.startswith("translator"))
+            models = {name: shipped[name] for name in names}
+        self.models: dict[str, str | Path | Model] = dict(models)
         self.recordings: dict[str, Run] = {}
-        self.sentences: LruCache[str, Run] = LruCache(SENTENCES)
-        self.examples: LruCache[str, Run] = LruCache(SENTENCES)
-        self._loaded: LruCache[str, Model] = LruCache(MODELS)
+        self.sentences: LruCache[str, Run] = LruCache(MOST_SENTENCES)
+        self.examples: LruCache[str, Run] = LruCache(MOST_SENTENCES)
+        self._loaded: LruCache[str, Model] = LruCache(MOST_MODELS)
         self.atlases = Atlases()
         self._run_lock = Lock()
 
@@ -53,7 +75,7 @@ class Library:
         """Add a recording under a name made from its title; `rev` identifies its contents, for
         caches.
         """
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", title).strip("-")[:40] or "recording"
+        name = _name_for(title, "recording")
         while name in self.recordings:
             name += "-2"
         run = self.recordings[name] = run_of_recording(recording, name, rev)
@@ -64,17 +86,14 @@ class Library:
         again.
         """
         recording = open_recording(folder)
+        # A recording is written as a whole, and this file with it.
         stamp = (folder / "recording.json").stat()
-        return self.add(
-            recording,
-            folder.name.removesuffix(".telescope"),
-            f"{stamp.st_mtime_ns:x}{stamp.st_ino:x}",
-        )
+        rev = f"{stamp.st_mtime_ns:x}{stamp.st_ino:x}"
+        return self.add(recording, folder.name.removesuffix(".telescope"), rev)
 
     def open_atlas(self, folder: Path) -> str:
         """Open a saved atlas, add it, and return its name."""
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-")[:40] or "atlas"
-        return self.atlases.add(name, Atlas.open(folder))
+        return self.atlases.add(_name_for(folder.name, "atlas"), Atlas.open(folder))
 
     def runs(self) -> Iterable[Run]:
         """Return all runs: sentences first, the most recently used of them first, then
@@ -84,6 +103,7 @@ class Library:
 
     def run(self, name: str) -> Run:
         """Return a run by name, or raise Refusal 404."""
+        # A worked example needs no request before: its link opens it.
         run = self.recordings.get(name) or self.sentences.get(name)
         if run is None and example_name(name) is not None:
             run = self.examples.get_or_make(name, lambda: example_run(name))
@@ -112,15 +132,14 @@ class Library:
         name = run_name(model, text, target)
         chosen = model
         with self._run_lock:
-            return self.sentences.get(name) or self.sentences.put(
-                name, read(self._model(chosen), chosen, text, target)
+            return self.sentences.get_or_make(
+                name, lambda: read(self._model(chosen), chosen, text, target)
             )
 
-    def open_evidence(self, request: Mapping[str, Any]) -> tuple[Run, dict[str, Any]]:
+    def open_evidence(self, request: Mapping[str, Any]) -> tuple[Run, OpenedText]:
         """Run the model of an atlas on a text in which a habit of a head is strong.
 
-        Return the run, and {"l", "h", "whole"}: the head there, and whether the text is all that
-        the atlas read.
+        Return the run, and the head there.
         """
         atlas = self.atlases.atlas(str(request.get("atlas")))
         evidence = find_evidence(atlas, request)
@@ -128,13 +147,12 @@ class Library:
         text, whole = read_evidence(atlas, evidence, self._model(name))
         run = self.read(text, name)
         layer = request["l"]
+        # The model may be another class with other names of the same layers, in the same order.
         names = [view.name for view in run.views]
         place = names.index(atlas.layers[layer]) if atlas.layers[layer] in names else layer
         if place >= len(names):
-            raise Refusal(
-                409, "not-kept", f'the model that is here has no attention "{atlas.layers[layer]}"'
-            )
-        return run, {"l": place, "h": request["h"], "whole": whole}
+            raise not_kept(f'the model that is here has no attention "{atlas.layers[layer]}"')
+        return run, OpenedText(place, request["h"], whole)
 
     def make_example(self, request: Mapping[str, Any]) -> Run:
         """Return a worked example as a run: {"example": "bank", "inputs": {"x": [[…]]}?,
@@ -164,8 +182,8 @@ class Library:
                 continue
 
     def _model(self, name: str) -> Model:
-        """Return a model by name, loaded in float32 if it is a folder; at most MODELS loaded ones
-        are kept.
+        """Return a model by name, loaded in float32 if it is a folder; at most MOST_MODELS are
+        kept.
         """
         source = self.models[name]
         if isinstance(source, Model):
@@ -179,18 +197,23 @@ class Library:
 
         return self._loaded.get_or_make(name, open_model)
 
-    def to_json(self, longest: int) -> dict[str, Any]:
-        """Return the answer to GET /models; `longest` is the most tokens of a sentence."""
-        kinds = {name: model_kind(source) for name, source in self.models.items()}
-        return {
-            "models": list(self.models),
-            "kinds": kinds,
-            "default": next(iter(self.models), None),
-            "longest": longest,
-        }
+    def describe_models(self) -> ModelsAnswer:
+        """Answer the models that can read a text."""
+        return ModelsAnswer(
+            models=list(self.models),
+            kinds={name: model_kind(source) for name, source in self.models.items()},
+            default=next(iter(self.models), None),
+            longest=LONGEST_SENTENCE,
+        )
+
+    def describe_runs(self) -> RunsAnswer:
+        """Answer all runs, the latest first."""
+        return RunsAnswer([run.describe() for run in self.runs()])
 
 
-KINDS = {"Transformer": "translator", "GPT": "gpt", "Encoder": "encoder"}
+def _name_for(title: str, default: str) -> str:
+    """Return a name for an address: letters, digits, - and _."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", title).strip("-")[:40] or default
 
 
 def model_kind(source: str | Path | Model) -> str:
@@ -205,9 +228,4 @@ def model_kind(source: str | Path | Model) -> str:
     except (OSError, ValueError):
         return "other"
     kind = str(config.get("model") or config.get("model_type")) if isinstance(config, dict) else ""
-    return KINDS.get(kind, HUGGING_FACE.get(kind, "other"))
-
-
-HUGGING_FACE = {"marian": "translator", "bert": "encoder"} | dict.fromkeys(
-    ("gpt2", "llama", "mistral", "qwen2"), "gpt"
-)
+    return KINDS.get(kind, "other")

@@ -1,28 +1,47 @@
 """Tiles and tracks of the map of one head, computed on request; exact tiles are cached."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..recording.summaries_call import SummariesCall
+from ..attention import causal
+from ..recording.recorded_call import RecordedCall
 from ..surveys.cells import HOW
-from ..tiles import BUDGET, TILE, Tile, Tiles, Track
-from .lru_cache import LruCache
-from .requests import Refusal, RequestParams, parse_int
-from .run import AttentionView
-from .summaries import TopTiles
-from .walk import head, sequence
+from ..tiles import BUDGET, TILE, Pyramid, Tile, Tiles, Track
+from .answers import Answer, Refusal
+from .run import RunRequest
+from .weights import known_share, top_weights
 
-# How many are cached; a tile takes half a megabyte
-HEADS = 8
-TILES = 512
 EFFORTS = ("1", "4", "16")
 DTYPES = ("f16", "u8")
+LEAST_WEIGHT = 2.0**-40  # drawn where a weight is not masked, but not known
 
-Key = tuple[AttentionView, int, int]  # attention, head, sequence
+
+@dataclass(frozen=True)
+class MapAnswer(Answer):
+    """What the page needs before it requests tiles. At zoom max_zoom a pixel of a tile is one cell
+    of the matrix.
+
+    tile   pixels of a side
+    known  the share of queries whose softmax sum is known; every tile adds to it
+    top    whether the map is made of the largest weights of each query alone
+    """
+
+    l: int
+    h: int
+    b: int
+    n_q: int
+    n_k: int
+    tile: int
+    max_zoom: int
+    how: Sequence[str]
+    value: str
+    dtype: str
+    known: float
+    top: bool
 
 
 @dataclass(frozen=True)
@@ -36,75 +55,83 @@ class Picture:
     samples: float
 
 
-class Maps:
-    """Answer requests for the map, its tiles and its tracks, with a cache of heads and one of exact
-    tiles.
+def describe_map(request: RunRequest) -> MapAnswer:
+    """Answer what the page needs before it requests tiles."""
+    tiles = _tiles(request)
+    view = request.view
+    return MapAnswer(
+        l=request.layer,
+        h=request.h,
+        b=request.b,
+        n_q=view.size[0],
+        n_k=view.size[1],
+        tile=TILE,
+        max_zoom=tiles.pyramid.max_zoom,
+        how=HOW,
+        value="log2",
+        dtype="f16",
+        known=tiles.summed_fraction,
+        top=isinstance(tiles, TopTiles),
+    )
+
+
+def tile(request: RunRequest) -> Picture:
+    """Answer 256 x 256 numbers in row-major order; rows are queries.
+
+    More effort reads more queries, up to an exact tile; 1 takes a fraction of a second. f16 is the
+    little-endian log2 of the weight; -inf is masked, NaN is outside of the matrix. u8 is 0 outside,
+    1 masked, and v ≥ 2 is log2 = (v - 255) / 8. The headers are X-Exact, 0 or 1, and X-Samples, how
+    many of each pixel's queries were read (2^k); below 1, neighbouring rows of pixels share a
+    query. At level z a pixel covers 2^(max_zoom - z) queries and keys; x counts keys, y queries.
     """
+    request.view.require("map")
+    z, x, y = (request.number(name) for name in "zxy")
+    how = request.word("how", HOW)
+    dtype = request.word("fmt", DTYPES)
+    effort = int(request.word("effort", EFFORTS))
 
-    def __init__(self) -> None:
-        self.heads: LruCache[Key, Tiles | TopTiles] = LruCache(HEADS)
-        self.tiles: LruCache[tuple[Key, int, int, int], Tile] = LruCache(TILES)
-
-    def describe(self, view: AttentionView, params: RequestParams, layer: int) -> dict[str, Any]:
-        """Answer GET /runs/{run}/map: what the page needs before it requests tiles."""
-        view.require("map")
-        h = head(view, params)
-        b = sequence(view, params)
-        tiles = self._tiles((view, h, b))
-        return {
-            "l": layer,
-            "h": h,
-            "b": b,
-            "n_q": view.size[0],
-            "n_k": view.size[1],
-            "tile": TILE,
-            "max_zoom": tiles.pyramid.max_zoom,
-            "how": list(HOW),
-            "value": "log2",
-            "dtype": "f16",
-            "known": tiles.summed_fraction,
-            "top": isinstance(tiles, TopTiles),
-        }
-
-    def tile(self, view: AttentionView, params: RequestParams, *place: str) -> Picture:
-        """Answer GET /runs/{run}/tiles/{z}/{x}/{y}."""
-        view.require("map")
-        z, x, y = (parse_int(name, text) for name, text in zip("zxy", place, strict=True))
-        how = params.word("how", HOW)
-        dtype = params.word("fmt", DTYPES)
-        effort = params.word("effort", EFFORTS)
-        tile = self._tile((view, head(view, params), sequence(view, params)), z, x, y, int(effort))
-        numbers = tile.share if how == "share" else tile.max
-        return Picture(_f16(numbers) if dtype == "f16" else _u8(numbers), tile.exact, tile.samples)
-
-    def track(self, view: AttentionView, params: RequestParams, *place: str) -> Picture:
-        """Answer GET /runs/{run}/tracks/{z}/{x}."""
-        view.require("map")
-        z, x = (parse_int(name, text) for name, text in zip("zx", place, strict=True))
-        kind = params.word("kind", ("entropy", "received"))
-        tiles = self._tiles((view, head(view, params), sequence(view, params)))
+    # An exact tile is kept; more effort would not change it.
+    key = (request.view, request.h, request.b, z, x, y)
+    found: Tile | None = request.memory.tiles.get(key)
+    if found is None:
         try:
-            track: Track = tiles.entropies(z, x) if kind == "entropy" else tiles.received(z, x)
+            found = _tiles(request).tile(z, x, y, effort * BUDGET)
         except ValueError as problem:
             raise _no_tile(problem) from None
-        return Picture(track.numbers.numpy().astype("<f4").tobytes(), track.exact, track.samples)
+        if found.exact:
+            request.memory.tiles.put(key, found)
+    numbers = found.share if how == "share" else found.max
+    return Picture(_f16(numbers) if dtype == "f16" else _u8(numbers), found.exact, found.samples)
 
-    def _tiles(self, key: Key) -> Tiles | TopTiles:
-        view, h, b = key
-        if isinstance(view.call, SummariesCall):
-            return self.heads.get_or_make(key, lambda: TopTiles(view.call, h, b))
-        return self.heads.get_or_make(key, lambda: Tiles(view.head(h, b)))
 
-    def _tile(self, key: Key, z: int, x: int, y: int, effort: int) -> Tile:
-        """Return a tile, from the cache if it is exact there; more effort reads more queries."""
-        tile = self.tiles.get((key, z, x, y))
-        if tile is not None:
-            return tile
-        try:
-            tile = self._tiles(key).tile(z, x, y, effort * BUDGET)
-        except ValueError as problem:
-            raise _no_tile(problem) from None
-        return self.tiles.put((key, z, x, y), tile) if tile.exact else tile
+def track(request: RunRequest) -> Picture:
+    """Answer 256 float32, little-endian; NaN outside.
+
+    Entropy is in nats, the mean over a pixel's queries; received is the share of all weight on a
+    pixel's keys. The headers are those of a tile.
+    """
+    request.view.require("map")
+    z, x = (request.number(name) for name in "zx")
+    kind = request.word("kind", ("entropy", "received"))
+    tiles = _tiles(request)
+    try:
+        found: Track = tiles.entropies(z, x) if kind == "entropy" else tiles.received(z, x)
+    except ValueError as problem:
+        raise _no_tile(problem) from None
+    return Picture(found.numbers.numpy().astype("<f4").tobytes(), found.exact, found.samples)
+
+
+def _tiles(request: RunRequest) -> "Tiles | TopTiles":
+    view = request.view
+    view.require("map")
+    h = request.h
+    b = request.b
+
+    def make() -> Tiles | TopTiles:
+        return Tiles(view.head(h, b)) if view.call.has_queries else TopTiles(view.call, h, b)
+
+    tiles: Tiles | TopTiles = request.memory.heads.get_or_make((view, h, b), make)
+    return tiles
 
 
 def _no_tile(problem: ValueError) -> Refusal:
@@ -115,6 +142,7 @@ def _f16(log2: Float[Tensor, "side side"]) -> bytes:
     """Encode as float16. Finite values below its range become its lowest number, because -inf means
     masked.
     """
+    # A weight of 2^-70000 is not masked, only tiny.
     lowest = torch.finfo(torch.float16).min
     kept = torch.where(log2 == -torch.inf, log2, log2.clamp(min=lowest))
     return kept.to(torch.float16).numpy().astype("<f2").tobytes()
@@ -125,3 +153,75 @@ def _u8(log2: Float[Tensor, "side side"]) -> bytes:
     steps = (255 + 8 * log2).round().clamp(2, 255)
     steps = torch.where(log2 == -torch.inf, 1.0, steps).masked_fill(log2.isnan(), 0.0)
     return steps.to(torch.uint8).numpy().tobytes()
+
+
+class TopTiles:
+    """The map of one head from its largest weights, with the methods of `Tiles`. Tiles are never
+    exact.
+    """
+
+    def __init__(self, call: RecordedCall, head: int, b: int) -> None:
+        summary = call.survey()
+        place = call.heads.index(head)
+        self.weights, self.keys = (part[place] for part in top_weights(call, b))
+        self.entropy = summary.entropy[b, place].double().cpu()
+        self.received_weights = summary.received[b, place].double().cpu()
+        self.pyramid = Pyramid(len(self.weights), len(self.received_weights), TILE)
+        self.summed_fraction = known_share(call, b)
+        self.causal = call.attention.mask == causal
+
+    def tile(self, z: int, x: int, y: int, budget: int = 0) -> Tile:
+        """Return a tile: weights that are not known count as nothing."""
+        if not self.pyramid.has(z, x, y):
+            raise ValueError(f"there is no tile {z}/{x}/{y}")
+        cells = self.pyramid.cells(z)
+        side = self.pyramid.side
+        rows = self.pyramid.queries_of(z, y)
+        columns = self.pyramid.keys_of(z, x)
+
+        # Each known weight goes to the pixel of its query and key.
+        weights = self.weights[rows.start : rows.stop]
+        keys = self.keys[rows.start : rows.stop]
+        inside = (keys >= columns.start) & (keys < columns.stop) & (weights > 0)
+        row = (torch.arange(len(weights)) // cells)[:, None].expand_as(keys)
+        place = (row * side + ((keys - columns.start) // cells).clamp(0, side - 1))[inside]
+        share, most = (weights.new_zeros(side * side) for _ in range(2))
+        share.scatter_add_(0, place, weights[inside] / cells)
+        most.scatter_reduce_(0, place, weights[inside], "amax")
+        lowest = torch.tensor(LEAST_WEIGHT, dtype=weights.dtype)
+        pictures = [one.maximum(lowest).log2().view(side, side) for one in (share, most)]
+
+        # Masked is what every query of a pixel cannot see; outside is what lies beyond the matrix.
+        if self.causal:
+            first_query, first_key = (
+                torch.arange(side) * cells + places.start for places in (rows, columns)
+            )
+            last_seen = first_query + cells - 1 + self.pyramid.keys - self.pyramid.queries
+            masked = first_key[None, :] > last_seen[:, None]
+            pictures = [picture.masked_fill(masked, -torch.inf) for picture in pictures]
+        for picture in pictures:
+            picture[-(-len(rows) // cells) :] = torch.nan
+            picture[:, -(-len(columns) // cells) :] = torch.nan
+        return Tile(pictures[0], pictures[1], False, self.summed_fraction)
+
+    def entropies(self, z: int, y: int, budget: int = 0) -> Track:
+        """Return the mean entropy of the queries of each pixel, which a summary holds exactly."""
+        return self._track(self.entropy, z, self.pyramid.queries_of(z, y), mean=True)
+
+    def received(self, z: int, x: int, budget: int = 0) -> Track:
+        """Return the share of all weight that the keys of each pixel receive, which a summary holds
+        exactly.
+        """
+        total = self.received_weights / self.received_weights.sum().clamp(min=1e-12)
+        return self._track(total, z, self.pyramid.keys_of(z, x), mean=False)
+
+    def _track(self, numbers: Tensor, z: int, places: range, *, mean: bool) -> Track:
+        cells = self.pyramid.cells(z)
+        side = self.pyramid.side
+        if not len(places):
+            raise ValueError("there is no such part of a track")
+        pixel = torch.arange(len(places)) // cells
+        summed = numbers.new_zeros(side).scatter_add_(0, pixel, numbers[places.start : places.stop])
+        count = pixel.bincount(minlength=side)
+        summed = summed / count.clamp(min=1) if mean else summed
+        return Track(summed.masked_fill(count == 0, torch.nan).float(), True, float(cells))

@@ -14,12 +14,12 @@ from ..models import Model, load
 from ..recording.recording import Recording
 from ..traces import Trace
 from ..words import check_index
+from .answers import Refusal, RequestParams
 from .api import JSON, Api
-from .examples import PREFIX, example_name, run_of_trace
 from .export import html_page, page_files
 from .exported_run import export_answers
 from .library import Library
-from .requests import Refusal, RequestParams
+from .make_run import PREFIX, example_name, run_of_trace
 from .run import Run
 
 
@@ -58,6 +58,7 @@ def show(
     layer = check_index("layer", layer, len(run.views))
     start = {"run": run.name, "screen": screen, "l": layer}
     api = Api(library)
+    # Without anywidget there is no way to the kernel: the page then holds its answers.
     try:
         anywidget: Any = import_module("anywidget")
         traitlets: Any = import_module("traitlets")
@@ -98,6 +99,7 @@ class StaticPage:
 
 def _add_run(library: Library, what: object, text: str | None) -> Run:
     """Add what `show` was given to the library and return its run."""
+    # A name with a text is a model; without one it is a recording or an example.
     if text is not None and isinstance(what, str | os.PathLike):
         what = load(what, dtype=torch.float32)
     if isinstance(what, Model):
@@ -117,6 +119,7 @@ def _add_run(library: Library, what: object, text: str | None) -> Run:
         run = run_of_trace(what)
         return library.sentences.put(run.name, run)
     if isinstance(what, str | os.PathLike):
+        # A folder comes before an example of the same name.
         if not Path(what).exists() and example_name(f"{PREFIX}{what}") is not None:
             return library.run(f"{PREFIX}{what}")
         return library.open(Path(what))

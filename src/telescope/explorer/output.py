@@ -1,9 +1,11 @@
-"""What a model makes of a text: the words it wrote, and the likeliest next tokens after each
-position.
+"""Both ends of a model on one text: the embeddings and positions that it reads, and what it makes
+of the text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import sqrt
 from threading import Lock
 from typing import Any
 
@@ -11,11 +13,75 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..decoding import start_token
-from ..models import GPT, Transformer
-from ..traces import Words
+from ..attention.positions import Rotary
+from ..decoding.writers import start_token
+from ..editing import Edit, edit, likeliest
+from ..models import GPT, Encoder, Model, Transformer
+from ..traces.whole_words import Words
+from .answers import Answer, OutputFacts, WrittenWord, not_kept
 
+SHOWN_LIKELIEST = 5  # tokens that are compared before and after an edit
 EDITING = Lock()  # one model runs edited at a time
+
+
+@dataclass(frozen=True)
+class Candidate(Answer):
+    """A token that may come next, and its probability."""
+
+    text: str
+    p: float
+
+
+@dataclass(frozen=True, eq=False)
+class StackInputs:
+    """The inputs of one stack of blocks, of one text.
+
+    kind      how the stack knows positions: "sinusoidal", "learned", "rotary" or "none"
+    embedded  the embeddings, scaled as the model scales them
+    added     what is added for the positions; None where nothing is
+    read      what the first block reads; `unplaced` what it would read if no position were added
+    rotary    rotates the queries and keys of every block, where kind is "rotary"
+    """
+
+    kind: str
+    embedded: Float[Tensor, "n d_model"]
+    added: Float[Tensor, "n d_model"] | None
+    read: Float[Tensor, "n d_model"]
+    unplaced: Float[Tensor, "n d_model"]
+    rotary: Rotary | None = None
+
+    @classmethod
+    @torch.no_grad()
+    def of_text(
+        cls, model: Model, ids: Sequence[int], side: str = "source"
+    ) -> "StackInputs | None":
+        """Return the inputs of a model's stack for token ids; `side` is "source" or "target" of a
+        Transformer.
+        """
+        tokens = _batch(model, ids)
+        if isinstance(model, Transformer):
+            # A shared vocabulary has one table for both sides.
+            own_table = model.target_embedding if side == "target" else None
+            table = model.embedding if own_table is None else own_table
+            scale = sqrt(model.config.d_model) if model.config.scaled else 1.0
+            embedded = (table(tokens) * scale)[0]
+            encoding = model.target_positions if side == "target" else model.source_positions
+            added = encoding(torch.zeros_like(embedded)[None])[0]
+            kind = model.config.positions.partition("_")[0]
+            return cls(kind, embedded, added, embedded + added, embedded)
+        if not isinstance(model, GPT | Encoder):
+            return None
+        embedded = model.embedding(tokens)[0]
+        # Rotary positions turn queries and keys; nothing is added.
+        if isinstance(model, GPT) and model.positions is None:
+            kind = "none" if model.rotary is None else "rotary"
+            return cls(kind, embedded, None, embedded, embedded, model.rotary)
+        if isinstance(model, Encoder) and model.types is not None:
+            embedded = embedded + model.types.weight[0]
+        assert model.positions is not None
+        added = model.positions(torch.zeros_like(embedded)[None])[0]
+        norm: Any = model.norm if isinstance(model, Encoder) else torch.nn.Identity()
+        return cls("learned", embedded, added, norm(embedded + added), norm(embedded))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,48 +116,57 @@ class Output:
         hidden = model.hidden(_batch(model, source), _batch(model, read))[0]
         return cls(model, hidden, read, written, words, source)
 
-    @torch.no_grad()
-    def run_again(self) -> Float[Tensor, "n d_model"]:
-        """Run the model on the same tokens, edited if it is, and return its hidden states."""
-        return self.run()
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What the model is called with: the source, if it has one, and the tokens that it read."""
+        sides = [self.ids] if isinstance(self.model, GPT) else [self.source, self.ids]
+        return tuple(_batch(self.model, side) for side in sides)
 
     def run(self) -> Float[Tensor, "n d_model"]:
-        """Run the model on the same tokens as `run_again` does, with gradients where they are
-        enabled.
+        """Run the model on the same tokens, edited if it is, and return its hidden states."""
+        return self.model.hidden(*self.inputs)[0]
+
+    @contextmanager
+    def edited(self, edits: Sequence[Edit]) -> Iterator[None]:
+        """Edit the model while the block runs, without gradients; raise Refusal 409 for what cannot
+        be edited.
         """
-        read = _batch(self.model, self.ids)
-        if isinstance(self.model, GPT):
-            return self.model.hidden(read)[0]
-        return self.model.hidden(_batch(self.model, self.source), read)[0]
+        try:
+            with EDITING, torch.no_grad(), edit(self.model, *edits):
+                yield
+        except ValueError as problem:
+            raise not_kept(str(problem)) from None
 
     @property
     def kind(self) -> str:
         return "gpt" if self.words is None else "translator"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the field "output" of a run's JSON: written words, and the queries of their first
-        and last tokens.
+    def describe(self) -> OutputFacts:
+        """Return what the model made of the text, for the facts of its run."""
+        words = [] if self.words is None else list(map(self._word, self.words.text_words))
+        return OutputFacts(self.kind, len(self.hidden), words)
 
-        A GPT has read its words, and written none.
-        """
-        words: list[dict[str, Any]] = []
-        if self.words is not None:
-            for number in self.words.text_words:
-                queries = self.words.positions(number)
-                words.append(
-                    {
-                        "name": self.words.names[number],
-                        "first": queries[0],
-                        "i": queries[-1],
-                        "word": number,
-                    }
-                )
-        return {"kind": self.kind, "n": len(self.hidden), "words": words}
+    def _word(self, number: int) -> WrittenWord:
+        assert self.words is not None
+        queries = self.words.positions(number)
+        return WrittenWord(self.words.names[number], queries[0], queries[-1], number)
 
     @torch.no_grad()
     def logits(self, i: int) -> Float[Tensor, " vocabulary"]:
         """Return the logits of the token after query i."""
         return self.model.logits(self.hidden[None, i : i + 1])[0, 0]
+
+    @torch.no_grad()
+    def log_probabilities(
+        self, states: Float[Tensor, "place d_model"]
+    ) -> Float[Tensor, "place vocabulary"]:
+        """Return the log-probabilities of all tokens after some hidden states, in float64."""
+        return self.model.logits(states[None])[0].double().log_softmax(-1)
+
+    def likeliest(self, logs: Float[Tensor, " vocabulary"], i: int) -> list[Candidate]:
+        """Return the likeliest tokens after query i, from their log-probabilities."""
+        found = likeliest(logs, SHOWN_LIKELIEST)
+        return [Candidate(self.name_of(i, one.token), one.probability) for one in found]
 
     def text_of(self, i: int, token: int) -> str:
         """Return the characters that a token adds after query i, with the space before it, if
@@ -99,6 +174,7 @@ class Output:
         """
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
+        # Decoded with what is before it: a tokenizer may join or space tokens.
         before = list(self.written[:i]) if self.written else list(self.ids[: i + 1])
         text = tokenizer.decode(before)
         longer = tokenizer.decode([*before, token])
@@ -107,23 +183,9 @@ class Output:
     def name_of(self, i: int, token: int) -> str:
         """Return a token as it is shown: its text, or its name if it has none."""
         assert self.model.tokenizer is not None
-        return (
-            self.text_of(i, token).strip(" ")
-            or self.model.tokenizer.id_to_token(token)
-            or str(token)
-        )
+        text = self.text_of(i, token).strip(" ")
+        return text or self.model.tokenizer.id_to_token(token) or str(token)
 
 
-def log_probability(logs: Float[Tensor, "token vocabulary"], tokens: Sequence[int]) -> float:
-    """Return the log-probability of tokens that follow each other, such as those of a word: the sum
-    over the tokens.
-
-    Row k of `logs` has the log-probabilities of the whole vocabulary at the place of the k-th
-    token.
-    """
-    chosen = torch.tensor(list(tokens), device=logs.device)
-    return float(logs.gather(-1, chosen[:, None]).sum())
-
-
-def _batch(model: GPT | Transformer, ids: Sequence[int]) -> Tensor:
+def _batch(model: Model, ids: Sequence[int]) -> Tensor:
     return torch.tensor([list(ids)], device=next(model.parameters()).device)

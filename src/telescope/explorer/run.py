@@ -2,34 +2,45 @@
 page shows.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..attention import Pairs, softmax
-from ..recording.queries_keys_call import StepsCall, one_head
+from ..recording.queries_keys_call import one_head
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
-from ..recording.summaries_call import SummariesCall
 from ..tiles.head_scores import OneHead
 from ..traces import INCOMPLETE, Span, Words
 from ..words import hint
-from .output import Output
-from .requests import not_kept
-from .stack_inputs import StackInputs
+from .answers import (
+    AttentionFacts,
+    ExampleFacts,
+    Memory,
+    RequestParams,
+    RunFacts,
+    not_kept,
+    unknown,
+)
+from .output import Output, StackInputs
 
-ALIGNED = 512  # most words on each side of an alignment, and half of the most tokens
+MOST_ALIGNED = 512  # words on each side of an alignment, and half of the most tokens
 LONGEST_WORD = 6  # tokens, on average: beyond, the text is not made of words
 UNREAD = "…"  # the last written token: no query reads it, so a recording does not hold its id
 Decode = Callable[[list[int]], str]
+KNOWN_WORDS = dict[tuple[int | None, ...], Words | None]  # by the ids of their tokens
 STEPS = 'telescope watch --keep steps, or ts.watch(keep="steps"), keeps them'
 SUMMARY = (
     "this recording kept summaries alone, and this screen shows every step of a query: "
     'telescope watch --keep {0}, or ts.watch(keep="{0}"), keeps what it needs'
+)
+# What the page may ask of an attention; what one cannot give has a reason in `why`
+ABILITIES = (
+    *("trace", "context", "map", "geometry", "alignment"),
+    *("tokens", "after", "tiles", "positions"),
 )
 
 
@@ -60,6 +71,7 @@ class AttentionView:
         """Return "cross", "encoder", "decoder", or "self" where the model has one stack."""
         if self.call.across:
             return "cross"
+        # "encoder.0.self call 1" is in the stack "encoder".
         parts = self.name.split(" ")[0].split(".")[:-1]
         return next((stack for stack in ("encoder", "decoder") if stack in parts), "self")
 
@@ -73,22 +85,45 @@ class AttentionView:
         rows = self.call.facts.rows
         return self.call.size[0] if rows is None else len(rows), self.call.size[1]
 
+    def length(self, axis: str) -> int:
+        """Return the number of queries, axis "q", or keys, "k"."""
+        return self.size["qk".index(axis)]
+
     def head(self, number: int, sequence: int) -> OneHead:
         """Return one head of one sequence; `number` is the head's number in the model."""
         return one_head(self.call, number, sequence)
+
+    # ---------------------------------------------------------------------------- tokens and words
 
     def words(self, axis: str) -> Words | None:
         """Return the words of an axis, "q" or "k"; None where they are unknown, or the recording
         has grown since.
         """
         words = self.rows if axis == "q" else self.columns
-        return (
-            words
-            if words is not None and len(words.word_ids) == self.size[0 if axis == "q" else 1]
-            else None
-        )
+        known = words is not None and len(words.word_ids) == self.length(axis)
+        return words if known else None
 
-    def tokens(self, axis: str, sequence: int, indices: range | list[int]) -> list[str]:
+    def names(self, axis: str, sequence: int) -> list[str]:
+        """Return the words of an axis; where there are none, its tokens."""
+        words = self.words(axis)
+        if words is not None:
+            return list(words.names)
+        return self.tokens(axis, sequence, range(self.length(axis)))
+
+    def real(self, axis: str, sequence: int) -> list[int]:
+        """Return which of `names` have text; all of them where no token is known to."""
+        words = self.words(axis)
+        if words is not None:
+            return list(words.text_words)
+        indices = range(self.length(axis))
+        decode = self.decode
+        if self.ids(axis) is None or decode is None:
+            return list(indices)
+        tokens = self._token_ids(axis, sequence, self._positions(axis, indices))
+        found = [at for at, token in enumerate(tokens) if token is not None and decode([token])]
+        return found or list(indices)
+
+    def tokens(self, axis: str, sequence: int, indices: Sequence[int]) -> list[str]:
         """Return the texts of some queries ("q") or keys ("k"); a token without text has its name
         or its number.
 
@@ -103,36 +138,33 @@ class AttentionView:
             return [str(position) for position in positions]
         return [self._label(token) for token in self._token_ids(axis, sequence, positions)]
 
-    def real(self, axis: str, sequence: int) -> list[int]:
-        """Return the indices of queries or keys whose token has text; all indices where no token is
-        known to.
+    def ids(self, axis: str) -> Tensor | None:
+        """Return the token ids of an axis, (batch, position), or None where the model was not given
+        tokens.
         """
-        indices = range(self.size[0 if axis == "q" else 1])
-        if self.ids(axis) is None or self.decode is None:
-            return list(indices)
-        decode = self.decode
-        tokens = self._token_ids(axis, sequence, self._positions(axis, indices))
-        found = [
-            index
-            for index, token in zip(indices, tokens, strict=True)
-            if token is not None and decode([token])
-        ]
-        return found or list(indices)
+        return self.call.query_ids if axis == "q" else self.call.key_ids
+
+    def row_of(self, i: int) -> int:
+        """Return the position of a query in the text: queries may have been recorded for some rows
+        only.
+        """
+        rows = self.call.facts.rows
+        return i if rows is None else rows[i]
+
+    def _positions(self, axis: str, indices: Sequence[int]) -> Sequence[int]:
+        return indices if axis == "k" else [self.row_of(index) for index in indices]
 
     def _token_ids(self, axis: str, sequence: int, positions: Iterable[int]) -> list[int | None]:
         """Return the token ids at positions of the text; None where the id is unknown."""
         ids = self.ids(axis)
         assert ids is not None
+        # A query of a decoder that attends across writes the token after the one that it read.
         ahead = int(axis == "q" and self.kind == "cross")
-        shifted = torch.tensor(list(positions), dtype=torch.long) + ahead
+        shifted = torch.tensor([position + ahead for position in positions], dtype=torch.long)
         last = ids.shape[1] - 1
-        found: list[int] = (
-            ids[sequence, shifted.clamp(max=last).to(ids.device)].tolist() if len(shifted) else []
-        )
-        return [
-            token if position <= last else None
-            for token, position in zip(found, shifted.tolist(), strict=True)
-        ]
+        found = ids[sequence, shifted.clamp(max=last).to(ids.device)].tolist() if last >= 0 else []
+        pairs = zip(found, shifted.tolist(), strict=True)
+        return [token if at <= last else None for token, at in pairs]
 
     def _label(self, token: int | None) -> str:
         """Return the text of a token id, else its name, else its number."""
@@ -141,18 +173,25 @@ class AttentionView:
         name = None if self.token_name is None else self.token_name(token)
         return self.decode([token]) or name or str(token)
 
-    def words_of_ids(
-        self, axis: str, known: dict[tuple[int | None, ...], Words | None]
-    ) -> Words | None:
-        """Return the words of the recorded tokens of an axis; None where they have no text, or no
-        words in it.
+    def with_words(self, known: KNOWN_WORDS) -> "AttentionView":
+        """Return the view with its tokens joined into words, where the text is short and has words.
 
         `known` holds the words of tokens that were joined before: most attentions of a recording
         read the same.
         """
+        long = self.batch != 1 or max(self.size) > MOST_ALIGNED
+        if long or self.decode is None or self.call.facts.rows is not None:
+            return self
+        rows, columns = (self._words_of_ids(axis, known) for axis in "qk")
+        return replace(self, rows=rows, columns=columns)
+
+    def _words_of_ids(self, axis: str, known: KNOWN_WORDS) -> Words | None:
+        """Return the words of the recorded tokens of an axis; None where they have no text, or no
+        words in it.
+        """
         if self.ids(axis) is None or self.decode is None:
             return None
-        tokens = tuple(self._token_ids(axis, 0, range(self.size[0 if axis == "q" else 1])))
+        tokens = tuple(self._token_ids(axis, 0, range(self.length(axis))))
         if tokens not in known:
             known[tokens] = self._join(tokens, self.decode)
         return known[tokens]
@@ -165,9 +204,8 @@ class AttentionView:
         read = list[int]()
         spans = list[Span | str]()
         for token in tokens:
-            if token is None or not decode(
-                [token, token]
-            ):  # twice: a space by itself may be dropped
+            # Decoded twice: a space by itself may be dropped.
+            if token is None or not decode([token, token]):
                 spans.append(self._label(token))
                 continue
             read.append(token)
@@ -180,46 +218,44 @@ class AttentionView:
         words = Words.from_spans(decode(read) if read else "", spans)
         return words if LONGEST_WORD * len(words.names) >= len(spans) else None
 
-    def ids(self, axis: str) -> Tensor | None:
-        """Return the token ids of an axis, (batch, position), or None where the model was not given
-        tokens.
-        """
-        return self.call.query_ids if axis == "q" else self.call.key_ids
-
-    def _positions(self, axis: str, indices: range | list[int]) -> range | list[int]:
-        """Return positions in the text: queries may have been recorded for some rows only."""
-        rows = self.call.facts.rows
-        return indices if axis == "k" or rows is None else [rows[index] for index in indices]
+    # -------------------------------------------------------------------------- what can be asked
 
     @cached_property
     def missing(self) -> dict[str, str]:
         """Return the answers that this attention cannot give, each with the reason."""
+        call = self.call
         missing: dict[str, str] = {}
-        everything = ("trace", "context", "map", "alignment")
-        summary = isinstance(self.call, SummariesCall)
-        if summary:
+
+        # What was not kept, or cannot be computed from what was.
+        if not call.has_queries:
             missing |= {"trace": SUMMARY.format("queries-keys"), "context": SUMMARY.format("steps")}
-            if not self.call.survey().top.keys.shape[-1]:
+            if not call.survey().top.keys.shape[-1]:
                 missing |= dict.fromkeys(("map", "alignment"), SUMMARY.format("queries-keys"))
-        elif (problem := _unusable_definition(self.call)) is not None:
-            missing |= dict.fromkeys(everything, f'"{self.name}": {problem}')
-        elif not isinstance(self.call, StepsCall):
+        elif self._unusable is not None:
+            missing |= dict.fromkeys(("trace", "context", "map", "alignment"), self._unusable)
+        elif not call.has_values:
             missing["context"] = f'"{self.name}" was kept without values: {STEPS}'
-        if "map" not in missing and not summary and self.call.attention.normalize is not softmax:
-            missing["map"] = (
+        if call.has_queries and call.attention.normalize is not softmax:
+            reason = (
                 "the map shows log weights of softmax, and this attention has another normaliser"
             )
-        rows, columns = (
-            count if words is None else len(words.names)
-            for words, count in zip(map(self.words, "qk"), self.size, strict=True)
-        )
-        if max(self.size) > 2 * ALIGNED or max(rows, columns) > ALIGNED:
-            missing.setdefault(
-                "alignment",
-                f"{rows:,} x {columns:,} words are too many for ribbons; the map shows them",
+            missing.setdefault("map", reason)
+
+        # What is too long to be drawn.
+        counts = [
+            length if words is None else len(words.names)
+            for words, length in zip(map(self.words, "qk"), self.size, strict=True)
+        ]
+        if max(self.size) > 2 * MOST_ALIGNED or max(counts) > MOST_ALIGNED:
+            reason = (
+                f"{counts[0]:,} x {counts[1]:,} words are too many for ribbons; the map shows them"
             )
-        stream = self.call.parts.get("before")
-        if stream is None or stream.shape[1] != self.call.size[0]:
+            missing.setdefault("alignment", reason)
+
+        # What needs the vectors around the attention, the model, or the text.
+        # The stream of beams, or of a call that was interrupted, has another length.
+        stream = call.parts.get("before")
+        if stream is None or stream.shape[1] != call.size[0]:
             missing["geometry"] = (
                 f"this needs the vectors before and after attention, which were not kept: {STEPS} "
                 "of Telescope's models"
@@ -234,22 +270,35 @@ class AttentionView:
             missing["tokens"] = "the model was not given tokens, so positions are shown as numbers"
         return missing
 
+    @cached_property
+    def _unusable(self) -> str | None:
+        """Why the definition cannot be evaluated, or None: functions inside a mask or bias are not
+        saved.
+        """
+        call = self.call
+        at = Pairs.block(range(1), range(1), of=call.size, batch=self.batch, heads=len(call.heads))
+        try:
+            call.attention.mask.sees(at)
+            call.attention.biased(torch.zeros(()), at)
+        except ValueError as problem:
+            return f'"{self.name}": {problem}'
+        return None
+
     def _no_positions(self) -> str | None:
         """Return why scores cannot be shown by distance, or None."""
-        if isinstance(self.call, SummariesCall):
+        if not self.call.has_queries:
             return SUMMARY.format("queries-keys")
-        if (problem := _unusable_definition(self.call)) is not None:
-            return f'"{self.name}": {problem}'
-        if (
-            self.call.across and self.title is None
-        ):  # the examples, which have titles, show encodings without a model
+        if self._unusable is not None:
+            return self._unusable
+        # The examples, which have titles, show encodings without a model.
+        if self.call.across and self.title is None:
             return (
                 "the queries and keys of this attention are in two texts: there is no distance "
                 "between them"
             )
-        if max(self.size) > ALIGNED or self.call.facts.rows is not None:
+        if max(self.size) > MOST_ALIGNED or self.call.facts.rows is not None:
             return (
-                f"positions are shown for texts of at most {ALIGNED} tokens, of which every "
+                f"positions are shown for texts of at most {MOST_ALIGNED} tokens, of which every "
                 "query was kept"
             )
         return None
@@ -261,46 +310,33 @@ class AttentionView:
         if what in self.missing:
             raise not_kept(self.missing[what])
 
-    def to_json(self, number: int) -> dict[str, Any]:
-        """Return an entry of the list "attentions" in a run's JSON."""
-        facts = self.call.facts
-        queries, keys = self.size
-        has = (
-            "trace",
-            "context",
-            "map",
-            "geometry",
-            "alignment",
-            "tokens",
-            "after",
-            "tiles",
-            "positions",
+    def describe(self, number: int) -> AttentionFacts:
+        """Return the facts of this attention, the `number`-th of its run."""
+        call = self.call
+        d_k = call.facts.shape[3]
+        return AttentionFacts(
+            l=number,
+            name=self.name,
+            title=self.title,
+            kind=self.kind,
+            heads=call.heads,
+            batch=self.batch,
+            n_q=self.size[0],
+            n_k=self.size[1],
+            d_k=d_k,
+            d_v=call.values.shape[-1] if call.has_values else None,
+            formula=call.attention.formula(d_k),
+            mask=repr(call.attention.mask),
+            has={
+                what: ("map" if what == "tiles" else what) not in self.missing for what in ABILITIES
+            },
+            why=self.missing,
         )
-        return {
-            "l": number,
-            "name": self.name,
-            "title": self.title,
-            "kind": self.kind,
-            "heads": list(self.call.heads),
-            "batch": self.batch,
-            "n_q": queries,
-            "n_k": keys,
-            "d_k": facts.shape[3],
-            "d_v": self.call.parts["values"].shape[-1]
-            if isinstance(self.call, StepsCall)
-            else None,
-            "formula": self.call.attention.formula(facts.shape[3]),
-            "mask": repr(self.call.attention.mask),
-            "has": {what: ("map" if what == "tiles" else what) not in self.missing for what in has},
-            "why": self.missing,
-        }
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """All attentions of a model on one text; `rev` changes with the contents and `keep` says what
-    was recorded.
-    """
+    """All attentions of a model on one text; see `RunFacts`."""
 
     name: str
     rev: str
@@ -311,12 +347,9 @@ class Run:
     views: tuple[AttentionView, ...]
     text: str | None = None
     written: str | None = None
-    example: dict[str, Any] | None = None
-    """A worked example: its captions, and the matrices that it is computed from."""
+    example: ExampleFacts | None = None
     notice: str | None = None
-    """What a reader should know before believing the numbers."""
     output: Output | None = None
-    """What the model made of the text: of a sentence that a GPT or a Transformer has read."""
 
     def place(self, word: str | None) -> int:
         """Return the query at which the walk starts: the last token of this word, or of the text's
@@ -330,75 +363,87 @@ class Run:
             raise ValueError(f'no word is "{word}"; {hint(str(word), words.names)}')
         return words.positions(number)[-1]
 
-    def to_json(self) -> dict[str, Any]:
+    def describe(self) -> RunFacts:
         """Return the answer to GET /runs/{run}."""
-        return {
-            "run": self.name,
-            "rev": self.rev,
-            "kind": self.kind,
-            "title": self.title,
-            "model": self.model,
-            "text": self.text,
-            "written": self.written,
-            "keep": self.keep,
-            "example": self.example,
-            "notice": self.notice,
-            "output": None if self.output is None else self.output.to_json(),
-            "attentions": [view.to_json(number) for number, view in enumerate(self.views)],
-        }
+        return RunFacts(
+            run=self.name,
+            rev=self.rev,
+            kind=self.kind,
+            title=self.title,
+            model=self.model,
+            text=self.text,
+            written=self.written,
+            keep=self.keep,
+            example=self.example,
+            notice=self.notice,
+            output=None if self.output is None else self.output.describe(),
+            attentions=[view.describe(number) for number, view in enumerate(self.views)],
+        )
 
 
 def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
     """Return a recording as a run; an attention that was called several times has one view for each
     call.
     """
-    known: dict[tuple[int | None, ...], Words | None] = {}
-    views = [
-        with_words(
-            AttentionView(
-                named if len(watched.calls) == 1 else f"{named} call {number}",
-                call,
-                recording.decode,
-                token_name=recording.token_name,
-            ),
-            known,
-        )
+    # Shared by all views: the words of a text are joined once.
+    known: KNOWN_WORDS = {}
+    views = tuple(
+        AttentionView(
+            named if len(watched.calls) == 1 else f"{named} call {number}",
+            call,
+            recording.decode,
+            token_name=recording.token_name,
+        ).with_words(known)
         for named, watched in recording.items()
         for number, call in enumerate(watched.calls)
-    ]
-    return Run(name, rev, "recording", name, recording.model, recording.keep, tuple(views))
-
-
-def with_words(
-    view: AttentionView, known: dict[tuple[int | None, ...], Words | None]
-) -> AttentionView:
-    """Return the view of a recording with its tokens joined into words, where the text is short and
-    has words.
-
-    `known` is that of `AttentionView.words_of_ids`, one for all views of the recording.
-    """
-    if (
-        view.batch != 1
-        or view.decode is None
-        or max(view.size) > ALIGNED
-        or view.call.facts.rows is not None
-    ):
-        return view
-    rows, columns = (view.words_of_ids(axis, known) for axis in "qk")
-    return replace(view, rows=rows, columns=columns)
-
-
-def _unusable_definition(call: RecordedCall) -> str | None:
-    """Return why a definition cannot be evaluated, or None: functions inside a mask or bias are not
-    saved.
-    """
-    at = Pairs.block(
-        range(1), range(1), of=call.size, batch=call.facts.shape[0], heads=len(call.heads)
     )
-    attention = call.attention
-    try:
-        attention.mask.sees(at)
-        attention.biased(torch.zeros(()), at)
-    except ValueError as problem:
-        return str(problem)
-    return None
+    return Run(name, rev, "recording", name, recording.model, recording.keep, views)
+
+
+# ----------------------------------------------------------------------------- requests about a run
+
+
+class RunRequest(RequestParams):
+    """A request about a run: its parameters l, h, i and b as what they name, read when they are
+    asked for.
+    """
+
+    def __init__(
+        self, run: Run, parameters: Mapping[str, str], memory: Memory | None = None
+    ) -> None:
+        super().__init__(parameters)
+        self.run = run
+        self.memory = memory or Memory()
+
+    @cached_property
+    def layer(self) -> int:
+        """The parameter l, the index of an attention in the run."""
+        return self.index("l", len(self.run.views), "attention")
+
+    @cached_property
+    def view(self) -> AttentionView:
+        return self.run.views[self.layer]
+
+    @cached_property
+    def h(self) -> int:
+        """The parameter h, a head's number in the model; heads that were not kept are unknown."""
+        number = self.number("h")
+        heads = self.view.call.heads
+        if number not in heads:
+            raise unknown(f"there is no head {number}; there are {', '.join(map(str, heads))}")
+        return number
+
+    @cached_property
+    def b(self) -> int:
+        """The parameter b, a sequence of the batch, 0 by default."""
+        return self.index("b", self.view.batch, "sequence", 0)
+
+    @cached_property
+    def i(self) -> int:
+        """The parameter i, a query."""
+        return self.index("i", self.view.size[0], "query")
+
+    @property
+    def one(self) -> OneHead:
+        """The head of the sequence that the request names."""
+        return self.view.head(self.h, self.b)

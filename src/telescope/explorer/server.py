@@ -1,15 +1,21 @@
-"""Run the explorer's server for one person on this machine, until Ctrl-C: `telescope serve`."""
+"""Run the explorer's server for one person on this machine, until Ctrl-C: `telescope serve`.
+
+Where it listens, and every name and address of this machine that leads there.
+"""
 
 import asyncio
 import logging
 import os
 import secrets
+import socket
 import sys
 import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
+from errno import EADDRNOTAVAIL
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import pairwise
 from pathlib import Path
-from socket import socket
 from threading import Event, Thread
 from typing import Any
 from urllib.parse import quote
@@ -21,19 +27,30 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..files import paths
 from ..recording.saving import FILE
-from .addresses import LOOPBACK, Address, bound_address, host_names, is_printed, listen
+from ..words import describe_error
+from .answers import Refusal
 from .api import Api
-from .app import app
-from .computing import Computing
+from .app import Computing, app
 from .guard import Guard
 from .library import Library
-from .requests import Refusal
 
 __all__ = ["Library", "Refusal", "recordings", "serve"]
 
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 8  # most answers computed in parallel; never more than there are cores
+JOIN_SECONDS = (
+    0.1  # seconds that the thread which loads models may take to notice that it is not needed
+)
+GRACE_SECONDS = 0.2  # seconds after Ctrl-C in which answers that are nearly there are still sent
+IDLE_SECONDS = 60.0  # after which a connection that waits for its client is closed
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+IPV4_ROUTES = Path("/proc/net/fib_trie")
+IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+QUEUED = 2048  # connections that may wait to be accepted, as many as uvicorn asks for
+NAME_SECONDS = 1.0  # that a name server may take to tell this machine's full name
+
+Address = IPv4Address | IPv6Address
 
 
 def serve(
@@ -55,6 +72,7 @@ def serve(
     listener = listen(host, port)
     port = listener.getsockname()[1]
     bound = bound_address(listener)
+    # The link carries the token: who has it may ask, and nobody else.
     token = secrets.token_urlsafe(24)
     names = host_names(host, bound)
     guard = Guard.at(token, port, names)
@@ -62,6 +80,7 @@ def serve(
     printed = [name for name in names if is_printed(name)] if bound.is_unspecified else names[:1]
     links = [f"http://{name}:{port}{path}{query}" for name in printed]
     _warn(host, bound)
+    # Several answers at a time, each on its share of the cores.
     at_once = min(AT_ONCE, os.cpu_count() or 1)
     torch.set_num_threads(
         max(1, (os.cpu_count() or 1) // at_once)
@@ -70,6 +89,7 @@ def serve(
     config = uvicorn_config(app(Api(library), guard, computing, log=log))
     for link in links:
         say(link)
+    # Load the models in a thread while the page opens.
     stopped = Event()
     warming = Thread(target=library.warm_up, args=(stopped,))
     warming.start()
@@ -83,13 +103,9 @@ def serve(
     finally:
         listener.close()
         stopped.set()
-        warming.join(timeout=JOIN if interrupted else None)
+        warming.join(timeout=JOIN_SECONDS if interrupted else None)
     if interrupted and (computing.threads or warming.is_alive()):
         _end_process()
-
-
-JOIN = 0.1  # seconds that the thread which loads models may take to notice that it is not needed
-GRACE = 0.2  # seconds after Ctrl-C in which answers that are nearly there are still sent
 
 
 class Server(uvicorn.Server):
@@ -101,9 +117,9 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._computing = computing
 
-    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._computing.stopping = True
-        asyncio.get_running_loop().call_later(GRACE, self._close_connections)
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._close_connections)
         await super().shutdown(sockets)
 
     def _close_connections(self) -> None:
@@ -158,6 +174,7 @@ def recordings(place: Path) -> list[Path]:
     """Return the folder if it is a recording, otherwise the recordings directly in it, without
     hidden ones.
     """
+    # A folder that is a recording is opened even if it holds others.
     folder = paths.check_exists(place)
     if not folder.is_dir() or (folder / FILE).is_file():
         return [folder]
@@ -172,11 +189,8 @@ def recordings(place: Path) -> list[Path]:
     return found
 
 
-IDLE = 60.0  # seconds
-
-
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Close, within IDLE seconds, a connection that sends no complete request or does not read its
+    """Close, within IDLE_SECONDS, a connection that sends no complete request or does not read its
     answer.
 
     uvicorn itself closes connections that are idle after an answer. A connection that never sends a
@@ -194,8 +208,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(problem)
 
     def _close_if_idle(self) -> None:
-        """Close the connection if it has waited for its client, unchanged, since the check IDLE / 2
-        seconds ago.
+        """Close the connection if it has waited for its client, unchanged, since the last check,
+        half of IDLE_SECONDS ago.
         """
         unsent = self.transport.get_write_buffer_size()
         waits_for_client = self.cycle is None or self.cycle.response_complete or unsent > 0
@@ -204,4 +218,132 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.abort() if unsent else self.transport.close()
             return
         self._last_state = state
-        self._timer = asyncio.get_running_loop().call_later(IDLE / 2, self._close_if_idle)
+        self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS / 2, self._close_if_idle)
+
+
+# ---------------------------------------------------------------------------------------- addresses
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on a host name or address and a port; "::" takes IPv4
+    connections as well.
+
+    Whoever opens the link at once, before the server runs, waits instead of being refused.
+    """
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except (OSError, OverflowError, UnicodeError) as problem:
+        raise _not_here(host, problem) from None
+    # A name may have addresses of both versions.
+    family, kind, protocol, _, place = min(
+        found, key=lambda one: one[0] != socket.AF_INET
+    )  # IPv4 if a name has both
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        # "::" is then all addresses of both versions, as users expect.
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    try:
+        listener.bind(place)
+        listener.listen(QUEUED)
+    except (OSError, OverflowError) as problem:
+        listener.close()
+        if isinstance(problem, OSError) and problem.errno == EADDRNOTAVAIL:
+            raise _not_here(host, problem) from None
+        reason = describe_error(problem)
+        raise ValueError(
+            f"port {port} of {host} cannot be used: {reason}; --port 0 takes a free one"
+        ) from None
+    return listener
+
+
+def bound_address(listener: socket.socket) -> Address:
+    """Return the address that a socket is bound to, without the name of an interface."""
+    return ip_address(listener.getsockname()[0].partition("%")[0])
+
+
+def host_names(host: str, bound: Address) -> list[str]:
+    """Return the hosts of all addresses that lead to a listener, in the form they have in a URL,
+    the best one first.
+
+    `host` is what the user asked for. A listener on one address is reached by that address and by
+    `host`; a listener on all addresses by every address of this machine's interfaces, by its names,
+    and from itself by the loopback.
+    """
+    if bound.is_loopback:
+        return _distinct([_in_url(host), *LOOPBACK])
+    if not bound.is_unspecified:
+        return _distinct([_in_url(host), _in_url(str(bound))])
+    own = [
+        one for one in interface_addresses() if not one.is_loopback and one.version <= bound.version
+    ]
+    return _distinct([*(_in_url(str(one)) for one in own), *machine_names(), *LOOPBACK])
+
+
+def is_printed(name: str) -> bool:
+    """Return whether a link with this host is printed.
+
+    Of the loopback one link is enough, and browsers cannot open link-local addresses of IPv6.
+    """
+    try:
+        return name not in LOOPBACK[1:] and not ip_address(name.strip("[]")).is_link_local
+    except ValueError:
+        return True
+
+
+def interface_addresses() -> list[Address]:
+    """Return the addresses of this machine's network interfaces, IPv4 first; where they are
+    unknown, those of its name.
+
+    Linux lists every address of IPv4 that is its own in the routing table, as "|-- 192.0.2.1" above
+    "/32 host LOCAL".
+    """
+    found: list[Address] = []
+    if IPV4_ROUTES.exists():
+        lines = [line.split() for line in IPV4_ROUTES.read_text().splitlines()]
+        found += [
+            IPv4Address(above[1])
+            for above, line in pairwise(lines)
+            if line == ["/32", "host", "LOCAL"]
+        ]
+    else:
+        with suppress(OSError, ValueError):  # a machine that cannot resolve its own name
+            found += [
+                ip_address(one[4][0]) for one in socket.getaddrinfo(socket.gethostname(), None)
+            ]
+    if IPV6_ADDRESSES.exists():
+        found += [
+            IPv6Address(int(line.split()[0], 16))
+            for line in IPV6_ADDRESSES.read_text().splitlines()
+        ]
+    return sorted(set(found), key=lambda one: (one.version, int(one)))
+
+
+def machine_names() -> list[str]:
+    """Return the names of this machine: its own, with .local for networks without a name server,
+    and its full name.
+    """
+    name = socket.gethostname().lower()
+    full: list[str] = []
+    asking = Thread(target=lambda: full.append(socket.getfqdn().lower()), daemon=True)
+    asking.start()
+    asking.join(NAME_SECONDS)
+    local = [] if "." in name else [f"{name}.local"]
+    return [one for one in _distinct([name, *local, *full]) if not one.startswith("localhost")]
+
+
+def _not_here(host: str, problem: Exception) -> ValueError:
+    return ValueError(
+        f'--host "{host[:80]}" is no name or address of this machine ({describe_error(problem)}); '
+        "--host 0.0.0.0 listens on all of its addresses"
+    )
+
+
+def _in_url(host: str) -> str:
+    """Return a host as it stands in a URL: an address of IPv6 in its shortest form, in brackets."""
+    bare = host.strip("[]").partition("%")[0].lower()
+    return f"[{IPv6Address(bare)}]" if ":" in bare else bare
+
+
+def _distinct(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,9 +1,9 @@
-"""What if: run the model again with one attention changed, through `ts.edit`, and compare one query
-and the output.
+"""Answers about what a model writes: the likeliest next tokens, and what if one attention were
+changed, by running the model again through `ts.edit`.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
@@ -13,53 +13,232 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import Attention, by_sum, everyone, padding
-from ..editing import Edit, edit, hide, mute, redefine
+from ..decoding.sampling import Choices, largest, temperature, top_k, top_p
+from ..editing import Edit, divergence, hide, log_probability, mute, redefine
 from ..interception.watch import watch
-from ..recording.queries_keys_call import QueriesKeysCall, StepsCall, one_head
-from ..recording.recorded_call import RecordedCall
+from ..recording.queries_keys_call import one_head
 from ..recording.row_in_float64 import row_in_float64
 from ..tiles.head_scores import OneHead
-from ..traces import round_numbers
-from .output import EDITING, Output, log_probability
-from .requests import Refusal, RequestParams, bad_parameter, not_kept
-from .run import AttentionView, Run
-from .walk import head, sequence, trace_json
+from ..traces.whole_words import Words
+from .answers import Answer, RequestParams, Vector, WrittenWord, bad_parameter, not_kept
+from .output import Candidate, Output
+from .run import AttentionView, RunRequest
+from .walk import TraceAnswer, trace_row
 
+SHOWN_NEXT = 10  # candidates in one answer
 TEMPERATURE = re.compile(r"t:([0-9]{1,2}(?:\.[0-9]{1,3})?)", re.ASCII)
 HIDDEN = re.compile(r"hide:([0-9]{1,4})", re.ASCII)
-SHOWN = 5  # likeliest tokens
+
+# --------------------------------------------------------------------------------- what comes next
+
+
+@dataclass(frozen=True)
+class NextToken(Answer):
+    """A token that may come next.
+
+    append  the characters that it adds to the text
+    p       its probability after temperature, top_k and top_p
+    """
+
+    id: int
+    text: str
+    append: str
+    logit: float
+    p: float
+
+
+@dataclass(frozen=True)
+class PieceOfWord(Answer):
+    """A token of a written word, and its probability."""
+
+    i: int
+    text: str
+    p: float
+
+
+@dataclass(frozen=True)
+class WordWithChance(Answer):
+    """A written word; its probability is the product of those of its pieces."""
+
+    name: str
+    p: float
+    pieces: Sequence[PieceOfWord]
+
+
+@dataclass(frozen=True)
+class OutputAnswer(Answer):
+    """What the model writes after query i.
+
+    n           queries; vocabulary: tokens
+    kind        "gpt" or "translator"
+    chosen      what was written; null of a GPT
+    word        the written word at `i`, of a translator
+    candidates  ten, the likeliest first
+    kept        how many tokens top_k and top_p leave
+    """
+
+    i: int
+    n: int
+    kind: str
+    vocabulary: int
+    chosen: str | None
+    word: WordWithChance | None
+    candidates: Sequence[NextToken]
+    kept: int
+
+
+def output(request: RunRequest) -> OutputAnswer:
+    """Answer the ten likeliest tokens after query i, the last by default; top_k=0 keeps all."""
+    made = request.run.output
+    if made is None:
+        raise not_kept(
+            "this run has no output: a recording keeps attentions, not what the model wrote"
+        )
+    i = request.index("i", len(made.hidden), "query", len(made.hidden) - 1)
+    logits = made.logits(i).double()
+    # Candidates are the likeliest of the model; a setting may leave some of them out.
+    p = _probabilities(logits, request)
+    found, tokens = largest(logits[None], SHOWN_NEXT)
+    return OutputAnswer(
+        i=i,
+        n=len(made.hidden),
+        kind=made.kind,
+        vocabulary=len(logits),
+        chosen=made.name_of(i, made.written[i]) if made.written else None,
+        word=None if made.words is None else _word(made, made.words, i, request),
+        candidates=[
+            NextToken(token, made.name_of(i, token), made.text_of(i, token), logit, float(p[token]))
+            for token, logit in zip(tokens[0].tolist(), found[0].tolist(), strict=True)
+        ],
+        kept=int((p > 0).sum()),
+    )
+
+
+def _word(made: Output, words: Words, i: int, params: RequestParams) -> WordWithChance:
+    """Return the written word of query i, with its probability and those of its tokens, after the
+    same settings.
+    """
+    number = words.word_ids[i]
+    queries = words.positions(number)
+    tokens = [made.written[query] for query in queries]
+    p = torch.stack([_probabilities(made.logits(query).double(), params) for query in queries])
+    pieces = [
+        PieceOfWord(query, words.pieces[query], float(row[token]))
+        for query, token, row in zip(queries, tokens, p, strict=True)
+    ]
+    return WordWithChance(words.names[number], exp(log_probability(p.log(), tokens)), pieces)
+
+
+def _probabilities(
+    logits: Float[Tensor, " vocabulary"], params: RequestParams
+) -> Float[Tensor, " vocabulary"]:
+    """Return the probability of each token after temperature, top_k and top_p; 0 for a token that
+    is left out.
+    """
+    # In the order of generate: temperature, then top_k, then top_p.
+    heat = params.decimal("temperature", 1.0)
+    share = params.decimal("top_p", 1.0)
+    most = params.number("top_k", 0)
+    if not 0.01 <= heat <= 100 or not 0 < share <= 1 or most < 0:
+        raise bad_parameter(
+            "temperature is from 0.01 to 100, top_p above 0 and at most 1, top_k at least 0"
+        )
+    choices: Choices = temperature(heat)((logits[None], None))
+    if most:
+        choices = top_k(most)(choices)
+    if share < 1:
+        choices = top_p(share)(choices)
+    kept, ids = choices
+    probabilities = kept.softmax(-1)[0]
+    if ids is None:
+        return probabilities
+    return torch.zeros_like(logits).scatter(0, ids[0], probabilities)
+
+
+# ----------------------------------------------------------------------------------------- what if
+
+
+@dataclass(frozen=True)
+class WordChange(WrittenWord):
+    """A written word, its probability before and after, and the beginning of what would now be
+    written; null if nothing else.
+    """
+
+    before: float
+    after: float
+    instead: str | None
+
+
+@dataclass(frozen=True)
+class OutputChange(Answer):
+    """What an edit does to the output.
+
+    kl      of the next token after a GPT's text; of a translation, the mean over its tokens; nats
+    before  the likeliest next tokens, of a GPT; after: edited
+    words   of a translation
+    """
+
+    exact = False
+    kind: str
+    kl: float
+    before: Sequence[Candidate]
+    after: Sequence[Candidate]
+    words: Sequence[WordChange]
+
+
+@dataclass(frozen=True)
+class WhatIfAnswer(Answer):
+    """One query and the output, with one attention changed.
+
+    before   the weight of each key of the trace; after: edited
+    changed  the key that changed the most, by its place in the trace
+    output   null without a model
+    reaches  whether the model runs; without one, the attention is changed alone
+    """
+
+    exact = True
+    l: int
+    h: int
+    i: int
+    b: int
+    trace: TraceAnswer
+    before: Vector
+    after: Vector
+    changed: int | None
+    output: OutputChange | None
+    reaches: bool
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What is changed in one attention: the scale, the mask, the normaliser, the temperature, a
-    head, some keys.
+    """What is changed in one attention: the scale, the mask, the normaliser, a head, the
+    temperature, some keys.
     """
 
-    unscaled: bool = False
-    unmasked: bool = False
-    by_sum: bool = False
-    temperature: float = 1.0
+    scale: bool = False
+    mask: bool = False
+    sum: bool = False
     mute: bool = False
+    temperature: float = 1.0
     hidden: tuple[int, ...] = ()
 
     @classmethod
     def parse(cls, text: str, view: AttentionView) -> "Changes":
         """Return the changes that the parameter `edits` names, separated by commas: scale, mask,
-        sum, t:2, hide:3.
+        sum, mute, t:2, hide:3.
         """
         changes = cls()
         for word in filter(None, text.split(",")):
             hot = TEMPERATURE.fullmatch(word)
             covered = HIDDEN.fullmatch(word)
-            if word in SWITCHES:
-                changes = SWITCHES[word](changes)
+            if word in ("scale", "mask", "sum", "mute"):
+                switched: dict[str, Any] = {word: True}
+                changes = replace(changes, **switched)
             elif hot is not None and 0.05 <= float(hot[1]) <= 20:
                 changes = replace(changes, temperature=float(hot[1]))
             elif covered is not None and int(covered[1]) < view.size[1]:
-                changes = replace(
-                    changes, hidden=(*changes.hidden, *_keys_of_word(view, int(covered[1])))
-                )
+                keys = _keys_of_word(view, int(covered[1]))
+                changes = replace(changes, hidden=(*changes.hidden, *keys))
             else:
                 raise bad_parameter(
                     f'edits="{word[:40]}" is not known; known: scale, mask, sum, mute, t:0.5, '
@@ -67,153 +246,121 @@ class Changes:
                 )
         return changes
 
-    def redefined(self, attention: Attention, d_k: int) -> Attention:
-        """Return a definition with its scale, mask, normaliser and temperature changed."""
-        scale = (1.0 if self.unscaled else attention.scale_for(d_k)) / self.temperature
-        attention = replace(
-            attention, scale=scale, mask=everyone if self.unmasked else attention.mask
-        )
-        return replace(attention, normalize=by_sum) if self.by_sum else attention
-
     @property
     def redefines(self) -> bool:
-        return self.unscaled or self.unmasked or self.by_sum or self.temperature != 1.0
+        return self.scale or self.mask or self.sum or self.temperature != 1.0
+
+    def redefined(self, attention: Attention, d_k: int) -> Attention:
+        """Return a definition with its scale, mask, normaliser and temperature changed."""
+        if not self.redefines:
+            return attention
+        return replace(
+            attention,
+            scale=(1.0 if self.scale else attention.scale_for(d_k)) / self.temperature,
+            mask=everyone if self.mask else attention.mask,
+            normalize=by_sum if self.sum else attention.normalize,
+        )
 
     def edits(self, name: str, h: int, d_k: int) -> list[Edit]:
         """Return the changes as edits of `ts.edit`."""
-        made: list[Edit] = []
+        edits: list[Edit] = []
         if self.redefines:
-            made.append(redefine(name, self._function(d_k)))
+            edits.append(redefine(name, lambda attention: self.redefined(attention, d_k)))
         if self.hidden:
-            made.append(hide(list(self.hidden), layers=name))
+            edits.append(hide(list(self.hidden), layers=name))
         if self.mute:
-            made.append(mute(name, heads=[h]))
-        return made
+            edits.append(mute(name, heads=[h]))
+        return edits
 
-    def _function(self, d_k: int) -> Callable[[Attention], Attention]:
-        return lambda attention: self.redefined(attention, d_k)
-
-
-SWITCHES: dict[str, Callable[[Changes], Changes]] = {
-    "scale": lambda changes: replace(changes, unscaled=True),
-    "mask": lambda changes: replace(changes, unmasked=True),
-    "sum": lambda changes: replace(changes, by_sum=True),
-    "mute": lambda changes: replace(changes, mute=True),
-}
+    def applied(self, one: OneHead) -> OneHead:
+        """Return a head with a changed definition: of an example or a recording, without its
+        model.
+        """
+        attention = self.redefined(one.attention, one.keys.shape[-1])
+        if self.hidden:
+            # Hidden keys are masked as padding is.
+            kept = torch.ones(1, one.keys.shape[2], dtype=torch.bool)
+            kept[0, list(self.hidden)] = False
+            attention = replace(attention, mask=attention.mask & padding(keep=kept))
+        values = one.values
+        if self.mute and values is not None:
+            values = torch.zeros_like(values)
+        return one._replace(attention=attention, values=values, lse=None)
 
 
 @torch.no_grad()
-def what_if(run: Run, params: RequestParams) -> dict[str, Any]:
-    """Answer GET /runs/{run}/whatif: one query and the output, with one attention changed."""
-    layer = params.index("l", len(run.views), "attention")
-    view = run.views[layer]
-    h = head(view, params)
-    b = sequence(view, params)
-    i = params.index("i", view.size[0], "query")
-    if not isinstance(view.call, QueriesKeysCall):
+def what_if(request: RunRequest) -> WhatIfAnswer:
+    """Answer the same query with the attention changed: not divided by √d (scale), not masked
+    (mask), by sum instead of softmax (sum), the head muted (mute), at a temperature (t:0.5), the
+    word of a key hidden (hide:3).
+    """
+    view = request.view
+    h = request.h
+    b = request.b
+    i = request.i
+    made = request.run.output
+    if not view.call.has_queries:
         raise not_kept(
             "a what-if needs queries and keys: telescope watch --keep queries-keys keeps them"
         )
-    changes = Changes.parse(params.parameters.get("edits", ""), view)
-    call, hidden = _edited(run, view, changes, h)
-    one = one_head(call, h, b)
-    if run.output is None:
-        one = _edited_alone(one, changes)
-    place = {"l": layer, "h": h, "i": i, "b": b}
-    seen = row_in_float64(one, i)
-    before = row_in_float64(view.head(h, b), i, seen.keys)
-    change = (seen.steps["weights"] - before.steps["weights"]).abs()
-    return {
-        **place,
-        "trace": trace_json(replace(view, call=call), one, seen, place),
-        "before": before.steps["weights"].tolist(),
-        "after": seen.steps["weights"].tolist(),
-        "changed": int(change.argmax()) if float(change.max()) > 0 else None,
-        "output": None
-        if hidden is None or run.output is None
-        else round_numbers(_compare(run.output, hidden)),
-        "reaches": run.output is not None,
-    }
+    changes = Changes.parse(request.parameters.get("edits", ""), view)
 
-
-def _edited(
-    run: Run, view: AttentionView, changes: Changes, h: int
-) -> tuple[RecordedCall, Tensor | None]:
-    """Run the model edited; return what was recorded of the attention, and the hidden states before
-    the head.
-
-    Without a model the attention is changed alone: only its own call is returned.
-    """
-    made = run.output
+    # Run the model edited, and record the attention; without a model, change the head alone.
+    change: OutputChange | None = None
     if made is None:
-        return view.call, None
-    edits = changes.edits(view.name, h, view.call.facts.shape[3])
-    try:
-        with (
-            EDITING,
-            torch.no_grad(),
-            edit(made.model, *edits),
-            watch(made.model, layers=view.name, keep=StepsCall.keep) as recording,
-        ):
-            hidden = made.run_again()
-    except ValueError as problem:
-        raise Refusal(409, "not-kept", str(problem)) from None
-    return recording[view.name].call, hidden
+        one = changes.applied(request.one)
+    else:
+        edits = changes.edits(view.name, h, view.call.facts.shape[3])
+        with made.edited(edits), watch(made.model, layers=view.name, keep="steps") as recording:
+            states = made.run()
+        view = replace(view, call=recording[view.name].call)
+        one = one_head(view.call, h, b)
+        change = _compare(made, states)
 
-
-def _edited_alone(one: OneHead, changes: Changes) -> OneHead:
-    """Return a head with a changed definition: of an example or a recording, without its model."""
-    attention = (
-        changes.redefined(one.attention, one.keys.shape[-1]) if changes.redefines else one.attention
+    # Compare the query with itself, on the same keys.
+    seen = row_in_float64(one, i)
+    before = row_in_float64(request.one, i, seen.keys).steps["weights"]
+    after = seen.steps["weights"]
+    moved = (after - before).abs()
+    return WhatIfAnswer(
+        l=request.layer,
+        h=h,
+        i=i,
+        b=b,
+        trace=trace_row(request, view, one, seen),
+        before=before,
+        after=after,
+        changed=int(moved.argmax()) if float(moved.max()) > 0 else None,
+        output=change,
+        reaches=made is not None,
     )
-    if changes.hidden:
-        kept = torch.ones(1, one.keys.shape[2], dtype=torch.bool)
-        kept[0, list(changes.hidden)] = False
-        attention = replace(attention, mask=attention.mask & padding(keep=kept))
-    values = one.values
-    if changes.mute and values is not None:
-        values = torch.zeros_like(values)
-    return one._replace(attention=attention, values=values, lse=None)
 
 
-def _compare(made: Output, hidden: Float[Tensor, "n d_model"]) -> dict[str, Any]:
+def _compare(made: Output, states: Float[Tensor, "n d_model"]) -> OutputChange:
     """Return what the edit does to the output: to every written word, or to the next token."""
-    before, after = (
-        made.model.logits(states[None])[0].double().log_softmax(-1)
-        for states in (made.hidden, hidden)
-    )
-    kl = (before.exp() * (before - after)).sum(-1)
-    last = len(hidden) - 1
-    return {
-        "kind": made.kind,
-        "kl": float(kl[last] if made.kind == "gpt" else kl.mean()),
-        "before": _likeliest(made, before[last], last) if made.kind == "gpt" else [],
-        "after": _likeliest(made, after[last], last) if made.kind == "gpt" else [],
-        "words": [
-            {**word, **_word_change(made, word["word"], before, after)}
-            for word in made.to_json()["words"]
-        ],
-    }
+    before, after = (made.log_probabilities(one) for one in (made.hidden, states))
+    kl = divergence(before, after)
+    last = len(states) - 1
+    if made.words is None:
+        was, now = (made.likeliest(logs[last], last) for logs in (before, after))
+        return OutputChange(made.kind, float(kl[last]), was, now, [])
+    words = [_word_change(made, word, before, after) for word in made.describe().words]
+    return OutputChange(made.kind, float(kl.mean()), [], [], words)
 
 
-def _likeliest(made: Output, logs: Float[Tensor, " vocabulary"], i: int) -> list[dict[str, Any]]:
-    found = logs.topk(SHOWN)
-    pairs = zip(found.indices.tolist(), found.values.exp().tolist(), strict=True)
-    return [{"text": made.name_of(i, token), "p": p} for token, p in pairs]
-
-
-def _word_change(made: Output, word: int, before: Tensor, after: Tensor) -> dict[str, Any]:
+def _word_change(made: Output, word: WrittenWord, before: Tensor, after: Tensor) -> WordChange:
     """Return the probability of a written word, before and after the edit, and what would now be
     written instead.
     """
     assert made.words is not None
-    queries = made.words.positions(word)
+    queries = made.words.positions(word.word)
     tokens = [made.written[i] for i in queries]
-    return {
-        "before": exp(log_probability(before[queries], tokens)),
-        "after": exp(log_probability(after[queries], tokens)),
-        "instead": _instead(made, queries, after),
-    }
+    return WordChange(
+        **vars(word),
+        before=exp(log_probability(before[queries], tokens)),
+        after=exp(log_probability(after[queries], tokens)),
+        instead=_instead(made, queries, after),
+    )
 
 
 def _instead(made: Output, queries: Sequence[int], after: Tensor) -> str | None:

@@ -70,7 +70,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value
     # By identity: a class of the user's own may have the name of one of ours.
     kind: Any = type(value)
-    if VALUE_CLASSES.get(kind.__name__) is kind:
+    if kind in VALUE_CLASSES.values():
         parts = {name: getattr(value, name) for name in _field_types(kind)}
         functions = [
             part for part in parts.values() if callable(part) and not isinstance(part, Value)

@@ -17,8 +17,8 @@ from ..words import check_index
 
 Seen = Trace | Survey | Watched | RecordedCall | Tensor
 
-FINEST = 512  # queries and keys up to which single weights are drawn; more are pooled to a map
-POOLED = 256  # rows and columns of that map
+MOST_SINGLE = 512  # queries and keys up to which single weights are drawn; more are pooled to a map
+POOLED_SIDE = 256  # rows and columns of that map
 
 
 class Matrices(NamedTuple):
@@ -46,13 +46,8 @@ def matrices_of(
     Raises TypeError for anything that holds no weights, and ValueError for tokens of another
     number.
     """
-    names: tuple[int, ...] | None = None
     given: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    if isinstance(seen, Watched):
-        seen = seen.call
-    if isinstance(seen, RecordedCall):
-        names = seen.heads
-        seen = seen.trace() if seen.keep == "steps" else seen.survey()
+    seen, names = _unwrapped(seen, traced=True)
     if isinstance(seen, Trace):
         numbers = seen.weights
         size = tuple(seen.weights.shape[-2:])
@@ -66,7 +61,7 @@ def matrices_of(
                 f"a tensor of shape {tuple(seen.shape)} is no matrix; (query, key) or (heads, "
                 "query, key) is"
             )
-        numbers = seen[(None,) * (4 - seen.ndim)]
+        numbers = _with_batch_and_heads(seen)
         size = tuple(seen.shape[-2:])
     else:
         raise TypeError(
@@ -83,6 +78,25 @@ def matrices_of(
     return Matrices(matrices, rows, columns, pooled, names or tuple(range(len(matrices))))
 
 
+def _unwrapped(
+    seen: Seen, *, traced: bool
+) -> tuple[Trace | Survey | Tensor, tuple[int, ...] | None]:
+    """Return what was seen of a recorded attention, and the numbers of its heads in the model;
+    anything else as it is.
+
+    `traced` asks for every step where it was kept, and not for a survey.
+    """
+    if isinstance(seen, Watched):
+        seen = seen.call
+    if not isinstance(seen, RecordedCall):
+        return seen, None
+    return seen.trace() if traced and seen.has_values else seen.survey(), seen.heads
+
+
+def _with_batch_and_heads(weights: Tensor) -> Float[Tensor, "batch heads query key"]:
+    return weights[(None,) * (4 - weights.ndim)]
+
+
 def _survey_map(survey: Survey) -> Float[Tensor, "batch heads rows cols"]:
     queries = survey.queries.shape[-2]
     keys = survey.keys.shape[-2]
@@ -93,9 +107,9 @@ def _survey_map(survey: Survey) -> Float[Tensor, "batch heads rows cols"]:
                 "128) does"
             )
         return survey.map(*survey.recorded)
-    if max(queries, keys) <= FINEST:
+    if max(queries, keys) <= MOST_SINGLE:
         return survey.rows(slice(None))
-    return survey.map(min(queries, POOLED), min(keys, POOLED))
+    return survey.map(min(queries, POOLED_SIDE), min(keys, POOLED_SIDE))
 
 
 def _names(
@@ -132,18 +146,13 @@ def track_of(
     """Return what each key receives, or the entropy of each query, for every head of one sequence;
     and head numbers.
     """
-    names: tuple[int, ...] | None = None
-    if isinstance(seen, Watched):
-        seen = seen.call
-    if isinstance(seen, RecordedCall):
-        names = seen.heads
-        seen = seen.survey()
+    seen, names = _unwrapped(seen, traced=False)
     if isinstance(seen, Trace):
         seen = seen.weights
     if isinstance(seen, Survey):
         numbers = seen.received if kind == "received" else seen.entropy
     elif isinstance(seen, Tensor) and 2 <= seen.ndim <= 4:
-        weights = seen[(None,) * (4 - seen.ndim)].double()
+        weights = _with_batch_and_heads(seen).double()
         numbers = weights.sum(-2) if kind == "received" else -torch.xlogy(weights, weights).sum(-1)
     else:
         raise TypeError(

@@ -19,6 +19,8 @@ from .style import (
     Picture,
     PowerNorm,
     Width,
+    add_colour_bar,
+    drawing,
     inches,
     name_ticks,
     new_picture,
@@ -28,7 +30,7 @@ from .style import (
 
 Tokens = Sequence[str] | tuple[Sequence[str], Sequence[str]]
 
-NUMBERED = 12  # rows and columns up to which every weight is written into its cell
+MOST_NUMBERED = 12  # rows and columns up to which every weight is written into its cell
 
 
 def heatmap(
@@ -65,19 +67,16 @@ def heatmap(
     matrix = found.numbers[_place(found, head)]
     rows, columns = matrix.shape
     wide = inches(width)
-    with styled():
-        picture = new_picture(
-            wide, min(wide * 1.2, max(1.2, 0.82 * wide * rows / max(1, columns) + 0.45))
-        )
-        axes = picture.subplots()
+    # Cells are square, as far as the picture becomes neither a strip nor a tower.
+    height = min(wide * 1.2, max(1.2, 0.82 * wide * rows / max(1, columns) + 0.45))
+    with drawing(wide, height) as (picture, axes):
         image = _draw_matrix(axes, matrix, found, peak=_peak(matrix))
         name_ticks(axes, "x", found.columns, columns)
         name_ticks(axes, "y", found.rows, rows)
         axes.set(xlabel="key", ylabel="query", title=title or "")
-        if max(rows, columns) <= NUMBERED:
+        if max(rows, columns) <= MOST_NUMBERED:
             _write_numbers(axes, matrix)
-        bar = picture.colorbar(image, ax=axes, shrink=0.8, pad=0.02, label="weight")
-        bar.outline.set_visible(False)
+        add_colour_bar(picture, image, axes, "weight", shrink=0.8, pad=0.02)
     return picture
 
 
@@ -116,14 +115,10 @@ def heads_grid(
         labels = [name for name, _ in rows]
     else:
         found = matrices_of(seen, tokens, batch)
-        across = columns or (
-            len(found.numbers) if len(found.numbers) <= 6 else _columns(len(found.numbers))
-        )
-        places = list(range(len(found.numbers)))
-        panels = [
-            [(found, i) for i in places[first : first + across]]
-            for first in range(0, len(places), across)
-        ]
+        count = len(found.numbers)
+        across = columns or (count if count <= 6 else _columns(count))
+        every = [(found, i) for i in range(count)]
+        panels = [every[first : first + across] for first in range(0, count, across)]
         labels = [""] * len(panels)
     across = max(map(len, panels))
     down = len(panels)
@@ -141,9 +136,8 @@ def heads_grid(
                 axes.set(xticks=[], yticks=[])
                 axes.set_title(f"head {found.names[place]}", fontsize=6.0, pad=1.5)
             row[0].set_ylabel(label, fontsize=6.0)
-            if (
-                max(cells[0][0].numbers.shape[-2:]) <= NUMBERED
-            ):  # few enough tokens to be named at the edges
+            # Few enough tokens are named at the edges of the grid.
+            if max(cells[0][0].numbers.shape[-2:]) <= MOST_NUMBERED:
                 name_ticks(row[0], "y", cells[0][0].rows, cells[0][0].numbers.shape[-2])
                 for axes, (found, _) in zip(row if number == down - 1 else (), cells, strict=False):
                     name_ticks(axes, "x", found.columns, found.numbers.shape[-1])
@@ -185,9 +179,7 @@ def alignment(
             "key tokens), or "
             "draw a heatmap"
         )
-    with styled():
-        picture = new_picture(width, 1.9)
-        axes = picture.subplots()
+    with drawing(width, 1.9) as (picture, axes):
         at_query = _spread(found.rows)
         at_key = _spread(found.columns)
         strongest = matrix.argmax(-1).tolist()
@@ -232,9 +224,8 @@ def _columns(heads: int) -> int:
 def _draw_matrix(axes: Any, matrix: Tensor, found: Matrices, peak: float) -> Any:
     rows, columns = matrix.shape
     extent = (-0.5, columns * found.pooled[1] - 0.5, rows * found.pooled[0] - 0.5, -0.5)
-    gamma = (
-        1.0 if max(rows, columns) <= MOST_TICKS else 0.4
-    )  # of many weights most are small: show these too
+    # Of many weights most are small: show these too.
+    gamma = 1.0 if max(rows, columns) <= MOST_TICKS else 0.4
     image = axes.imshow(
         matrix.numpy(),
         cmap=SEQUENTIAL,

@@ -29,6 +29,8 @@ __all__ = [
     "Picture",
     "PowerNorm",
     "Width",
+    "add_colour_bar",
+    "drawing",
     "inches",
     "name_ticks",
     "new_picture",
@@ -136,6 +138,20 @@ def new_picture(width: Width, height: float) -> Picture:
     picture = Picture(figsize=(inches(width), height), layout="constrained")
     FigureCanvasAgg(picture)
     return picture
+
+
+@contextmanager
+def drawing(width: Width, height: float) -> Iterator[tuple[Picture, Any]]:
+    """Draw one picture with one pair of axes, in the style of this room."""
+    with styled():
+        picture = new_picture(width, height)
+        yield picture, picture.subplots()
+
+
+def add_colour_bar(picture: Picture, image: Any, axes: Any, label: str, **options: float) -> None:
+    """Add the scale of an image's colours beside it, without a frame."""
+    bar: Any = picture.colorbar(image, ax=axes, label=label, **options)  # type: ignore[arg-type]
+    bar.outline.set_visible(False)
 
 
 def name_ticks(

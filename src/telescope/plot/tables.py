@@ -10,7 +10,7 @@ from ..atlases import Atlas, Comparison
 from ..measures import COLUMNS, MEASURES
 from ..recording.heads import Heads
 from ..words import hint
-from .style import COLOURS, SEQUENTIAL, Picture, Width, inches, new_picture, styled
+from .style import COLOURS, SEQUENTIAL, Picture, Width, add_colour_bar, drawing, inches
 
 Row = Mapping[str, Any]
 # Heads, an Atlas, a Comparison, Effects, a frame of pandas or polars, columns by name, or rows.
@@ -93,10 +93,7 @@ def scatter(
     ]
     if not points:
         raise ValueError(f'no row has both "{x}" and "{y}", so there is nothing to draw')
-    wide = inches(width)
-    with styled():
-        picture = new_picture(wide, 0.8 * wide)
-        axes = picture.subplots()
+    with drawing(width, 0.8 * inches(width)) as (picture, axes):
         for i, kind in enumerate(sorted(set(kinds))):
             chosen = [(across, up) for across, up, own, _ in points if own == kind]
             if chosen:
@@ -159,11 +156,8 @@ def habits(
         squares[layers.index(head.layer)][head.number] = getattr(head, habit)
     wide = inches(width)
     measure = MEASURES[habit]
-    with styled():
-        picture = new_picture(
-            wide, min(9.0, 0.6 + 0.8 * wide * len(layers) / max(4, len(squares[0])))
-        )
-        axes = picture.subplots()
+    height = min(9.0, 0.6 + 0.8 * wide * len(layers) / max(4, len(squares[0])))
+    with drawing(wide, height) as (picture, axes):
         image = axes.imshow(
             squares,
             cmap=SEQUENTIAL,
@@ -174,8 +168,7 @@ def habits(
         axes.set(xlabel="head", title=title or habit, yticks=range(len(layers)), yticklabels=layers)
         axes.set_xticks(range(len(squares[0])))
         axes.spines[:].set_visible(False)
-        bar = picture.colorbar(image, ax=axes, pad=0.02, label=UNITS.get(habit, measure.unit))
-        bar.outline.set_visible(False)
+        add_colour_bar(picture, image, axes, UNITS.get(habit, measure.unit), pad=0.02)
     return picture
 
 
@@ -221,9 +214,7 @@ def effects(
     del changed[most:]
     if not changed:
         raise ValueError(f'no edit has a "{measure}", so there is nothing to draw')
-    with styled():
-        picture = new_picture(width, 0.55 + 0.16 * len(changed))
-        axes = picture.subplots()
+    with drawing(width, 0.55 + 0.16 * len(changed)) as (picture, axes):
         axes.barh(
             [own for own, _ in changed][::-1],
             [number for _, number in changed][::-1],

@@ -10,9 +10,9 @@ from ..recording.sources import Sources
 from ..traces import text_colour
 from .style import Picture, Width, inches, new_picture, styled, visible
 
-LARGEST = 2000  # tokens that are drawn
-LINE = 0.19  # inches from one line of text to the next
-SIZE = 7.5  # points of the font
+MOST_TOKENS = 2000  # tokens that are drawn
+LINE_HEIGHT = 0.19  # inches from one line of text to the next
+FONT_SIZE = 7.5  # points of the font
 ANSWER_LETTERS = 70  # of an answer in a title
 
 
@@ -81,8 +81,8 @@ def _draw(
     tokens: Sequence[str], numbers: Sequence[float], title: str | None, width: Width
 ) -> Picture:
     """Draw tokens in lines; the largest number without its sign has the darkest background."""
-    if not 0 < len(tokens) <= LARGEST:
-        raise ValueError(f"there are {len(tokens):,} tokens; 1 to {LARGEST:,} can be drawn")
+    if not 0 < len(tokens) <= MOST_TOKENS:
+        raise ValueError(f"there are {len(tokens):,} tokens; 1 to {MOST_TOKENS:,} can be drawn")
     peak = max(map(abs, numbers)) or 1.0
     wide = inches(width)
     with styled():
@@ -90,7 +90,7 @@ def _draw(
         renderer = measure.canvas.get_renderer()  # type: ignore[attr-defined]
         widths = []
         for token in tokens:
-            drawn = measure.text(0, 0, _shown(token).replace(" ", "\u00a0"), fontsize=SIZE)
+            drawn = measure.text(0, 0, _shown(token).replace(" ", "\u00a0"), fontsize=FONT_SIZE)
             widths.append(drawn.get_window_extent(renderer).width / measure.dpi)
         places = []
         x = 0.0
@@ -104,18 +104,22 @@ def _draw(
             if token.endswith("\n"):
                 x = 0.0
                 line = line + 1
-        height = LINE * (places[-1][1] + 1) + (0.4 if title else 0.15)
+        height = LINE_HEIGHT * (places[-1][1] + 1) + (0.4 if title else 0.15)
         picture = new_picture(wide, height)
         axes = picture.subplots()
-        axes.set(xlim=(0.0, wide - 0.15), ylim=(LINE * (places[-1][1] + 1), 0.0), title=title or "")
+        axes.set(
+            xlim=(0.0, wide - 0.15),
+            ylim=(LINE_HEIGHT * (places[-1][1] + 1), 0.0),
+            title=title or "",
+        )
         axes.set_axis_off()
         for token, share, (x, line) in zip(tokens, numbers, places, strict=True):
             colour = _background(share / peak)
             axes.text(
                 x,
-                LINE * (line + 0.5),
+                LINE_HEIGHT * (line + 0.5),
                 _shown(token if x else token.lstrip(" ") or token),
-                fontsize=SIZE,
+                fontsize=FONT_SIZE,
                 va="center",
                 color=text_colour(colour),
                 bbox={

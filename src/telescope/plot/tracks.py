@@ -15,11 +15,22 @@ from ..files import import_optional
 from ..health import HealthReport
 from ..training.events import Event, HeadsWatched, Logged, Validated
 from .inputs import Seen, track_of
-from .style import COLOURS, SEQUENTIAL, LogNorm, Picture, Width, name_ticks, new_picture, styled
+from .style import (
+    COLOURS,
+    SEQUENTIAL,
+    LogNorm,
+    Picture,
+    Width,
+    add_colour_bar,
+    drawing,
+    name_ticks,
+    new_picture,
+    styled,
+)
 
-LINES = 4  # heads up to which each is a line; more are rows of a heat map
+MOST_LINES = 4  # heads up to which each is a line; more are rows of a heat map
 LARGEST_LOGIT = 100.0  # above which the default rules of ts.Health give an alert
-POINTS = 600  # places along a text that are drawn; a longer text is averaged in blocks
+MOST_POINTS = 600  # places along a text that are drawn; a longer text is averaged in blocks
 
 
 def received(
@@ -94,17 +105,18 @@ def _draw_track(
             f"there are {len(tokens)} tokens for {count} "
             f"{'queries' if places == 'query' else 'keys'}"
         )
-    step = max(1, -(-count // POINTS))
+    step = max(1, -(-count // MOST_POINTS))
     blocks = (
         torch.stack([track[:, i : i + step].mean(-1) for i in range(0, count, step)], -1)
         if count
         else track
     )
     at = [min(step * i + (step - 1) / 2, count - 1) for i in range(blocks.shape[-1])]
-    with styled():
-        picture = new_picture(width, 1.5 if heads <= LINES else min(8.0, 0.7 + 0.12 * heads))
-        axes = picture.subplots()
-        if heads <= LINES:
+    with drawing(width, 1.5 if heads <= MOST_LINES else min(8.0, 0.7 + 0.12 * heads)) as (
+        picture,
+        axes,
+    ):
+        if heads <= MOST_LINES:
             for i, (number, line) in enumerate(zip(names, blocks.tolist(), strict=True)):
                 axes.plot(at, line, color=COLOURS[i], label=f"head {number}")
             axes.set(ylabel=measure, xlim=(-0.5, max(count, 1) - 0.5))
@@ -125,8 +137,7 @@ def _draw_track(
             )
             axes.set(ylabel="head", yticks=range(heads), yticklabels=list(names))
             axes.spines[:].set_visible(False)
-            bar = picture.colorbar(image, ax=axes, pad=0.01, label=measure)
-            bar.outline.set_visible(False)
+            add_colour_bar(picture, image, axes, measure, pad=0.01)
         name_ticks(axes, "x", tokens, count)
         axes.set(xlabel=places if tokens is None else "", title=title or "")
     return picture
@@ -169,7 +180,7 @@ def training(
         for axes, (name, lines) in zip(grid, panels.items(), strict=True):
             for i, (label, points) in enumerate(lines.items()):
                 steps, numbers = zip(*sorted(points.items()), strict=True)
-                few = len(lines) <= LINES
+                few = len(lines) <= MOST_LINES
                 axes.plot(
                     steps,
                     numbers,
@@ -179,7 +190,7 @@ def training(
                     linewidth=1.0,
                 )
             axes.set(title=name, xlabel="step")
-            if len(lines) <= LINES:
+            if len(lines) <= MOST_LINES:
                 axes.legend()
         if title:
             picture.suptitle(title, fontsize=8.0)
@@ -242,7 +253,7 @@ def health(
             axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
             if len(found) == 1:
                 axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=5.5)
-            elif measure == "logit" and len(layers) <= LINES:
+            elif measure == "logit" and len(layers) <= MOST_LINES:
                 axes.legend()
         if title:
             picture.suptitle(title, fontsize=8.0)

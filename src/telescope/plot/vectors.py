@@ -10,7 +10,7 @@ from torch import Tensor
 from ..recording.recorded_call import RecordedCall
 from ..recording.watched import Watched
 from ..traces import Trace, plane
-from .style import COLOURS, Picture, Width, inches, new_picture, styled, visible
+from .style import COLOURS, Picture, Width, drawing, inches, visible
 
 
 def geometry(
@@ -68,10 +68,7 @@ def geometry(
     if len(names) != len(start):
         raise ValueError(f"there are {len(names)} tokens for {len(start)} vectors")
     found = plane(start.detach().cpu(), end.detach().cpu())
-    wide = inches(width)
-    with styled():
-        picture = new_picture(wide, 0.85 * wide)
-        axes = picture.subplots()
+    with drawing(width, 0.85 * inches(width)) as (picture, axes):
         old = found.before.tolist()
         new = found.after.tolist()
         for i, (name, (x, y), (u, v)) in enumerate(zip(names, old, new, strict=True)):
@@ -133,10 +130,7 @@ def variance(
         raise ValueError("variance takes at least one trace")
     sizes, raw, scaled = zip(*measured, strict=True)
     one = sum(value / size for size, value in zip(sizes, raw, strict=True)) / len(sizes)
-    wide = inches(width)
-    with styled():
-        picture = new_picture(wide, 0.72 * wide)
-        axes = picture.subplots()
+    with drawing(width, 0.72 * inches(width)) as (picture, axes):
         axes.plot(sizes, raw, "o", color=COLOURS[1], markersize=4, label="q·k")
         axes.plot(sizes, scaled, "s", color=COLOURS[0], markersize=4, label="q·k / √d_k")
         axes.plot(

@@ -153,6 +153,7 @@ class StepsCall(QueriesKeysCall):
     """
 
     keep = "steps"
+    has_values = True
     _widths: tuple[int, ...] = ()
     """The features of each set of values, where "values" joins several that are multiplied by the
     same weights.
@@ -282,7 +283,7 @@ def one_head(call: RecordedCall, number: SupportsIndex, sequence: SupportsIndex 
     return OneHead(
         queries=call.queries[own],
         keys=call.keys[shared],
-        values=call.values[shared] if isinstance(call, StepsCall) else None,
+        values=call.values[shared] if call.has_values else None,
         attention=restrict_to_sequences(attention, torch.tensor([sequence]), batch),
         lse=None if call.lse is None else call.lse[own],
     )

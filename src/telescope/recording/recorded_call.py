@@ -57,6 +57,10 @@ class RecordedCall(ABC):
     """
 
     keep: ClassVar[str]
+    has_queries: ClassVar[bool] = True
+    """Whether queries and keys are kept, so that every score can be computed again."""
+    has_values: ClassVar[bool] = False
+    """Whether values are kept, so that the output of every query can be computed again."""
     fingerprints_of_keys_come_late: ClassVar[bool] = False
     """Whether the survey computes the fingerprints of the keys, and not the constructor."""
 

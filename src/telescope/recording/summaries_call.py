@@ -27,6 +27,7 @@ class SummariesCall(RecordedCall, GrowingCall):
     """
 
     keep = "summaries"
+    has_queries = False
     fingerprints_of_keys_come_late = True
     _pending: "PendingSummary | None" = None
     """The survey of the first queries, until its result is read."""

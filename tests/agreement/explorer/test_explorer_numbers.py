@@ -393,8 +393,8 @@ def test_a_summary_gives_what_it_has_and_refuses_the_rest_with_the_reason():
 
 
 def test_heads_of_a_long_text_are_marked_as_sampled(monkeypatch):
-    monkeypatch.setattr("telescope.explorer.views.EXACT", 1)
-    monkeypatch.setattr("telescope.explorer.views.BUDGET", 1)
+    monkeypatch.setattr("telescope.explorer.weights.MOST_SCORES", 1)
+    monkeypatch.setattr("telescope.explorer.heads.BUDGET", 1)
     explorer, run = serving(recorded(400))
     reply = got(explorer, f"/runs/{run}/heads", l=0)
     assert (reply["rows"], reply["columns"], reply["habits"]) == (25, 25, None)
@@ -454,7 +454,7 @@ def shipped():
 def test_a_words_probability_is_the_product_of_its_pieces(shipped):
     """Astronomen is three pieces, which decode to A, stron and omen."""
     server, run, model, written, p = shipped
-    at = {word["name"]: word for word in run.to_json()["output"]["words"]}["Astronomen"]
+    at = {word.name: vars(word) for word in run.describe().output.words}["Astronomen"]
     queries = range(at["first"], at["i"] + 1)
     assert [model.tokenizer.decode([written[query]]) for query in queries] == ["A", "stron", "omen"]
     pieces = [float(p[query, written[query]]) for query in queries]
@@ -480,7 +480,7 @@ def test_a_words_probability_is_the_product_of_its_pieces(shipped):
 def test_a_words_probability_at_a_temperature(shipped):
     """Every piece is drawn at the temperature; of one token to choose from, the likeliest has all."""
     server, run, _, written, p = shipped
-    at = {word["name"]: word for word in run.to_json()["output"]["words"]}["Astronomen"]
+    at = {word.name: vars(word) for word in run.describe().output.words}["Astronomen"]
     queries = range(at["first"], at["i"] + 1)
     cold = (p.log() / 0.5).softmax(-1)
     truth = torch.stack([cold[query, written[query]] for query in queries]).prod().item()

@@ -13,7 +13,7 @@ from support.exploring import got, read, recorded, serving
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
 from telescope.models import GPT, Encoder, EncoderConfig, Transformer
-from telescope.tasks.explaining import positions as encodings
+from telescope.tasks.explaining.tables import ENCODINGS
 
 TEXT, TARGET = "How are you?", "Wie geht es dir?"
 
@@ -157,7 +157,8 @@ def test_encodings_without_a_model(d):
     """Closed forms: a sum of cosines of distance · frequency; e^(-slope · distance) over its sum."""
     frequencies = 10_000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
     cosines = (torch.arange(64)[:, None] * frequencies).cos()
-    waves, turned, faded = (encodings.to_dict(kind, d) for kind in encodings.KINDS)
+    api = Api(Library({}))
+    waves, turned, faded = (got(api, "/positions", kind=kind, d=d) for kind in ENCODINGS)
     for curve in waves["curves"]:
         assert curve["numbers"] == pytest.approx(cosines.sum(-1).tolist(), abs=1e-9)
     for curve in turned["curves"]:

@@ -9,7 +9,7 @@ import telescope as ts
 from support import writers
 from support.exploring import api, got, read, recorded, serving
 from telescope.decoding.writers import start_token
-from telescope.explorer.segment_text import Cuttable
+from telescope.explorer.context import Cuttable
 from telescope.recording.segments import read_segments
 
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("httpx2", reason="starlette's test client needs httpx2, which is not installed")
 TestClient = pytest.importorskip("starlette.testclient", reason="the serve extra is not installed").TestClient
-from telescope.explorer import addresses, server  # noqa: E402
+from telescope.explorer import server  # noqa: E402
 
 ROUTES = """Main:
   +-- 0.0.0.0/0 3 0 5
@@ -36,8 +36,8 @@ def machine(monkeypatch, tmp_path):
     """Let this machine have the addresses and the names above."""
     (tmp_path / "fib_trie").write_text(ROUTES)
     (tmp_path / "if_inet6").write_text(SIXES)
-    monkeypatch.setattr(addresses, "IPV4_ROUTES", tmp_path / "fib_trie")
-    monkeypatch.setattr(addresses, "IPV6_ADDRESSES", tmp_path / "if_inet6")
+    monkeypatch.setattr(server, "IPV4_ROUTES", tmp_path / "fib_trie")
+    monkeypatch.setattr(server, "IPV6_ADDRESSES", tmp_path / "if_inet6")
     monkeypatch.setattr(socket, "gethostname", lambda: "Lectern")
     monkeypatch.setattr(socket, "getfqdn", lambda: "lectern.school.example")
 
@@ -112,8 +112,8 @@ def test_a_host_name_is_printed_and_answered(start, monkeypatch, caplog):
 
 
 def test_one_address_of_the_network_is_answered_alone():
-    assert addresses.host_names("lectern", ip_address("192.168.7.20")) == ["lectern", "192.168.7.20"]
-    assert addresses.host_names("2001:DB8:0::7", ip_address("2001:db8::7")) == ["[2001:db8::7]"]
+    assert server.host_names("lectern", ip_address("192.168.7.20")) == ["lectern", "192.168.7.20"]
+    assert server.host_names("2001:DB8:0::7", ip_address("2001:db8::7")) == ["[2001:db8::7]"]
 
 
 def test_browsers_leave_out_port_80():
@@ -134,15 +134,15 @@ def test_a_host_that_is_not_here_is_named(host, command):
 def test_a_dual_socket_takes_ipv4():
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
-    with addresses.listen("::", 0) as listener:
+    with server.listen("::", 0) as listener:
         client = socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5)
         client.close()
 
 
 def test_a_machine_without_proc_is_asked_for_its_name(monkeypatch, tmp_path):
-    monkeypatch.setattr(addresses, "IPV4_ROUTES", tmp_path / "none")
-    monkeypatch.setattr(addresses, "IPV6_ADDRESSES", tmp_path / "none")
+    monkeypatch.setattr(server, "IPV4_ROUTES", tmp_path / "none")
+    monkeypatch.setattr(server, "IPV6_ADDRESSES", tmp_path / "none")
     monkeypatch.setattr(socket, "gethostname", lambda: "127.0.0.9")
-    assert addresses.interface_addresses() == [ip_address("127.0.0.9")]
+    assert server.interface_addresses() == [ip_address("127.0.0.9")]
     monkeypatch.setattr(socket, "gethostname", lambda: "nowhere.invalid")
-    assert addresses.interface_addresses() == []
+    assert server.interface_addresses() == []

@@ -11,8 +11,7 @@ import uvicorn
 
 from support.exploring import recorded, serving
 from telescope.explorer import server as connections
-from telescope.explorer.app import app
-from telescope.explorer.computing import WAITING
+from telescope.explorer.app import MOST_WAITING, app
 from telescope.explorer.guard import Guard
 from telescope.explorer.server import uvicorn_config
 
@@ -78,7 +77,7 @@ def request(port):
 def test_missing_bodies_do_not_block_other_clients():
     seconds = 4.0
     with served(body_seconds=seconds) as port, ExitStack() as open_lines:
-        lines = [open_lines.enter_context(connected(port)) for _ in range(WAITING + 12)]
+        lines = [open_lines.enter_context(connected(port)) for _ in range(MOST_WAITING + 12)]
         began = monotonic()
         for line in lines:
             line.sendall(posted(port, len(BODY)) + BODY[:5])
@@ -104,7 +103,7 @@ def test_a_body_in_pieces_is_read():
 
 @pytest.mark.parametrize("sent", ["nothing", "half a header", "a request", "without the token"])
 def test_idle_connections_are_closed(sent, monkeypatch):
-    monkeypatch.setattr(connections, "IDLE", 1.0)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
     with served() as port, connected(port) as line:
         line.sendall(
             {
@@ -121,7 +120,7 @@ def test_idle_connections_are_closed(sent, monkeypatch):
 
 
 def test_a_client_that_waits_for_an_answer_stays_connected(monkeypatch):
-    monkeypatch.setattr(connections, "IDLE", 0.4)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.4)
     with served(wait=1.5) as port:
         status, took = request(port)
         assert status == 200
@@ -129,7 +128,7 @@ def test_a_client_that_waits_for_an_answer_stays_connected(monkeypatch):
 
 
 def test_an_answer_that_is_not_read_is_dropped(monkeypatch):
-    monkeypatch.setattr(connections, "IDLE", 2.0)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 2.0)
     held = []
     made = connections.Connection.connection_made
     monkeypatch.setattr(

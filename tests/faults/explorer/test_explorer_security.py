@@ -15,7 +15,7 @@ from telescope.explorer.library import Library
 pytest.importorskip("httpx2", reason="starlette's test client needs httpx2, which is not installed")
 TestClient = pytest.importorskip("starlette.testclient", reason="the serve extra is not installed").TestClient
 from telescope.explorer.app import app  # noqa: E402
-from telescope.explorer.guard import LARGEST, Guard  # noqa: E402
+from telescope.explorer.guard import LARGEST_BODY, Guard  # noqa: E402
 
 TOKEN, PORT = "a-secret-of-24-bytes", 8123
 HOST = f"127.0.0.1:{PORT}"
@@ -233,8 +233,8 @@ def test_a_post_must_be_json(client):
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_large_bodies_are_not_read(client, chunked):
-    body = b" " * (LARGEST + 1)
-    sent = iter([body[: LARGEST // 2], body[LARGEST // 2 :]]) if chunked else body
+    body = b" " * (LARGEST_BODY + 1)
+    sent = iter([body[: LARGEST_BODY // 2], body[LARGEST_BODY // 2 :]]) if chunked else body
     response = client.post("/api/v1/runs", content=sent, headers=KEY | {"Content-Type": "application/json"})
     assert (response.status_code, code(response)) == (413, "too-large")
 

@@ -9,9 +9,9 @@ from torch.testing import assert_close
 
 import telescope as ts
 from support import writers
-from telescope.tasks.explaining.explain_sentence import draw
-from telescope.tasks.explaining.perspectives import head_perspectives, most_different, most_telling
 from telescope.tasks.explaining.sentence import explain_sentence
+from telescope.tasks.explaining.sentence_views import head_perspectives, most_different, most_telling
+from telescope.tasks.explaining.show import draw_sentence as draw
 from telescope.tasks.explaining.show import percent_table
 from telescope.traces import render_text
 

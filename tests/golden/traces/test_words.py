@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from support import writers
-from telescope.explorer.output import log_probability
-from telescope.explorer.what_if import _word_change
+from telescope.editing import log_probability
+from telescope.explorer.answers import WrittenWord
+from telescope.explorer.what_if import WordChange, _word_change
 from telescope.tasks.explaining.sentence_views import written_words
 from telescope.traces.whole_words import Words
 
@@ -134,6 +135,7 @@ def test_a_changed_word_by_hand():
     made.name_of = made.text_of
     before = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.5, 0.4]], dtype=torch.float64).log()
     after = torch.tensor([[0.4, 0.3, 0.3], [0.0, 0.25, 0.75]], dtype=torch.float64).log()
-    changed = _word_change(made, 0, before, after)
-    assert changed == {"before": pytest.approx(0.4), "after": pytest.approx(0.1), "instead": "ac"}
-    assert _word_change(made, 0, before, before)["instead"] is None
+    word = WrittenWord("ab", first=0, i=1, word=0)
+    changed = _word_change(made, word, before, after)
+    assert changed == WordChange("ab", 0, 1, 0, before=pytest.approx(0.4), after=pytest.approx(0.1), instead="ac")
+    assert _word_change(made, word, before, before).instead is None

@@ -112,12 +112,7 @@ def journey(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     tokens = sentence.split()
     given = JOURNEY | dict(inputs or {})
     x = given["x"][None, None]
-    W_q = given["W_q"]
-    W_k = given["W_k"]
-    W_v = given["W_v"]
-    q = x @ W_q
-    k = x @ W_k
-    v = x @ W_v
+    q, k, v = (x @ given[name] for name in ("W_q", "W_k", "W_v"))
     free = trace(x, x, x, Attention(scale=1.0, normalize=normalize), tokens)
     scaled = trace(q, k, v, Attention(normalize=normalize), tokens)
     masked = trace(q, k, v, Attention(normalize=normalize, mask=causal), tokens)
@@ -140,7 +135,7 @@ def journey(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
                 scaled,
                 "journey",
                 (_variance(scaled),),
-                {"x": x[0, 0], "W_q": W_q, "W_k": W_k, "W_v": W_v},
+                given,
             ),
             ExampleScene(
                 "Looking back only",
@@ -285,14 +280,11 @@ def telescope(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     man = 1
     astronomer = 4
     last = 7
+    meanings = ("the man used it", "the astronomer had it")
     readings = tuple(
         f"head {i}: telescope → man {weights[man]:.4f}, telescope → astronomer "
-        f"{weights[astronomer]:.4f}; {reading}"
-        for i, (weights, reading) in enumerate(
-            zip(
-                steps.weights[0, :, last], ("the man used it", "the astronomer had it"), strict=True
-            )
-        )
+        f"{weights[astronomer]:.4f}; {meanings[i]}"
+        for i, weights in enumerate(steps.weights[0, :, last])
     )
     return Example(
         "telescope",
@@ -435,10 +427,12 @@ def _draw_scene(number: int, scene: ExampleScene, query: str | None) -> Renderab
         Rule(f"{number}  {scene.title}", align="left", style="dim"),
         Text(scene.caption),
     ]
-    parts += [
-        _draw_matrix(name, numbers, tokens=scene.trace.key_tokens)
-        for name, numbers in scene.given.items()
-    ]
+    # The matrices that queries, keys and values are made of; the rows of x are words.
+    for name, numbers in scene.given.items():
+        title = f"\n{name}, {numbers.shape[0]} x {numbers.shape[1]}"
+        labels = scene.trace.key_tokens if name == "x" else [""] * len(numbers)
+        parts += [Text(title, style="bold cyan"), render_table(None, table_rows(labels, numbers))]
+    # All steps, and one row of each head, product by product.
     parts += [Text(), scene.trace]
     for head in range(heads):
         parts += [
@@ -447,11 +441,3 @@ def _draw_scene(number: int, scene: ExampleScene, query: str | None) -> Renderab
         ]
     parts += [Text("\n" + "\n".join(scene.findings))] if scene.findings else []
     return Group(Text(), *parts)
-
-
-def _draw_matrix(name: str, numbers: Tensor, tokens: tuple[str, ...]) -> RenderableType:
-    title = Text(f"\n{name}, {numbers.shape[0]} x {numbers.shape[1]}", style="bold cyan")
-    return Group(
-        title,
-        render_table(None, table_rows(tokens if name == "x" else [""] * len(numbers), numbers)),
-    )

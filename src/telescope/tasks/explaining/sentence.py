@@ -10,8 +10,13 @@ from ...decoding import Written
 from ...models import Model, Transformer
 from ...traces import Words
 from ...words import check_index, hint
-from .perspectives import head_perspectives
-from .sentence_views import SentenceAttention, translate_whole, watch_encoder, watch_translation
+from .sentence_views import (
+    SentenceAttention,
+    head_perspectives,
+    translate_whole,
+    watch_encoder,
+    watch_translation,
+)
 
 # Ambiguous: the man or the astronomer may have the telescope.
 NOTES = "The man saw the astronomer with a telescope"

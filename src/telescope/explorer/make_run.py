@@ -1,0 +1,340 @@
+"""Make runs: a model reads a sentence, or translates it, keeping every step of every attention; a
+worked example has vectors in place of a model, whole words, and cells that can be edited.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from .. import attention as attentions
+from ..decoding import Written
+from ..decoding.writers import start_token
+from ..interception.watch import watch
+from ..models import GPT, Encoder, Model, Transformer
+from ..recording.attention_call import AttentionCall
+from ..recording.call_facts import KeepOptions
+from ..recording.queries_keys_call import StepsCall
+from ..recording.recording import Recording
+from ..tasks.explaining.examples import EXAMPLES, Example, ExampleScene
+from ..tasks.explaining.sentence_views import (
+    SentenceAttention,
+    source_words,
+    translate_whole,
+    watch_translation,
+    written_words,
+)
+from ..tasks.writing import encode_text, max_source_tokens
+from ..traces.render import shortest_numbers
+from ..traces.trace import Trace
+from ..traces.whole_words import Words
+from .answers import ExampleFacts, ExampleInput, ExampleStep, Refusal, unknown
+from .output import Output, StackInputs
+from .run import AttentionView, Decode, Run
+
+LONGEST_SENTENCE = 4096  # tokens of a typed text; `telescope watch` takes longer ones
+LAST_LATIN = 0x24F  # the code of the last Latin letter
+PREFIX = "example-"
+NORMALIZERS = {"softmax": attentions.softmax, "by_sum": attentions.by_sum}
+LARGEST_NUMBER = 1e6  # in a cell
+
+
+# ---------------------------------------------------------------------------------------- sentences
+
+
+def run_name(model: str, text: str, target: str | None) -> str:
+    """Return the name of a sentence's run: a hash, so that the same sentence is the same run."""
+    # JSON may hold half of a character, which no encoding of a text can.
+    for what, given in (("text", text), ("model", model), ("target", target or "")):
+        if (half := re.search("[\ud800-\udfff]", given)) is not None:
+            message = (
+                f"the {what} has {half[0]!r} at {half.start()}, half of a character (a lone "
+                "surrogate)"
+            )
+            raise Refusal(400, "bad-json", message)
+    return "s" + sha256("\0".join((model, text, target or "")).encode()).hexdigest()[:12]
+
+
+def read(model: Model, model_name: str, text: str, target: str | None = None) -> Run:
+    """Run a model on a text and return the run; a translator writes `target`, or without it its own
+    translation.
+    """
+    if model.tokenizer is None:
+        raise _unreadable(f"{model_name} has no tokenizer, so it cannot read text")
+    try:
+        with _no_padding_or_truncation(model.tokenizer):
+            views, written, output = _attention_views(model, text, target)
+    except ValueError as problem:
+        raise _unreadable(str(problem)) from None
+    name = run_name(model_name, text, target)
+    return Run(
+        name,
+        name,
+        "sentence",
+        text,
+        model_name,
+        "steps",
+        tuple(views),
+        text,
+        written,
+        notice=_notice(model, text),
+        output=output,
+    )
+
+
+Seen = tuple[list[AttentionView], str | None, Output | None]
+
+
+def _attention_views(model: Model, text: str, target: str | None) -> Seen:
+    """Return a view of each attention, the text that was written, and the output; ValueError for
+    what cannot be run.
+    """
+    assert model.tokenizer is not None
+    # What cannot be read is refused before a model runs.
+    ids = encode_text(model, text)
+    if not text.strip() or not ids:
+        raise ValueError("the text has no words")
+    own_limit = model.longest if isinstance(model, GPT) else max_source_tokens(model)
+    most = min(LONGEST_SENTENCE, own_limit)
+    if len(ids) > most:
+        raise ValueError(f"the text has {len(ids):,} tokens; at most {most:,} can be read at once")
+    if isinstance(model, Transformer):
+        # A translator writes first, and is then recorded in one pass over what it wrote.
+        wrote = translate_whole(model, text) if target is None else _forced(model, target)
+        if len(wrote.ids) > most:
+            raise ValueError(
+                f"the target has {len(wrote.ids):,} tokens; at most {most:,} can be written at once"
+            )
+        decode = model.tokenizer.decode
+        stacks = watch_translation(model, text, wrote)
+        read = [start_token(model), *wrote.ids[:-1]]
+        sides = (StackInputs.of_text(model, ids), StackInputs.of_text(model, read, "target"), None)
+        read_by = zip(stacks, sides, strict=True)
+        views = [
+            view for stack, inputs in read_by for view in _views_of(stack, model, decode, inputs)
+        ]
+        return views, wrote.text, Output.of_translation(model, ids, wrote.ids, stacks.cross.rows)
+    if target is not None:
+        raise ValueError(f"a {type(model).__name__} does not write, so it takes no target")
+    if not isinstance(model, GPT | Encoder):
+        raise ValueError(
+            f"a {type(model).__name__} cannot be explored by itself; a Transformer, GPT or Encoder "
+            "can"
+        )
+    # Others read the text in one pass.
+    with torch.no_grad(), watch(model, keep="steps", also="norms") as recording:
+        model(torch.tensor([ids], device=next(model.parameters()).device))
+    read_words: Words = (
+        source_words(model, text) if isinstance(model, Encoder) else written_words(model, ids)
+    )
+    seen = SentenceAttention(read_words, read_words, tuple(recording.values()))
+    views = _views_of(seen, model, model.tokenizer.decode, StackInputs.of_text(model, ids))
+    return views, None, Output.of_gpt(model, ids) if isinstance(model, GPT) else None
+
+
+@contextmanager
+def _no_padding_or_truncation(tokenizer: Tokenizer) -> Iterator[None]:
+    """Switch off the padding and truncation that a tokenizer of Hugging Face may have set, and
+    restore them after.
+    """
+    padding = tokenizer.padding
+    truncation = tokenizer.truncation
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    try:
+        yield
+    finally:
+        if padding is not None:
+            tokenizer.enable_padding(**padding)
+        if truncation is not None:
+            tokenizer.enable_truncation(**truncation)
+
+
+def _views_of(
+    stack: SentenceAttention, model: Model, decode: Decode, inputs: StackInputs | None
+) -> list[AttentionView]:
+    """Return a view of each layer of a stack; `inputs` are what its first block reads."""
+    modules = dict(model.named_modules())
+    return [
+        AttentionView(
+            layer.name,
+            layer.call,
+            decode,
+            stack.rows,
+            stack.columns,
+            block=modules.get(layer.name.rpartition(".")[0]),
+            inputs=inputs,
+        )
+        for layer in stack.layers
+    ]
+
+
+def _forced(model: Transformer, target: str) -> Written:
+    """Return a given target as if the model had written it, with an end token."""
+    if not target.strip():
+        raise ValueError("the target has no words")
+    ids = encode_text(model, target)
+    # A tokenizer may add the end token by itself.
+    ends = bool(ids) and ids[-1] in model.special.end
+    return Written(ids if ends else [*ids, *model.special.end[:1]], target, "end")
+
+
+def _notice(model: Model, text: str) -> str | None:
+    """Return a warning for a text in a script that the model has hardly read: it falls apart into
+    single characters.
+    """
+    letters = sum(character.isalpha() for character in text)
+    foreign = sum(character.isalpha() and ord(character) > LAST_LATIN for character in text)
+    pieces = len(encode_text(model, text))
+    # Mostly foreign letters, and hardly more than one letter in a piece.
+    if foreign * 2 <= letters or pieces * 5 < letters * 4:
+        return None
+    return (
+        f"This model has hardly read this script: {letters} letters became {pieces} pieces. What "
+        "it writes about them, "
+        "and where it looks, means little."
+    )
+
+
+def _unreadable(message: str) -> Refusal:
+    return Refusal(422, "text", message)
+
+
+# ---------------------------------------------------------------------------------- worked examples
+
+
+def example_name(run: str) -> str | None:
+    """Return the example that a run such as example-bank shows, or None."""
+    name = run.removeprefix(PREFIX)
+    return name if run.startswith(PREFIX) and name in EXAMPLES else None
+
+
+def example_run(name: str, inputs: object = None, normalize: object = None) -> Run:
+    """Return an example as a run, computed from other numbers where `inputs` are given: {"x":
+    [[1.0, 0.0], …]}.
+
+    Raises Refusal for an unknown example, normaliser or input, and for a cell that is no number.
+    """
+    name = name.removeprefix(PREFIX)
+    if name not in EXAMPLES:
+        raise unknown(f'there is no example "{name[:40]}"; there are {", ".join(EXAMPLES)}')
+    # A list: JSON may hold what cannot be hashed.
+    if normalize is not None and normalize not in list(NORMALIZERS):
+        raise _bad(f"normalize must be one of {', '.join(NORMALIZERS)}")
+    normalizer = NORMALIZERS[str(normalize or "softmax")]
+    original = EXAMPLES[name](normalizer)
+    given = {} if inputs is None else _check_inputs(original, inputs)
+    example = EXAMPLES[name](normalizer, given) if given else original
+    run = f"{PREFIX}{name}"
+    if given or normalize not in (None, "softmax"):
+        run += f"-{_hash(given, str(normalize))}"
+    views = tuple(_view(at, scene) for at, scene in enumerate(example.scenes))
+    if name == "bank":  # one picture for both: the same word moves to two places
+        views = tuple(replace(view, beside=views) for view in views)
+    facts = _describe(example, normalizer)
+    return Run(run, run, "example", example.sentence, name, "steps", views, example=facts)
+
+
+def run_of_trace(steps: Trace) -> Run:
+    """Return a trace as a run of one attention."""
+    scene = ExampleScene("Trace", "", steps, steps.query_tokens[0])
+    words = " ".join(steps.key_tokens)
+    return Run("trace", "trace", "sentence", words[:80], "trace", "steps", (_view(0, scene),))
+
+
+def _view(number: int, scene: ExampleScene) -> AttentionView:
+    """Return a scene as a view: its queries, keys and values, recorded as if a model had computed
+    them.
+    """
+    steps = scene.trace
+    name = f"scene.{number}"
+    # One query beside several keys is a single row, and not another text.
+    across = steps.query_tokens != steps.key_tokens and len(steps.query_tokens) > 1
+    recording = Recording("example", [name], StepsCall.keep, KeepOptions())
+    heads = tuple(range(steps.queries.shape[1]))
+    recording.record(
+        name,
+        AttentionCall(
+            steps.queries, steps.keys, steps.values, steps.attention, heads, 0.0, across=across
+        ),
+    )
+    call = recording[name].call
+    if scene.moves:
+        assert isinstance(call, StepsCall)
+        call.add_residual_stream(steps.values[:, 0], steps.context[:, 0])
+    rows, columns = (_whole(tokens) for tokens in (steps.query_tokens, steps.key_tokens))
+    return AttentionView(name, call, None, rows, columns, title=scene.title)
+
+
+def _whole(tokens: tuple[str, ...]) -> Words:
+    """Return words of one token each."""
+    numbers = tuple(range(len(tokens)))
+    return Words(names=tokens, word_ids=numbers, pieces=tokens, text_words=numbers)
+
+
+def _describe(example: Example, normalizer: object) -> ExampleFacts:
+    return ExampleFacts(
+        name=example.name,
+        origin=example.origin,
+        normalize=next(name for name, one in NORMALIZERS.items() if one is normalizer),
+        inputs=[
+            ExampleInput(name, example.input_rows.get(name), shortest_numbers(matrix))
+            for name, matrix in example.inputs.items()
+        ],
+        scenes=[
+            ExampleStep(
+                title=scene.title,
+                caption=scene.caption,
+                query=scene.trace.find(scene.query),
+                findings=scene.findings,
+                inputs=["x"] if scene.moves else list(example.inputs),
+            )
+            for scene in example.scenes
+        ],
+    )
+
+
+def _check_inputs(example: Example, inputs: object) -> dict[str, Tensor]:
+    """Return the inputs as matrices of the example's own shapes."""
+    if not isinstance(inputs, Mapping):
+        raise _bad('inputs must be {"x": [[…], …]}, rows of numbers by name')
+    found = {}
+    for name, rows in inputs.items():
+        if name not in example.inputs:
+            raise _bad(
+                f'there is no input "{str(name)[:40]}"; there are {", ".join(example.inputs)}'
+            )
+        height, width = example.inputs[name].shape
+        if (
+            not isinstance(rows, list)
+            or len(rows) != height
+            or any(not isinstance(r, list) or len(r) != width for r in rows)
+        ):
+            raise _bad(f'"{name}" must be {height} rows of {width} numbers')
+        for i, row in enumerate(rows):
+            for j, x in enumerate(row):
+                number = isinstance(x, int | float) and not isinstance(x, bool)
+                if (
+                    not number or not abs(x) <= LARGEST_NUMBER
+                ):  # NaN is not; an int may be too large to become a float
+                    raise _bad(
+                        f'"{name}", row {i}, column {j}: {str(x)[:20]} is not a number from -1e6 '
+                        "to 1e6"
+                    )
+        found[name] = torch.tensor(rows, dtype=torch.float32)
+    return found
+
+
+def _hash(given: Mapping[str, Tensor], normalize: str) -> str:
+    contents = {name: matrix.tolist() for name, matrix in sorted(given.items())}
+    return sha256(json.dumps([contents, normalize]).encode()).hexdigest()[:12]
+
+
+def _bad(message: str) -> Refusal:
+    return Refusal(400, "bad-json", message)
