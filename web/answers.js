@@ -1,5 +1,5 @@
 /** Answers of the API: cached, and shared by the components that request them. */
-import { useEffect, useRef, useState } from "./preact.js";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 const CAPACITY = 64;
 
@@ -33,7 +33,8 @@ export class Answers {
       answer = requested;
     }
     this.cache.set(key, answer);
-    if (this.cache.size > CAPACITY) this.cache.delete(/** @type {string} */ (this.cache.keys().next().value));
+    if (this.cache.size > CAPACITY)
+      this.cache.delete(/** @type {string} */ (this.cache.keys().next().value));
     return answer;
   }
 }
@@ -75,7 +76,8 @@ export function useAnswers(answers, requests) {
   keys.forEach((key, at) => {
     shown.current[at] ??= { key: null, value: null, error: null, slow: false };
     const answer = newAnswer(at);
-    if (key && answer && "value" in answer) shown.current[at] = { key, value: answer.value, error: null, slow: false };
+    if (key && answer && "value" in answer)
+      shown.current[at] = { key, value: answer.value, error: null, slow: false };
   });
   useEffect(() => {
     let active = true;
@@ -105,5 +107,8 @@ export function useAnswers(answers, requests) {
       timers.forEach(clearTimeout);
     };
   }, [JSON.stringify(keys), answers]);
-  return requests.map((_, at) => ({ ...shown.current[at], fresh: shown.current[at].key === keys[at] }));
+  return requests.map((_, at) => ({
+    ...shown.current[at],
+    fresh: shown.current[at].key === keys[at],
+  }));
 }

@@ -1,5 +1,5 @@
 /** The entry point: a page of the server, an exported file, or a cell of a notebook. */
-import { mount } from "./app.js";
+import { mount } from "./app.jsx";
 import { addressStore, hashStore, memoryStore } from "./state.js";
 import { kernelTransport } from "./transport/comm.js";
 import { httpTransport } from "./transport/http.js";
@@ -20,7 +20,11 @@ if (page && saved) {
  * @param {KeyboardEvent} event
  */
 const keepKey = (event) => {
-  const passes = event.ctrlKey || event.metaKey || event.key === "Escape" || (event.shiftKey && event.key === "Enter");
+  const passes =
+    event.ctrlKey ||
+    event.metaKey ||
+    event.key === "Escape" ||
+    (event.shiftKey && event.key === "Enter");
   if (!passes) event.stopPropagation();
 };
 

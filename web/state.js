@@ -1,21 +1,58 @@
 /** One state for all screens, and where it is kept: in the page's address, behind its #, or in a notebook's cell. */
 
-export const SCREENS = ["walk", "heads", "geometry", "alignment", "map", "sources", "output", "variance", "positions"];
+export const SCREENS = [
+  "walk",
+  "heads",
+  "geometry",
+  "alignment",
+  "map",
+  "sources",
+  "output",
+  "variance",
+  "positions",
+];
 
 /**
  * null has not been chosen: each screen then starts where it shows the most.
  * @type {State}
  */
 export const DEFAULTS = {
-  ...{ atlas: null, other: null, look: "scatter", col: "previous", row: "entropy", only: null, habit: null },
+  ...{
+    atlas: null,
+    other: null,
+    look: "scatter",
+    col: "previous",
+    row: "entropy",
+    only: null,
+    habit: null,
+  },
   ...{ first: null, end: null, via: null, cut: null, low: null, high: null, hide: null },
   ...{ screen: "walk", run: null, l: null, h: null, i: null, j: null, step: "softmax" },
-  ...{ kind: null, card: null, at: null, pieces: 0, d: 64, temperature: 1, top_k: 0, top_p: 1, edits: null },
+  ...{
+    kind: null,
+    card: null,
+    at: null,
+    pieces: 0,
+    d: 64,
+    temperature: 1,
+    top_k: 0,
+    top_p: 1,
+    edits: null,
+  },
   ...{ word: null, la: null, a: null, lb: null, b: null, alpha: 1, x: null, y: null, z: null },
-  ...{ of: "mean", encoding: "sinusoidal", how: "share", scale: null, lim: null, palette: "weights" },
+  ...{
+    of: "mean",
+    encoding: "sinusoidal",
+    how: "share",
+    scale: null,
+    lim: null,
+    palette: "weights",
+  },
 };
 const NUMBERS = new Set(
-  "l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p first end low high".split(" "),
+  "l h i j word la a lb b alpha x y z at pieces d temperature top_k top_p first end low high".split(
+    " ",
+  ),
 );
 /** The fields that every screen writes into its address. @type {(keyof State)[]} */
 const COMMON_FIELDS = ["pieces", "edits", "card", "at"];
@@ -69,7 +106,9 @@ export function statePath(state) {
   if (!state.run && !state.atlas) return "/";
   const written = state.atlas ? ATLAS_FIELDS : [...ADDRESS_FIELDS[state.screen], ...COMMON_FIELDS];
   const fields = written.filter((name) => state[name] !== null && state[name] !== DEFAULTS[name]);
-  const query = fields.map((name) => `${name}=${encodeURIComponent(String(state[name]))}`).join("&");
+  const query = fields
+    .map((name) => `${name}=${encodeURIComponent(String(state[name]))}`)
+    .join("&");
   const place = state.atlas
     ? `/atlas/${encodeURIComponent(state.atlas)}`
     : `/s/${encodeURIComponent(String(state.run))}/${state.screen}`;
@@ -87,7 +126,8 @@ const listenToHistory = (read) => (changed) => {
 };
 
 /** @type {(step: boolean, address: string) => void} */
-const writeHistory = (step, address) => history[step ? "pushState" : "replaceState"](null, "", address);
+const writeHistory = (step, address) =>
+  history[step ? "pushState" : "replaceState"](null, "", address);
 
 const readAddress = () => parseState(location.pathname, location.search);
 

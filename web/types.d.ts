@@ -9,7 +9,8 @@ type Theme = "light" | "dark";
 type Axis = "q" | "k";
 
 /** A value inside an html`…` template. The union with functions gives event handlers their parameter types. */
-type TemplateValue = ((...args: any[]) => any) | object | string | number | boolean | null | undefined;
+type TemplateValue =
+  ((...args: any[]) => any) | object | string | number | boolean | null | undefined;
 
 interface Attention {
   l: number;
@@ -37,7 +38,11 @@ interface Run {
   notice: string | null;
   /** In an exported file: the attention and head that it holds in full. */
   held?: { l: number; h: number };
-  output: { kind: string; n: number; words: { name: string; first: number; i: number; word: number }[] } | null;
+  output: {
+    kind: string;
+    n: number;
+    words: { name: string; first: number; i: number; word: number }[];
+  } | null;
   attentions: Attention[];
 }
 
@@ -468,7 +473,15 @@ interface AtlasHeadAnswer {
   profiles: Record<string, { labels: string[]; shares: (number | null)[] }>;
   evidence: Record<
     string,
-    { share: number; text: number; first: number; source: string; line: number; tokens: number; excerpt: string }[]
+    {
+      share: number;
+      text: number;
+      first: number;
+      source: string;
+      line: number;
+      tokens: number;
+      excerpt: string;
+    }[]
   >;
   maps: Record<string, number[][]>;
   [column: string]: any;
@@ -503,7 +516,13 @@ interface EncodingAnswer {
   bias: string | null;
   added: { features: number; shown: number[]; table: number[][] } | null;
   angles: { pairs: string; radians: number[] } | null;
-  by_distance: { distances: number[]; scores: number[]; weights: number[]; pairs: number[]; queries: number };
+  by_distance: {
+    distances: number[];
+    scores: number[];
+    weights: number[];
+    pairs: number[];
+    queries: number;
+  };
 }
 
 /** The answer to /runs/{run}/positions: one query with its position and without. */

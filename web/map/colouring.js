@@ -64,7 +64,9 @@ const SINGLE = 256; // tokens; up to here, every weight has its own pixel
  */
 export const withColours = (state, info, theme) => ({
   ...state,
-  scale: state.scale ?? (Math.max(info.n_q, info.n_k) <= SINGLE && state.how !== "lift" ? "root" : "log"),
+  scale:
+    state.scale ??
+    (Math.max(info.n_q, info.n_k) <= SINGLE && state.how !== "lift" ? "root" : "log"),
   palette: state.palette === "weights" ? `weights-${theme}` : state.palette,
 });
 

@@ -63,14 +63,16 @@ function drawPositions(context, scene) {
   const down = roundStep(46 / cellSize(view, info));
   for (let i = Math.ceil(i0 / down) * down; i < i1; i += down) {
     const y = toPixel(view, info, box, 0, i + 0.5)[1];
-    if (y >= box.top && y < box.top + box.height - 5) context.fillText(count(i), left - TRACK - 8, y);
+    if (y >= box.top && y < box.top + box.height - 5)
+      context.fillText(count(i), left - TRACK - 8, y);
   }
   context.textAlign = "center";
   context.textBaseline = "bottom";
   const across = roundStep((box.width < 320 ? 58 : 92) / cellSize(view, info));
   for (let j = Math.ceil(j0 / across) * across; j < j1; j += across) {
     const x = toPixel(view, info, box, j + 0.5, 0)[0];
-    if (x >= box.left && x < box.left + box.width - 26) context.fillText(count(j), x, top - TRACK - 6);
+    if (x >= box.left && x < box.left + box.width - 26)
+      context.fillText(count(j), x, top - TRACK - 6);
   }
 }
 

@@ -20,12 +20,16 @@ export function drawTiles(context, scene) {
   const quality = { exact: 0, sampled: 0, samples: Infinity, missing: 0 };
   /** Round to device pixels, so that tiles meet without seams. */
   /** @type {(x: number, y: number) => number[]} */
-  const corner = (x, y) => toPixel(view, info, box, x, y).map((at) => Math.round(at * dense) / dense);
+  const corner = (x, y) =>
+    toPixel(view, info, box, x, y).map((at) => Math.round(at * dense) / dense);
   clipTo(context, box, () => {
     for (const { x, y } of visibleTiles(view, info, box, z)) {
       const { tile, up } = nearestTile(tiles, query, { z, x, y });
       const [left, top] = corner(x * cells, y * cells);
-      const [right, bottom] = corner(Math.min(info.n_k, (x + 1) * cells), Math.min(info.n_q, (y + 1) * cells));
+      const [right, bottom] = corner(
+        Math.min(info.n_k, (x + 1) * cells),
+        Math.min(info.n_q, (y + 1) * cells),
+      );
       if (!tile || up) quality.missing += 1;
       context.fillStyle = tile ? hatch : scene.colours.faint;
       context.fillRect(left, top, right - left, bottom - top);
@@ -63,7 +67,10 @@ export function tilePicture(tile, place, { info, tables, state }) {
     const column = Math.floor(info.n_k / bin) - place.x * info.tile;
     const inside = partial && column >= 0 && column < info.tile;
     const dependsOnKeys = log2Shift(state.how, 2, info) !== log2Shift(state.how, 1, info);
-    const last = inside && dependsOnKeys ? { column, colours: tables.get(state, bin, info, partial).colours } : null;
+    const last =
+      inside && dependsOnKeys
+        ? { column, colours: tables.get(state, bin, info, partial).colours }
+        : null;
     tile.picture = paintTile(tile.values, info.tile, table.colours, last);
     tile.tableName = table.name;
   }
@@ -157,7 +164,9 @@ function drawWeights(context, scene) {
       const p = weight(i, j);
       if (p === null) continue;
       const [x, y] = toPixel(view, info, box, j + 0.5, i + 0.5);
-      context.fillStyle = readableInk(scene.colourAt(position(Math.log2(p) + log2Shift(state.how, 1, info))));
+      context.fillStyle = readableInk(
+        scene.colourAt(position(Math.log2(p) + log2Shift(state.how, 1, info))),
+      );
       const text = [3, 2, 1].map((digits) => short(p, digits)).find(fits) ?? short(p, 1);
       context.fillText(text, x, y);
     }

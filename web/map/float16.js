@@ -6,7 +6,9 @@ import { clamp } from "../parts/numbers.js";
 export const FLOAT16 = Float32Array.from({ length: 65536 }, (_, bits) => {
   const [sign, exponent, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
   if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
+  return (
+    sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024))
+  );
 });
 
 /**
@@ -58,7 +60,8 @@ export function paintTile(tile, size, colours, last) {
   const picture = new ImageData(size, size);
   const out = new Uint32Array(picture.data.buffer);
   for (let at = 0; at < out.length; at += 1) out[at] = colours[tile[at]];
-  if (last) for (let at = last.column; at < out.length; at += size) out[at] = last.colours[tile[at]];
+  if (last)
+    for (let at = last.column; at < out.length; at += size) out[at] = last.colours[tile[at]];
   context2d(canvas).putImageData(picture, 0, 0);
   return canvas;
 }
@@ -67,4 +70,5 @@ export function paintTile(tile, size, colours, last) {
  * Return the 2D context of a canvas, which every browser has.
  * @param {HTMLCanvasElement} canvas
  */
-export const context2d = (canvas) => /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+export const context2d = (canvas) =>
+  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));

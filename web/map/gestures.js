@@ -1,6 +1,6 @@
 /** Pointer gestures on the map: drag, wheel, pinch, double click, and a click on the overview. */
 import { clamp } from "../parts/numbers.js";
-import { useEffect, useRef } from "../preact.js";
+import { useEffect, useRef } from "preact/hooks";
 import { overviewBox } from "./overview.js";
 import { cellSize, toCell, zoomAt } from "./viewport.js";
 
@@ -65,7 +65,11 @@ export function useGestures({ frame, scene, move, point, overview = overviewBox 
     }
     const size = cellSize(view, info);
     frame.current?.classList.add("dragging");
-    move({ ...view, x: view.x - (to.left - from.left) / size, y: view.y - (to.top - from.top) / size });
+    move({
+      ...view,
+      x: view.x - (to.left - from.left) / size,
+      y: view.y - (to.top - from.top) / size,
+    });
   };
 
   return {

@@ -1,6 +1,6 @@
 /** The state of the map's viewer: canvas, viewport, tiles, and the cell under the pointer. */
-import { themeColour } from "../parts/answered.js";
-import { useCallback, useEffect, useMemo, useRef, useState } from "../preact.js";
+import { themeColour } from "../parts/answered.jsx";
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { draw, hatchPattern } from "./draw.js";
 import { context2d } from "./float16.js";
 import { initialView, LABELLED, matrixBox, NUMBERED } from "./layout.js";
@@ -24,7 +24,10 @@ export function useCanvasSize(frame, canvas, redraw) {
       if (!frame.current || !canvas.current) return;
       const { clientWidth: width, clientHeight: height } = frame.current;
       const dense = Math.min(2, devicePixelRatio || 1);
-      [canvas.current.width, canvas.current.height] = [Math.round(width * dense), Math.round(height * dense)];
+      [canvas.current.width, canvas.current.height] = [
+        Math.round(width * dense),
+        Math.round(height * dense),
+      ];
       setSize({ width, height, dense });
       redraw();
     };
@@ -54,7 +57,11 @@ export function useDrawing(canvas, root) {
       if (!scene.current || !canvas.current) return;
       const context = context2d(canvas.current);
       const colours = Object.fromEntries(COLOURS.map((name) => [name, themeColour(root, name)]));
-      const drawn = draw(context, { ...scene.current, colours, hatch: hatchPattern(context, colours) });
+      const drawn = draw(context, {
+        ...scene.current,
+        colours,
+        hatch: hatchPattern(context, colours),
+      });
       const next = { ...drawn, waiting: scene.current.tiles.waiting };
       setQuality((old) => (JSON.stringify(next) === JSON.stringify(old) ? old : next));
     });
@@ -70,7 +77,11 @@ export function useDrawing(canvas, root) {
  */
 export function useTileCache(transport, run, redraw) {
   const tiles = useMemo(
-    () => new TileCache((path, query, signal) => transport.bytes(`runs/${run.run}/${path}`, query, signal), redraw),
+    () =>
+      new TileCache(
+        (path, query, signal) => transport.bytes(`runs/${run.run}/${path}`, query, signal),
+        redraw,
+      ),
     [run, transport],
   );
   useEffect(() => () => tiles.close(), [tiles]);
@@ -136,7 +147,8 @@ export function useEffort(quality, place, canRefine) {
   useEffect(() => setEffort(EFFORTS[0]), [place]);
   useEffect(() => {
     const next = EFFORTS[EFFORTS.indexOf(effort) + 1];
-    if (!quality.sampled || quality.missing || quality.waiting || !next || !canRefine) return undefined;
+    if (!quality.sampled || quality.missing || quality.waiting || !next || !canRefine)
+      return undefined;
     const timer = setTimeout(() => setEffort(next), 400);
     return () => clearTimeout(timer);
   }, [quality, effort]);
@@ -153,9 +165,12 @@ export function useViewport({ state, go, info, size }) {
   const timer = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
   const [, rerender] = useState(0);
   const chosen =
-    state.x !== null && state.y !== null && state.z !== null ? { x: state.x, y: state.y, z: state.z } : null;
+    state.x !== null && state.y !== null && state.z !== null
+      ? { x: state.x, y: state.y, z: state.z }
+      : null;
   const target = moving.current ?? chosen ?? (size && initialView(info, size));
-  const box = size && target ? matrixBox(size.width, size.height, cellSize(target, info) >= LABELLED) : null;
+  const box =
+    size && target ? matrixBox(size.width, size.height, cellSize(target, info) >= LABELLED) : null;
   const view = target && box && clampView(target, info, box);
 
   /** @type {(next: View, step?: boolean) => void} */
@@ -168,7 +183,10 @@ export function useViewport({ state, go, info, size }) {
       const { x, y, z } = moving.current ?? next;
       moving.current = null;
       const digits = Math.max(0, Math.ceil(z - info.max_zoom)) + 2;
-      go({ x: Number(x.toFixed(digits)), y: Number(y.toFixed(digits)), z: Number(z.toFixed(4)) }, step);
+      go(
+        { x: Number(x.toFixed(digits)), y: Number(y.toFixed(digits)), z: Number(z.toFixed(4)) },
+        step,
+      );
     };
     if (step) store();
     else timer.current = setTimeout(store, 180);
@@ -198,7 +216,10 @@ export function useViewport({ state, go, info, size }) {
  */
 export function usePointedCell({ answers, run, info, query }) {
   const [cell, setCell] = useState(/** @type {Cell | null} */ (null));
-  const request = useRef({ timer: /** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined), key: "" });
+  const request = useRef({
+    timer: /** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined),
+    key: "",
+  });
   /** @type {(i: number, j: number, now?: boolean) => void} */
   const point = (i, j, now = false) => {
     const key = `${query.l}/${query.h}/${i}/${j}`;

@@ -15,7 +15,12 @@ export const TRACK = 26; // pixels of a track's height
 export function matrixBox(width, height, labelled) {
   const left = (labelled ? Math.min(104, width * 0.24) : 62) + TRACK;
   const top = (labelled ? 78 : 26) + TRACK;
-  return { left, top, width: Math.max(60, width - left - 10), height: Math.max(60, height - top - 10) };
+  return {
+    left,
+    top,
+    width: Math.max(60, width - left - 10),
+    height: Math.max(60, height - top - 10),
+  };
 }
 
 /**
@@ -25,7 +30,9 @@ export function matrixBox(width, height, labelled) {
  */
 export function initialView(info, size) {
   const view = wholeMatrix(info, matrixBox(size.width, size.height, false));
-  return cellSize(view, info) >= LABELLED ? wholeMatrix(info, matrixBox(size.width, size.height, true)) : view;
+  return cellSize(view, info) >= LABELLED
+    ? wholeMatrix(info, matrixBox(size.width, size.height, true))
+    : view;
 }
 
 /**

@@ -16,7 +16,12 @@ export function overviewBox(scene) {
   const most = Math.min(116, box.width / 3);
   const width = Math.max(18, most * Math.min(1, info.n_k / info.n_q));
   const height = Math.max(18, most * Math.min(1, info.n_q / info.n_k));
-  return { left: box.left + box.width - width - 12, top: box.top + box.height - height - 12, width, height };
+  return {
+    left: box.left + box.width - width - 12,
+    top: box.top + box.height - height - 12,
+    width,
+    height,
+  };
 }
 
 /**
@@ -37,7 +42,17 @@ export function drawOverview(context, scene) {
   context.imageSmoothingEnabled = true;
   if (tile) {
     const picture = tilePicture(tile, root, scene);
-    context.drawImage(picture, 0, 0, info.n_k / bin, info.n_q / bin, map.left, map.top, map.width, map.height);
+    context.drawImage(
+      picture,
+      0,
+      0,
+      info.n_k / bin,
+      info.n_q / bin,
+      map.left,
+      map.top,
+      map.width,
+      map.height,
+    );
   }
   const [[x0, y0], [x1, y1]] = visibleCorners(scene);
   /** @type {(x: number) => number} */

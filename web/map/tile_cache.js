@@ -84,7 +84,8 @@ export class TileCache {
       this.fetchBytes(path, effort > 1 ? { ...query, effort } : query, abort.signal)
         .then(({ buffer, exact, samples }) => {
           this.tiles.set(key, { values: read(buffer), exact, samples, effort });
-          if (this.tiles.size > CAPACITY) this.tiles.delete(/** @type {string} */ (this.tiles.keys().next().value));
+          if (this.tiles.size > CAPACITY)
+            this.tiles.delete(/** @type {string} */ (this.tiles.keys().next().value));
         })
         .catch((problem) => {
           if (problem.name === "AbortError") return;

@@ -34,7 +34,10 @@ export const wholeMatrix = (info, box) => {
 export const clampView = (view, info, box) => ({
   x: clamp(view.x, 0, info.n_k),
   y: clamp(view.y, 0, info.n_q),
-  z: Math.min(info.max_zoom + Math.log2(LARGEST_CELL), Math.max(wholeMatrix(info, box).z - 1, view.z)),
+  z: Math.min(
+    info.max_zoom + Math.log2(LARGEST_CELL),
+    Math.max(wholeMatrix(info, box).z - 1, view.z),
+  ),
 });
 
 /**
@@ -47,7 +50,10 @@ export const clampView = (view, info, box) => ({
  */
 export const toCell = (view, info, box, left, top) => {
   const size = cellSize(view, info);
-  return [view.x + (left - box.left - box.width / 2) / size, view.y + (top - box.top - box.height / 2) / size];
+  return [
+    view.x + (left - box.left - box.width / 2) / size,
+    view.y + (top - box.top - box.height / 2) / size,
+  ];
 };
 
 /**
@@ -60,7 +66,10 @@ export const toCell = (view, info, box, left, top) => {
  */
 export const toPixel = (view, info, box, x, y) => {
   const size = cellSize(view, info);
-  return [box.left + box.width / 2 + (x - view.x) * size, box.top + box.height / 2 + (y - view.y) * size];
+  return [
+    box.left + box.width / 2 + (x - view.x) * size,
+    box.top + box.height / 2 + (y - view.y) * size,
+  ];
 };
 
 /**
@@ -76,7 +85,11 @@ export const zoomAt = (view, info, box, levels, left, top) => {
   const [x, y] = toCell(view, info, box, left, top);
   const { z } = clampView({ ...view, z: view.z + levels }, info, box);
   const size = 2 ** (z - info.max_zoom);
-  const centre = { x: x - (left - box.left - box.width / 2) / size, y: y - (top - box.top - box.height / 2) / size, z };
+  const centre = {
+    x: x - (left - box.left - box.width / 2) / size,
+    y: y - (top - box.top - box.height / 2) / size,
+    z,
+  };
   return clampView(centre, info, box);
 };
 
@@ -133,8 +146,10 @@ export function visibleTiles(view, info, box, z) {
   ];
   const [[left, right], [top, bottom]] = [range(x0, x1, info.n_k), range(y0, y1, info.n_q)];
   const found = [];
-  for (let y = top; y <= bottom; y += 1) for (let x = left; x <= right; x += 1) found.push({ z, x, y });
+  for (let y = top; y <= bottom; y += 1)
+    for (let x = left; x <= right; x += 1) found.push({ z, x, y });
   /** @type {(tile: TilePlace) => number} */
-  const distance = (tile) => Math.hypot((tile.x + 0.5) * cells - view.x, (tile.y + 0.5) * cells - view.y);
+  const distance = (tile) =>
+    Math.hypot((tile.x + 0.5) * cells - view.x, (tile.y + 0.5) * cells - view.y);
   return found.sort((a, b) => distance(a) - distance(b));
 }

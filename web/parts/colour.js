@@ -2,7 +2,8 @@
 import { toNumber } from "./numbers.js";
 
 /** @param {string} hex  colours as six hexadecimal digits, separated by spaces */
-const parseStops = (hex) => hex.split(" ").map((stop) => [0, 2, 4].map((at) => parseInt(stop.slice(at, at + 2), 16)));
+const parseStops = (hex) =>
+  hex.split(" ").map((stop) => [0, 2, 4].map((at) => parseInt(stop.slice(at, at + 2), 16)));
 
 /**
  * viridis and magma: van der Walt & Smith 2015, CC0; cividis: Nuñez, Anderton & Renslow 2018. At 0, 1/8, … 1.
@@ -30,7 +31,9 @@ export function paletteColour(palette, t) {
   const last = palette.length - 1;
   const position = Math.min(1, Math.max(0, t || 0)) * last;
   const low = Math.min(last - 1, Math.floor(position));
-  return palette[low].map((x, channel) => Math.round(x + (palette[low + 1][channel] - x) * (position - low)));
+  return palette[low].map((x, channel) =>
+    Math.round(x + (palette[low + 1][channel] - x) * (position - low)),
+  );
 }
 
 const SIGNED = {
@@ -54,7 +57,8 @@ export function signedColour(t, theme) {
  * @param {JsonNumber} weight
  * @param {Theme} theme
  */
-export const weightColour = (weight, theme) => paletteColour(WEIGHTS[theme], Math.sqrt(toNumber(weight)));
+export const weightColour = (weight, theme) =>
+  paletteColour(WEIGHTS[theme], Math.sqrt(toNumber(weight)));
 
 /**
  * Return the function that colours the cells of a matrix of weights. Where there is a mask, a weight of zero is masked:
@@ -77,7 +81,8 @@ const linear = (channel) =>
  * Return the relative luminance of a colour, as WCAG defines it, from 0 to 1.
  * @param {Colour} colour
  */
-export const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+export const luminance = ([r, g, b]) =>
+  0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
 
 /**
  * Return black or white, whichever has more contrast on a colour.

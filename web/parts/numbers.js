@@ -102,7 +102,8 @@ export const largest = (numbers) =>
  * Return the index of the largest number, the first of equals.
  * @param {number[]} numbers
  */
-export const argmax = (numbers) => numbers.reduce((best, x, at) => (x > numbers[best] ? at : best), 0);
+export const argmax = (numbers) =>
+  numbers.reduce((best, x, at) => (x > numbers[best] ? at : best), 0);
 
 /**
  * Return the right end of the bars of weights: 1, or less where many keys share the weight; the table prints it.
@@ -110,5 +111,7 @@ export const argmax = (numbers) => numbers.reduce((best, x, at) => (x > numbers[
  */
 export const weightScale = (weights) => {
   const top = Math.max(...weights);
-  return weights.length <= 64 || top > 0.5 ? 1 : ([0.01, 0.05, 0.1, 0.5].find((end) => end >= top) ?? 1);
+  return weights.length <= 64 || top > 0.5
+    ? 1
+    : ([0.01, 0.05, 0.1, 0.5].find((end) => end >= top) ?? 1);
 };

@@ -1,6 +1,7 @@
 /** Token text made visible: characters without a shape, or that would change the writing direction, are spelled out. */
 
-const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+const HIDDEN =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
 /** @param {string} character */
 const spelled = (character) => {
@@ -39,5 +40,7 @@ export const visibleLines = (text) =>
  */
 export function clipped(text, length) {
   const characters = [...visible(text)];
-  return characters.length <= length ? characters.join("") : `${characters.slice(0, length - 1).join("")}…`;
+  return characters.length <= length
+    ? characters.join("")
+    : `${characters.slice(0, length - 1).join("")}…`;
 }

@@ -1,5 +1,5 @@
 /** Keyboard shortcuts that work wherever the focus is, except in text fields. */
-import { useEffect } from "../preact.js";
+import { useEffect } from "preact/hooks";
 
 /**
  * Return whether a key belongs to the focused field: typed text, or a key that moves a slider.
@@ -7,7 +7,8 @@ import { useEffect } from "../preact.js";
  */
 const belongsToField = (event) => {
   const { tagName, type } = /** @type {HTMLInputElement} */ (event.target);
-  if (tagName === "INPUT") return !/^(range|checkbox)$/.test(type) || /^(Arrow|Home|End|Page| )/.test(event.key);
+  if (tagName === "INPUT")
+    return !/^(range|checkbox)$/.test(type) || /^(Arrow|Home|End|Page| )/.test(event.key);
   return /^(SELECT|TEXTAREA)$/.test(tagName);
 };
 
@@ -20,7 +21,8 @@ export function useKeys(root, pressed) {
   useEffect(() => {
     const scope = root.id === "telescope" ? document : root;
     // A shortcut may remove the focused button; without a focus, a notebook would take the next key.
-    const keepFocus = () => scope.contains(document.activeElement) || root.focus({ preventScroll: true });
+    const keepFocus = () =>
+      scope.contains(document.activeElement) || root.focus({ preventScroll: true });
     const listener = (/** @type {any} */ event) => {
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
       if (belongsToField(event) || event.target.closest?.("dialog")) return;

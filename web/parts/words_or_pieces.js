@@ -15,7 +15,8 @@ import { argmax, sum } from "./numbers.js";
 export function wordsOrPieces(range, pieces) {
   const { words, names } = range;
   const whole = range.start === 0 && range.tokens.length === range.n;
-  if (pieces || !words || !names || !whole) return { range, at: (i) => i, query: (place) => place, joined: false };
+  if (pieces || !words || !names || !whole)
+    return { range, at: (i) => i, query: (place) => place, joined: false };
   return {
     range: { ...range, tokens: names, n: names.length },
     at: (i) => words[i] ?? 0,
@@ -35,7 +36,9 @@ export function joinKeys(trace, keys) {
   const { words, names } = keys;
   if (!words || !names || trace.rest.keys > 0 || trace.keys.length !== words.length) return trace;
   if (names.length === words.length) return { ...trace, tokens: names };
-  const weights = /** @type {number[]} */ (trace.steps.find((step) => step.name === "weights")?.numbers);
+  const weights = /** @type {number[]} */ (
+    trace.steps.find((step) => step.name === "weights")?.numbers
+  );
   /** @type {number[][]} */
   const members = names.map(() => []);
   words.forEach((word, at) => members[word].push(at));
@@ -49,11 +52,15 @@ export function joinKeys(trace, keys) {
     key: strongest(trace.key),
     terms: strongest(trace.terms),
     factors: trace.factors && { query: trace.factors.query, key: strongest(trace.factors.key) },
-    value: trace.value && members.map((group) => meanValue(group, weights, /** @type {number[][]} */ (trace.value))),
+    value:
+      trace.value &&
+      members.map((group) => meanValue(group, weights, /** @type {number[][]} */ (trace.value))),
     steps: trace.steps.map((step) => ({
       ...step,
       numbers:
-        step.name === "weights" ? members.map((group) => sum(group.map((at) => weights[at]))) : strongest(step.numbers),
+        step.name === "weights"
+          ? members.map((group) => sum(group.map((at) => weights[at])))
+          : strongest(step.numbers),
     })),
     members,
   };
@@ -63,5 +70,7 @@ export function joinKeys(trace, keys) {
 function meanValue(group, weights, values) {
   const total = sum(group.map((at) => weights[at]));
   if (!total) return values[group[0]];
-  return values[group[0]].map((_, m) => sum(group.map((at) => weights[at] * values[at][m])) / total);
+  return values[group[0]].map(
+    (_, m) => sum(group.map((at) => weights[at] * values[at][m])) / total,
+  );
 }

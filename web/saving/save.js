@@ -1,5 +1,5 @@
 /** Save the current view as a file: an SVG drawing or a PNG picture. */
-import { themeColour } from "../parts/answered.js";
+import { themeColour } from "../parts/answered.jsx";
 import { toSvg } from "./svg.js";
 
 /**
@@ -41,7 +41,9 @@ export async function asPng(root, caption) {
     const scale = Math.min(2, 8192 / Math.max(width, height));
     [canvas.width, canvas.height] = [width * scale, height * scale];
     canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
-    return await new Promise((resolve) => canvas.toBlob(/** @type {BlobCallback} */ (resolve), "image/png"));
+    return await new Promise((resolve) =>
+      canvas.toBlob(/** @type {BlobCallback} */ (resolve), "image/png"),
+    );
   } finally {
     URL.revokeObjectURL(url);
   }

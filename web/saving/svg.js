@@ -31,7 +31,9 @@ export function toSvg(element, background, caption, ink) {
   const height = inner + (caption ? 34 : 0);
   const svg = createSvg("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
   svg.append(createSvg("rect", { width, height, fill: background }));
-  const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+  const ruler = /** @type {CanvasRenderingContext2D} */ (
+    document.createElement("canvas").getContext("2d")
+  );
   const pen = { svg, left: edge.left, top: edge.top, ruler };
   element.childNodes.forEach((child) => drawNode(pen, child, edge));
   if (caption) {
@@ -77,15 +79,19 @@ function drawNode(pen, node, clip) {
   if (!(node instanceof Element)) return undefined;
   const style = getComputedStyle(node);
   if (isControl(node)) return undefined;
-  if (style.display === "none" || style.visibility === "hidden" || style.clipPath !== "none") return undefined;
+  if (style.display === "none" || style.visibility === "hidden" || style.clipPath !== "none")
+    return undefined;
   const edge = node.getBoundingClientRect();
   if (edge.width && edge.height) drawBox(pen, node, style, edge, clip);
   if (node instanceof SVGElement) return drawSvg(pen, node, edge);
   if (node instanceof HTMLCanvasElement) return drawCanvas(pen, node, edge);
-  if (node instanceof HTMLInputElement || node instanceof HTMLSelectElement) return drawControl(pen, node, style, edge);
+  if (node instanceof HTMLInputElement || node instanceof HTMLSelectElement)
+    return drawControl(pen, node, style, edge);
   if (node.localName === "mfrac") drawFraction(pen, node, style);
   if (node.localName === "msqrt") drawRoot(pen, node, style, edge);
-  const inner = /auto|scroll|hidden|clip/.test(style.overflowX + style.overflowY) ? intersection(clip, edge) : clip;
+  const inner = /auto|scroll|hidden|clip/.test(style.overflowX + style.overflowY)
+    ? intersection(clip, edge)
+    : clip;
   node.childNodes.forEach((child) => drawNode(pen, child, inner));
   return undefined;
 }
@@ -145,7 +151,14 @@ function drawBox(pen, node, style, edge, clip) {
     const line = (size, stroke, y) => {
       if (!parseFloat(size) || TRANSPARENT.test(stroke)) return;
       pen.svg.append(
-        createSvg("line", { x1: x, y1: y, x2: x + width, y2: y, stroke, "stroke-width": parseFloat(size) }),
+        createSvg("line", {
+          x1: x,
+          y1: y,
+          x2: x + width,
+          y2: y,
+          stroke,
+          "stroke-width": parseFloat(size),
+        }),
       );
     };
     line(style.borderTopWidth, style.borderTopColor, y + 0.5);
@@ -155,12 +168,15 @@ function drawBox(pen, node, style, edge, clip) {
     const lines = [];
     for (let at = -height; at < width; at += 7) {
       const [from, to] = [Math.max(at, 0), Math.min(at + height, width)];
-      if (to > from) lines.push(`M${x + from} ${y + height - (from - at)}L${x + to} ${y + height - (to - at)}`);
+      if (to > from)
+        lines.push(`M${x + from} ${y + height - (from - at)}L${x + to} ${y + height - (to - at)}`);
     }
     pen.svg.append(
       createSvg("path", {
         d: lines.join(""),
-        stroke: getComputedStyle(/** @type {Element} */ (node.closest(".telescope"))).getPropertyValue("--line"),
+        stroke: getComputedStyle(
+          /** @type {Element} */ (node.closest(".telescope")),
+        ).getPropertyValue("--line"),
         "stroke-width": 1.2,
         fill: "none",
       }),
@@ -189,7 +205,13 @@ function drawText(pen, node, clip) {
         last.words.push(word);
         last.right = edge.right;
       } else if (!last || last.words.at(-1) !== word || Math.abs(last.top - edge.top) >= 2) {
-        lines.push({ words: [word], left: edge.left, right: edge.right, top: edge.top, bottom: edge.bottom });
+        lines.push({
+          words: [word],
+          left: edge.left,
+          right: edge.right,
+          top: edge.top,
+          bottom: edge.bottom,
+        });
       }
     }
   }
@@ -242,12 +264,16 @@ function drawSvg(pen, node, edge) {
         value &&
         value !== "normal" &&
         (at === 0 ||
-          value !== getComputedStyle(/** @type {Element} */ (old[at].parentElement)).getPropertyValue(name) ||
+          value !==
+            getComputedStyle(/** @type {Element} */ (old[at].parentElement)).getPropertyValue(
+              name,
+            ) ||
           /^(fill|stroke)/.test(name))
       )
         element.setAttribute(name, value);
     }
-    if (element.localName === "text") element.textContent = (element.textContent ?? "").replace(NOT_XML, "\ufffd");
+    if (element.localName === "text")
+      element.textContent = (element.textContent ?? "").replace(NOT_XML, "\ufffd");
   });
   copy.setAttribute("color", getComputedStyle(node).color);
   for (const [name, value] of Object.entries({

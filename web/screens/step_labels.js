@@ -8,7 +8,8 @@ import { short } from "../parts/numbers.js";
  * @returns {{usual: Record<string, boolean>, labels: Record<string, string>}}
  */
 export function stepLabels(trace, d) {
-  const normaliser = trace.steps.find((step) => step.name === "weights")?.formula.match(/^\w+/)?.[0] ?? "softmax";
+  const normaliser =
+    trace.steps.find((step) => step.name === "weights")?.formula.match(/^\w+/)?.[0] ?? "softmax";
   const usual = {
     scores: trace.score === "q·k",
     scaled: Math.abs(trace.scale * Math.sqrt(d) - 1) < 1e-9,

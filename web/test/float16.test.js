@@ -3,7 +3,9 @@ import { test } from "node:test";
 import { colourTable, FLOAT16, positionIn } from "../map/float16.js";
 import { PALETTES } from "../parts/colour.js";
 
-const [ONE, HALF, MINUS_TWO, INFINITY, MINUS_INFINITY, NAN] = [0x3c00, 0x3800, 0xc000, 0x7c00, 0xfc00, 0x7e00];
+const [ONE, HALF, MINUS_TWO, INFINITY, MINUS_INFINITY, NAN] = [
+  0x3c00, 0x3800, 0xc000, 0x7c00, 0xfc00, 0x7e00,
+];
 
 test("bit patterns stand for the numbers of IEEE 754", () => {
   assert.deepEqual(

@@ -25,7 +25,8 @@ function manualCache() {
   /** @type {any[]} */
   const calls = [];
   const cache = new TileCache(
-    (path, query, signal) => new Promise((resolve, reject) => calls.push({ path, query, signal, resolve, reject })),
+    (path, query, signal) =>
+      new Promise((resolve, reject) => calls.push({ path, query, signal, resolve, reject })),
     () => {},
   );
   return { cache, calls };
@@ -105,7 +106,9 @@ test("the 192 last used tiles are kept", async () => {
 
 test("tiles of other heads and aggregates have other keys", () => {
   const place = { z: 1, x: 2, y: 3 };
-  const keys = ["share", "max"].flatMap((how) => [0, 1].map((h) => tileKey({ l: 0, h, how }, place)));
+  const keys = ["share", "max"].flatMap((how) =>
+    [0, 1].map((h) => tileKey({ l: 0, h, how }, place)),
+  );
   assert.equal(new Set(keys).size, 4);
 });
 
@@ -125,7 +128,12 @@ test("zooming keeps the cell under the pointer", () => {
 
 test("the whole matrix is visible at first, and a view stays inside", () => {
   const whole = wholeMatrix(INFO, BOX);
-  assert.deepEqual(visibleCells({ view: whole, info: INFO, box: BOX }), { j0: 0, j1: 1000, i0: 0, i1: 1100 });
+  assert.deepEqual(visibleCells({ view: whole, info: INFO, box: BOX }), {
+    j0: 0,
+    j1: 1000,
+    i0: 0,
+    i1: 1100,
+  });
   const outside = clampView({ x: -5, y: 9999, z: 99 }, INFO, BOX);
   assert.deepEqual([outside.x, outside.y], [0, 1100]);
   assert.ok(outside.z < 99);

@@ -35,7 +35,8 @@ export function kernelTransport(model) {
       model.send({ id, method, path, ...content });
     });
   /** @type {(path: string, query?: Query, signal?: AbortSignal) => ReturnType<typeof request>} */
-  const get = (path, query, signal) => request("GET", path, { query: Object.fromEntries(textEntries(query)) }, signal);
+  const get = (path, query, signal) =>
+    request("GET", path, { query: Object.fromEntries(textEntries(query)) }, signal);
 
   return {
     canRun: true,

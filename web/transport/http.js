@@ -46,7 +46,10 @@ async function request(url, options) {
   }
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
-  throw new Failure(error?.message ?? `the server answered ${response.status}`, error?.code ?? response.status);
+  throw new Failure(
+    error?.message ?? `the server answered ${response.status}`,
+    error?.code ?? response.status,
+  );
 }
 
 /** @type {Transport} */
@@ -71,7 +74,11 @@ export const httpTransport = {
   },
 
   async send(path, body) {
-    const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    const options = {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+    };
     return (await request(address(path), options)).json();
   },
 };
