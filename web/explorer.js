@@ -1,5 +1,5 @@
 /** The entry point: a page of the server, an exported file, or a cell of a notebook. */
-import { mount } from "./app.jsx";
+import { mount } from "./frame/app.jsx";
 import { addressStore, hashStore, memoryStore } from "./state.js";
 import { kernelTransport } from "./transport/comm.js";
 import { httpTransport } from "./transport/http.js";

@@ -14,7 +14,7 @@ from telescope.explorer.library import Library
 from telescope.recording.call_facts import KeepOptions
 from telescope.recording.recording import Recording
 
-LESSONS = Path(__file__).parents[2] / "web/lessons.jsx"
+LESSONS = Path(__file__).parents[2] / "web/lessons/lessons.jsx"
 CARDS = re.findall(r'\n    title: "(.*)"', LESSONS.read_text())
 WIDE = "() => document.documentElement.scrollWidth"
 

@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { readableInk } from "./colour.js";
 import { clamp, short } from "./numbers.js";
 import { clipped, visible } from "./text.js";
-import { useWidth } from "./use_width.js";
+import { useWidth } from "./hooks.js";
 
 export const FEW = 8; // columns; up to here every cell shows its number
 const SLANTED = 13; // pixels between two slanted labels

@@ -1,10 +1,10 @@
 /** Geometry: every token before and after attention, projected onto one plane. */
-import { useAnswer } from "../answers.js";
-import { argmax, clamp, full, percent, short, sum } from "../parts/numbers.js";
-import { Answered, layerOf } from "../parts/answered.jsx";
-import { clipped, visible } from "../parts/text.js";
-import { useWidth } from "../parts/use_width.js";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useAnswer } from "../answers.js";
+import { Answered, layerOf } from "../parts/answered.jsx";
+import { useWidth } from "../parts/hooks.js";
+import { argmax, clamp, full, percent, short, sum } from "../parts/numbers.js";
+import { clipped, visible } from "../parts/text.js";
 
 const MOST = 512; // tokens in one answer
 

@@ -4,7 +4,7 @@ import { Answered } from "../parts/answered.jsx";
 import { count, full, percent, short } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
 import { useState } from "preact/hooks";
-import { NOTHING_CHOSEN } from "../run_source.js";
+import { NOTHING_CHOSEN } from "../lessons/open_run.js";
 
 /** @param {ScreenProps} props */
 export function OutputScreen(props) {

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { colourTable, FLOAT16, positionIn } from "../map/float16.js";
+import { colourTable, FLOAT16, positionIn } from "../screens/map/colouring.js";
 import { PALETTES } from "../parts/colour.js";
 
 const [ONE, HALF, MINUS_TWO, INFINITY, MINUS_INFINITY, NAN] = [

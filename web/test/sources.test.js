@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { importBundled } from "../bundle.js";
 
-const { newWords } = await importBundled("screens/sources_hidden.jsx");
+const { newWords } = await importBundled("screens/sources/hidden.jsx");
 const { parseState, statePath } = await importBundled("state.js");
 
 test("the words that the old answer does not have are new", () => {

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { colourLimits, log2Shift } from "../map/colouring.js";
-import { roundStep } from "../map/draw_labels.js";
-import { TileCache, tileKey } from "../map/tile_cache.js";
+import { colourLimits, log2Shift } from "../screens/map/colouring.js";
+import { roundStep } from "../screens/map/draw.js";
+import { TileCache, tileKey } from "../screens/map/fetching.js";
 import {
   clampView,
   tileLevel,
@@ -12,7 +12,7 @@ import {
   visibleTiles,
   wholeMatrix,
   zoomAt,
-} from "../map/viewport.js";
+} from "../screens/map/viewport.js";
 
 const INFO = { n_q: 1100, n_k: 1000, tile: 256, max_zoom: 3, how: ["share", "max"] };
 const BOX = { left: 100, top: 50, width: 400, height: 440 };

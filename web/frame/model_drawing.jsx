@@ -1,0 +1,209 @@
+/** A small drawing of the whole model. The attention that is shown is lit; a click on another one opens it. */
+import { useEffect, useRef } from "preact/hooks";
+import { layerOf } from "../parts/answered.jsx";
+
+const MANY = 12; // layers; beyond, blocks are drawn without their parts
+/** The screens about the model as a whole: none of its attentions is lit, and a click on one opens the walk. */
+const WHOLE = new Set(["output", "sources"]);
+
+/**
+ * @param {{run: Run, state: State, go: Go, able: Attention[], shown: {attention: Attention | undefined, h: number}}} props
+ */
+export function ModelDrawing({ run, state, go, able, shown }) {
+  if (!run.attentions.length || state.screen === "variance") return null;
+  const stacks = stacksOf(run);
+  const lit = WHOLE.has(state.screen) ? undefined : shown.attention;
+  const context = { run, go, able, lit, state };
+  return (
+    <div class="model" role="group" aria-label="the model: choose an attention">
+      {run.kind === "example" ? (
+        <div class="stack-of">
+          <span class="end">vectors</span>
+          {run.attentions.map((one) => (
+            <AttentionBox {...context} one={one} label={one.title ?? one.name} />
+          ))}
+        </div>
+      ) : (
+        stacks.map((stack) => <Stack {...context} stack={stack} last={stack === stacks.at(-1)} />)
+      )}
+      {lit && state.screen !== "geometry" && (
+        <HeadChips
+          attention={lit}
+          h={shown.h}
+          go={go}
+          only={state.screen === "map" ? run.held?.h : undefined}
+        />
+      )}
+    </div>
+  );
+}
+
+/**
+ * @typedef {{name: string, blocks: Attention[][]}} ModelStack  the attentions of each block
+ */
+
+/**
+ * Return the stacks of a model: encoder and decoder, or one.
+ * @param {Run} run
+ * @returns {ModelStack[]}
+ */
+function stacksOf(run) {
+  /** @type {Map<string, Map<string, Attention[]>>} */
+  const stacks = new Map();
+  for (const one of run.attentions) {
+    const name = one.kind === "cross" ? "decoder" : one.kind;
+    const blocks = stacks.get(name) ?? stacks.set(name, new Map()).get(name);
+    const layer = `${layerOf(one)}${one.name.match(/ call \d+$/)?.[0] ?? ""}`;
+    blocks?.set(layer, [...(blocks.get(layer) ?? []), one]);
+  }
+  return [...stacks].map(([name, blocks]) => ({ name, blocks: [...blocks.values()] }));
+}
+
+/**
+ * @typedef {{run: Run, go: Go, able: Attention[], lit: Attention | undefined, state: State}} DrawingContext
+ */
+
+/** @type {Record<string, string>} */
+const ATTENTION_LABELS = { encoder: "self", decoder: "masked self", cross: "cross", self: "self" };
+
+/** @param {DrawingContext & {stack: ModelStack, last: boolean}} props */
+function Stack({ stack, last, ...context }) {
+  const { run, go, state } = context;
+  const compact = stack.blocks.length > MANY;
+  const name = stack.name === "self" ? "blocks" : stack.name;
+  return (
+    <div class="stack-of" aria-label={name} role="group">
+      <button
+        type="button"
+        class="end"
+        aria-pressed={state.screen === "positions" && stack.blocks[0][0].kind === context.lit?.kind}
+        disabled={stack.blocks[0][0].has?.positions === false}
+        title="every token becomes a vector, and its position is added: show how"
+        onClick={() =>
+          go({
+            screen: "positions",
+            l: stack.blocks[0][0].l,
+            kind: null,
+            ...(stack.blocks[0][0].kind === context.lit?.kind ? {} : { i: null }),
+          })
+        }
+      >
+        {stack.name === "decoder" ? "written" : "read"}
+        <small>embed ⊕ position</small>
+      </button>
+      {stack.blocks.map((block) => (
+        <span class={`block ${compact ? "compact" : ""}`}>
+          <small class="nr">{layerOf(block[0])}</small>
+          {block.map((one) => (
+            <AttentionBox
+              {...context}
+              one={one}
+              label={
+                compact
+                  ? ""
+                  : one.mask === "everyone" && one.kind === "self"
+                    ? "attention"
+                    : ATTENTION_LABELS[one.kind]
+              }
+            />
+          ))}
+          {!compact && (
+            <span class="part" title="add & norm, then feed-forward, then add & norm again">
+              feed-forward
+            </span>
+          )}
+        </span>
+      ))}
+      {last && run.output ? (
+        <button
+          type="button"
+          class="end"
+          aria-pressed={state.screen === "output"}
+          onClick={() => go({ screen: "output" })}
+        >
+          logits<small>→ words</small>
+        </button>
+      ) : (
+        <span class="end">
+          {stack.name === "encoder" && run.attentions.some((one) => one.kind === "cross") ? (
+            <>
+              z<small>→ cross</small>
+            </>
+          ) : (
+            "…"
+          )}
+        </span>
+      )}
+    </div>
+  );
+}
+
+/** @param {DrawingContext & {one: Attention, label: string}} props */
+function AttentionBox({ one, label, go, able, lit, state }) {
+  const element = useRef(/** @type {HTMLButtonElement | null} */ (null));
+  const on = one.l === lit?.l;
+  useEffect(() => {
+    const box = element.current?.closest(".stack-of");
+    if (!on || !box || !element.current) return;
+    const [all, own] = [box.getBoundingClientRect(), element.current.getBoundingClientRect()];
+    if (own.left < all.left || own.right > all.right)
+      box.scrollLeft += own.left - all.left - all.width / 2;
+  }, [on]);
+  const screen = WHOLE.has(state.screen) ? { screen: "walk" } : {};
+  const other = one.kind !== lit?.kind || WHOLE.has(state.screen); // another text: its queries are other words
+  return (
+    <button
+      type="button"
+      ref={element}
+      class={`attention ${one.kind}`}
+      aria-pressed={on}
+      disabled={!able.includes(one)}
+      title={`${one.name}: ${one.heads.length} heads, ${one.n_q} queries, ${one.n_k} keys`}
+      aria-label={label && label !== one.title ? `${label}, ${one.name}` : (one.title ?? one.name)}
+      onClick={() =>
+        go({
+          ...screen,
+          l: one.l,
+          kind: null,
+          ...(other ? { i: null, j: null, la: null, a: null, lb: null, b: null } : {}),
+        })
+      }
+    >
+      {label}
+    </button>
+  );
+}
+
+const CHIPS = 16; // heads; beyond, a list
+
+/** @param {{attention: Attention, h: number, go: Go, only?: number}} props  `only` is the head whose map a file holds */
+function HeadChips({ attention, h, go, only }) {
+  const heads = only === undefined ? attention.heads : [only];
+  if (heads.length > CHIPS)
+    return (
+      <label class="labelled">
+        head{" "}
+        <select
+          value={String(h)}
+          onChange={(event) => go({ h: Number(event.currentTarget.value) })}
+        >
+          {heads.map((one) => (
+            <option value={String(one)} selected={one === h}>
+              {one}
+            </option>
+          ))}
+        </select>
+      </label>
+    );
+  if (heads.length === 1) return null;
+  return (
+    <div class="chips" role="group" aria-label="head">
+      <span class="soft">head</span>
+      {heads.map((one) => (
+        <button type="button" data-h={one} aria-pressed={one === h} onClick={() => go({ h: one })}>
+          {one}
+        </button>
+      ))}
+    </div>
+  );
+}
