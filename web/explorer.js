@@ -1,6 +1,6 @@
 /** The entry point: a page of the server, an exported file, or a cell of a notebook. */
 import { mount } from "./frame/app.jsx";
-import { addressStore, hashStore, memoryStore } from "./state.js";
+import { addressStore, hashStore, memoryStore } from "./state/state.js";
 import { kernelTransport } from "./transport/comm.js";
 import { httpTransport } from "./transport/http.js";
 import { fileTransport } from "./transport/inline.js";

@@ -5,10 +5,6 @@ type Colour = number[];
 type Theme = "light" | "dark";
 type Axis = "q" | "k";
 
-/** A value inside an html`…` template. The union with functions gives event handlers their parameter types. */
-type TemplateValue =
-  ((...args: any[]) => any) | object | string | number | boolean | null | undefined;
-
 /** The steps of a trace as numbers, by the names of the walk: "mask" and "softmax" for "masked" and "weights". */
 interface TraceRow {
   keys: number[];
@@ -32,68 +28,78 @@ interface Fetched<T = any> {
   fresh?: boolean;
 }
 
-/** What all screens share, as the address of the page holds it; null has not been chosen. */
-interface State {
-  /** The atlas that is shown instead of a run, another one beside it, a scatter or a grid, the columns across and up,
-   * the only kind of heads that is not faded, and the habit whose strongest texts are listed. */
-  atlas: string | null;
-  other: string | null;
-  look: string;
-  col: string;
-  row: string;
-  only: string | null;
-  habit: string | null;
-  /** Sources: the tokens of the answer, how their sources are found, how the context is cut, the part of it that the
-   * minimap shows, and the segment that is hidden, as start-stop. */
-  first: number | null;
-  end: number | null;
-  via: string | null;
-  cut: string | null;
-  low: number | null;
-  high: number | null;
-  hide: string | null;
-  screen: string;
-  run: string | null;
-  l: number | null;
-  h: number | null;
-  i: number | null;
-  j: number | null;
-  step: string;
-  /** A kind of attention, such as "cross", of which the first one is shown unless `l` is chosen. */
-  kind: string | null;
-  /** The card of the landing that is being read, and its caption. */
-  card: string | null;
-  at: number | null;
-  /** 1 shows the pieces of words. */
-  pieces: number;
-  /** Features of random vectors on the screen "variance", and of encodings on "positions". */
-  d: number;
-  /** The position encoding that is shown without a model. */
-  encoding: string;
-  temperature: number;
-  top_k: number;
-  top_p: number;
-  /** What-if: the changes of the definition, as the API takes them. */
-  edits: string | null;
-  word: number | null;
-  la: number | null;
-  a: number | null;
-  lb: number | null;
-  b: number | null;
-  alpha: number;
-  x: number | null;
-  y: number | null;
-  z: number | null;
-  of: string;
-  how: string;
-  /** Of the map's colours: "root", "log" or "linear"; null follows the length of the text. */
-  scale: string | null;
-  lim: string | null;
-  palette: string;
+/** A field of the state: its name in the page's address, its value at first, and whether it is reset with the run. */
+interface Field<T> {
+  address: string;
+  initial: T;
+  isNumber: boolean;
+  perRun: boolean;
 }
 
+interface NumberField {
+  (address: string): Field<number | null>;
+  (address: string, initial: number): Field<number>;
+}
+
+interface TextField {
+  (address: string): Field<string | null>;
+  (address: string, initial: string): Field<string>;
+}
+
+type SharedFields = typeof import("./state/fields.js").SHARED;
+type PickShared = <Name extends keyof SharedFields>(...names: Name[]) => Pick<SharedFields, Name>;
+type Values<Fields> = {
+  [Name in keyof Fields]: Fields[Name] extends Field<infer T> ? T : never;
+};
+
+/** The fields of a screen that no other has. */
+type OwnValues<Fields> = Values<Omit<Fields, keyof SharedFields>>;
+
+type Screens = typeof import("./screens/index.js").SCREENS;
+type ScreenName = keyof Screens;
+type AtlasFields = typeof import("./screens/atlas/index.jsx").fields;
+
+/** What screens share. */
+type SharedState = Values<SharedFields> & {
+  run: string | null;
+  screen: ScreenName;
+};
+
+/** A group for each screen, and one for the atlas that is shown instead of a run if it has a name. */
+type Groups = { [Name in ScreenName]: OwnValues<Screens[Name]["fields"]> } & {
+  atlas: { name: string | null } & OwnValues<AtlasFields>;
+};
+
+/** The page's state, as its address holds it; null has not been chosen. */
+type State = SharedState & Groups;
+
+type StateChange = Partial<SharedState> & { [Name in keyof Groups]?: Partial<Groups[Name]> };
+
 /** Change some fields of the state; `step` false replaces the entry of the browser's history instead of adding one. */
-type Go = (change: Partial<State>, step?: boolean) => void;
+type Go = (change: StateChange, step?: boolean) => void;
+
+/** Open another run, and forget what was chosen in this one. */
+type OpenRun = (run: string, change?: StateChange) => void;
+
+/** What a screen exports, by which the frame shows it. */
+interface ScreenModule {
+  /** The text of its tab. */
+  title: string;
+  /** The field of an attention's `has` that it needs to show that attention; null needs none. */
+  needs: string | null;
+  /** Its part of the page's address, in this order. Those that are not shared are its group of the state. */
+  fields: Record<string, Field<any>>;
+  view(props: ScreenProps): any;
+  /** Whether its tab is offered; without this, it always is. */
+  isOffered?(run: Run | null): boolean;
+  /** What it is about, if not about one head. */
+  subject?: "layer" | "model" | "nothing";
+  /** Where it begins: with the head and query that the API suggests, with that query alone, or with the sharpest
+   * attention between two texts. Without this, with the first attention. */
+  begins?: "start" | "query" | "sharpest";
+  /** Whether it can show words or their pieces. */
+  splitsWords?: boolean;
+}
 
 /** Where the state is kept. */
 interface StateStore {
@@ -121,12 +127,29 @@ interface Transport {
   send?(path: string, body: object): Promise<any>;
 }
 
+/** The attention and head that a screen shows. */
+interface Shown {
+  /** All attentions that the screen can show. */
+  able: Attention[];
+  attention: Attention | undefined;
+  h: number;
+  /** Whether no suggestion that is still on its way can change the choice. */
+  isSettled: boolean;
+}
+
+/** What every part of the frame is given. */
+type FrameProps = Pick<
+  ScreenProps,
+  "go" | "openRun" | "answers" | "transport" | "theme" | "root"
+> & { state: State; shown: Shown | null };
+
 /** What every screen is given. */
 interface ScreenProps {
   run: Run;
   attention: Attention;
-  state: State & { l: number; h: number };
+  state: State & { layer: number; head: number };
   go: Go;
+  openRun: OpenRun;
   answers: import("./answers.js").Answers;
   transport: Transport;
   theme: Theme;
@@ -196,7 +219,7 @@ interface MapScene extends CanvasSize {
   box: Box;
   tiles: import("./screens/map/fetching.js").TileCache;
   tables: import("./screens/map/colouring.js").ColourTables;
-  state: State;
+  chosen: State["map"];
   query: MapQuery;
   cursor: { i: number; j: number } | null;
   token(axis: Axis, position: number): string;

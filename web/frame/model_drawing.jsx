@@ -1,19 +1,20 @@
 /** A small drawing of the whole model. The attention that is shown is lit; a click on another one opens it. */
 import { useEffect, useRef } from "preact/hooks";
 import { layerOf } from "../parts/answered.jsx";
+import { screenOf } from "../screens/index.js";
 
 const MANY = 12; // layers; beyond, blocks are drawn without their parts
-/** The screens about the model as a whole: none of its attentions is lit, and a click on one opens the walk. */
-const WHOLE = new Set(["output", "sources"]);
 
 /**
- * @param {{run: Run, state: State, go: Go, able: Attention[], shown: {attention: Attention | undefined, h: number}}} props
+ * @param {{run: Run, state: State, go: Go, shown: Shown}} props
  */
-export function ModelDrawing({ run, state, go, able, shown }) {
-  if (!run.attentions.length || state.screen === "variance") return null;
+export function ModelDrawing({ run, state, go, shown }) {
+  const { subject, needs } = screenOf(state.screen);
+  if (!run.attentions.length || subject === "nothing") return null;
   const stacks = stacksOf(run);
-  const lit = WHOLE.has(state.screen) ? undefined : shown.attention;
-  const context = { run, go, able, lit, state };
+  // On a screen about the whole model no attention is lit, and a click on one opens the walk.
+  const lit = subject === "model" ? undefined : shown.attention;
+  const context = { run, go, able: shown.able, lit, state };
   return (
     <div class="model" role="group" aria-label="the model: choose an attention">
       {run.kind === "example" ? (
@@ -26,12 +27,12 @@ export function ModelDrawing({ run, state, go, able, shown }) {
       ) : (
         stacks.map((stack) => <Stack {...context} stack={stack} last={stack === stacks.at(-1)} />)
       )}
-      {lit && state.screen !== "geometry" && (
+      {lit && subject !== "layer" && (
         <HeadChips
           attention={lit}
           h={shown.h}
           go={go}
-          only={state.screen === "map" ? run.held?.h : undefined}
+          only={needs === "tiles" ? run.held?.h : undefined}
         />
       )}
     </div>
@@ -82,9 +83,9 @@ function Stack({ stack, last, ...context }) {
         onClick={() =>
           go({
             screen: "positions",
-            l: stack.blocks[0][0].l,
+            layer: stack.blocks[0][0].l,
             kind: null,
-            ...(stack.blocks[0][0].kind === context.lit?.kind ? {} : { i: null }),
+            ...(stack.blocks[0][0].kind === context.lit?.kind ? {} : { query: null }),
           })
         }
       >
@@ -138,6 +139,13 @@ function Stack({ stack, last, ...context }) {
   );
 }
 
+/** What was chosen among the queries of one attention. @type {StateChange} */
+const NO_QUERY = {
+  query: null,
+  key: null,
+  heads: { layerA: null, headA: null, layerB: null, headB: null },
+};
+
 /** @param {DrawingContext & {one: Attention, label: string}} props */
 function AttentionBox({ one, label, go, able, lit, state }) {
   const element = useRef(/** @type {HTMLButtonElement | null} */ (null));
@@ -149,8 +157,9 @@ function AttentionBox({ one, label, go, able, lit, state }) {
     if (own.left < all.left || own.right > all.right)
       box.scrollLeft += own.left - all.left - all.width / 2;
   }, [on]);
-  const screen = WHOLE.has(state.screen) ? { screen: "walk" } : {};
-  const other = one.kind !== lit?.kind || WHOLE.has(state.screen); // another text: its queries are other words
+  const aboutModel = screenOf(state.screen).subject === "model";
+  // Another kind of attention has another text: its queries are other words.
+  const otherText = one.kind !== lit?.kind || aboutModel;
   return (
     <button
       type="button"
@@ -162,10 +171,10 @@ function AttentionBox({ one, label, go, able, lit, state }) {
       aria-label={label && label !== one.title ? `${label}, ${one.name}` : (one.title ?? one.name)}
       onClick={() =>
         go({
-          ...screen,
-          l: one.l,
+          ...(aboutModel ? { screen: "walk" } : {}),
+          ...(otherText ? NO_QUERY : {}),
+          layer: one.l,
           kind: null,
-          ...(other ? { i: null, j: null, la: null, a: null, lb: null, b: null } : {}),
         })
       }
     >
@@ -185,7 +194,7 @@ function HeadChips({ attention, h, go, only }) {
         head{" "}
         <select
           value={String(h)}
-          onChange={(event) => go({ h: Number(event.currentTarget.value) })}
+          onChange={(event) => go({ head: Number(event.currentTarget.value) })}
         >
           {heads.map((one) => (
             <option value={String(one)} selected={one === h}>
@@ -200,7 +209,12 @@ function HeadChips({ attention, h, go, only }) {
     <div class="chips" role="group" aria-label="head">
       <span class="soft">head</span>
       {heads.map((one) => (
-        <button type="button" data-h={one} aria-pressed={one === h} onClick={() => go({ h: one })}>
+        <button
+          type="button"
+          data-h={one}
+          aria-pressed={one === h}
+          onClick={() => go({ head: one })}
+        >
           {one}
         </button>
       ))}

@@ -3,10 +3,14 @@ import { useState } from "preact/hooks";
 import { useAnswer } from "../answers.js";
 import { clipped, visible } from "../parts/text.js";
 import { LESSONS, MORE_EXAMPLES } from "./lessons.jsx";
-import { NOTHING_CHOSEN, captionState, openRun } from "./open_run.js";
+import { NOTHING_CHOSEN } from "../state/state.js";
+import { captionState, makeRun } from "./open_run.js";
 
-/** @param {{go: Go, answers: import("../answers.js").Answers, transport: Transport, runs: Run[], onSent: () => void}} props */
-export function Landing({ go, answers, transport, runs, onSent }) {
+/**
+ * @param {Pick<ScreenProps, "go" | "openRun" | "answers" | "transport"> & {runs: Run[],
+ *   onSent: () => void}} props
+ */
+export function Landing({ go, openRun, answers, transport, runs, onSent }) {
   const { value: models } = useAnswer(answers, transport.canRun ? "models" : null);
   const { value: opened } = useAnswer(answers, transport.canRun ? "atlases" : null);
   /** @type {AtlasAnswer[]} */
@@ -14,7 +18,7 @@ export function Landing({ go, answers, transport, runs, onSent }) {
   const [busy, setBusy] = useState(/** @type {string | null} */ (null));
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
   const kinds = new Set(Object.values(models?.kinds ?? {}));
-  /** @type {(what: string, open: () => Promise<Partial<State>>) => Promise<void>} */
+  /** @type {(what: string, open: () => Promise<StateChange>) => Promise<void>} */
   const opening = async (what, open) => {
     setBusy(what);
     setProblem(null);
@@ -31,7 +35,7 @@ export function Landing({ go, answers, transport, runs, onSent }) {
   const start = (lesson) =>
     opening(lesson.name, async () => ({
       ...captionState(lesson, 0),
-      run: await openRun(lesson.captions[0].run ?? lesson.run, transport, answers),
+      run: await makeRun(lesson.captions[0].run ?? lesson.run, transport, answers),
     }));
   /** @param {import("./lessons.jsx").Lesson} lesson */
   const lacks = (lesson) => "kind" in lesson.run && models && !kinds.has(lesson.run.kind);
@@ -95,7 +99,7 @@ export function Landing({ go, answers, transport, runs, onSent }) {
                   <button
                     type="button"
                     class="button"
-                    onClick={() => go({ ...NOTHING_CHOSEN, run: run.run, screen: "heads" })}
+                    onClick={() => openRun(run.run, { screen: "heads" })}
                   >
                     {clipped(run.title, 40)}
                   </button>{" "}
@@ -120,7 +124,7 @@ telescope serve run.telescope`}</pre>
                   <button
                     type="button"
                     class="button"
-                    onClick={() => go({ ...NOTHING_CHOSEN, atlas: one.atlas })}
+                    onClick={() => go({ ...NOTHING_CHOSEN, atlas: { name: one.atlas } })}
                   >
                     {clipped(one.atlas, 40)}
                   </button>{" "}
@@ -139,11 +143,9 @@ telescope serve run.telescope`}</pre>
                   type="button"
                   class="button"
                   onClick={() =>
-                    go({
-                      ...NOTHING_CHOSEN,
-                      run: `example-${one.name}`,
+                    openRun(`example-${one.name}`, {
                       screen: one.screen,
-                      step: "softmax",
+                      walk: { step: "softmax" },
                     })
                   }
                 >
@@ -159,7 +161,10 @@ telescope serve run.telescope`}</pre>
   );
 }
 
-/** @param {{models: any, opening: (what: string, open: () => Promise<Partial<State>>) => Promise<void>, transport: Transport, busy: string | null}} props */
+/**
+ * @param {{models: any, opening: (what: string, open: () => Promise<StateChange>) => Promise<void>,
+ *   transport: Transport, busy: string | null}} props
+ */
 function OwnSentence({ models, opening, transport, busy }) {
   const [text, setText] = useState("");
   const [chosen, setChosen] = useState(/** @type {string | null} */ (null));

@@ -1,15 +1,17 @@
 /** The caption of a card above its screen, with Back and Next; after the last caption, one thing to try. */
 import { useState } from "preact/hooks";
 import { findLesson } from "./lessons.jsx";
-import { captionState, openRun } from "./open_run.js";
+import { captionState, makeRun } from "./open_run.js";
 
-/** @param {{state: State, run: Run | null, go: Go, answers: import("../answers.js").Answers, transport: Transport}} props */
+/**
+ * @param {Pick<ScreenProps, "go" | "answers" | "transport"> & {state: State, run: Run | null}} props
+ */
 export function LessonBar({ state, run, go, answers, transport }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
-  const lesson = findLesson(state.card);
+  const lesson = findLesson(state.lesson);
   if (!lesson) return null;
-  const at = Math.min(Math.max(0, state.at ?? 0), lesson.captions.length - 1);
+  const at = Math.min(Math.max(0, state.caption ?? 0), lesson.captions.length - 1);
   const last = at === lesson.captions.length - 1;
   /** @param {number} next */
   const turn = async (next) => {
@@ -21,7 +23,7 @@ export function LessonBar({ state, run, go, answers, transport }) {
       const same = "example" in source && run?.example?.name === source.example;
       go({
         ...captionState(lesson, next),
-        run: same ? run.run : await openRun(source, transport, answers),
+        run: same ? run.run : await makeRun(source, transport, answers),
       });
     } catch (failure) {
       setProblem(/** @type {Error} */ (failure).message);
@@ -47,7 +49,7 @@ export function LessonBar({ state, run, go, answers, transport }) {
           <p>{lesson.captions[at].say}</p>
           {last && (
             <p class="attempt">
-              <b>Try:</b> {lesson.attempt.say}
+              <b>Try:</b> {lesson.attempt}
             </p>
           )}
           {problem && <p role="alert">{problem}</p>}
@@ -65,7 +67,7 @@ export function LessonBar({ state, run, go, answers, transport }) {
             <button
               type="button"
               class="button strong"
-              onClick={() => go({ run: null, card: null, at: null })}
+              onClick={() => go({ run: null, lesson: null, caption: null })}
             >
               All lessons
             </button>
@@ -84,7 +86,7 @@ export function LessonBar({ state, run, go, answers, transport }) {
             class="button square"
             aria-label="close the lesson"
             title="close the lesson"
-            onClick={() => go({ card: null, at: null }, false)}
+            onClick={() => go({ lesson: null, caption: null }, false)}
           >
             ×
           </button>

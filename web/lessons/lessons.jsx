@@ -2,7 +2,7 @@
 
 /**
  * @typedef {{example: string} | {text: string, kind: "translator" | "gpt"}} RunSource  an example, or a text for a model
- * @typedef {{say: any, at: Partial<State>, run?: RunSource}} Caption  `run` where it differs from the card's
+ * @typedef {{say: any, at: StateChange, run?: RunSource}} Caption  `run` where it differs from the card's
  * @typedef {{name: string, title: string, teaser: string, run: RunSource, captions: Caption[], attempt: any}} Lesson
  *   `attempt` is one thing to try at the end
  */
@@ -29,7 +29,7 @@ export const LESSONS = [
             other five words.
           </>
         ),
-        at: { screen: "walk", l: 0, h: 0, i: 1, step: "embedding" },
+        at: { screen: "walk", layer: 0, head: 0, query: 1, walk: { step: "embedding" } },
       },
       {
         say: (
@@ -39,7 +39,7 @@ export const LESSONS = [
             products.
           </>
         ),
-        at: { screen: "walk", l: 0, h: 0, i: 1, j: 2, step: "scores" },
+        at: { screen: "walk", layer: 0, head: 0, query: 1, key: 2, walk: { step: "scores" } },
       },
       {
         say: (
@@ -49,11 +49,11 @@ export const LESSONS = [
             negative.
           </>
         ),
-        at: { screen: "walk", l: 0, h: 0, i: 1, j: 1, step: "softmax" },
+        at: { screen: "walk", layer: 0, head: 0, query: 1, key: 1, walk: { step: "softmax" } },
       },
       {
         say: "The context: every word’s vector times its weight, all added up. Journey’s becomes 0.4419, 0.6515, 0.5683.",
-        at: { screen: "walk", l: 0, h: 0, i: 1, step: "sum" },
+        at: { screen: "walk", layer: 0, head: 0, query: 1, walk: { step: "sum" } },
       },
       {
         say: (
@@ -62,17 +62,15 @@ export const LESSONS = [
             1. <b>Two steps and a sum: that is all of attention.</b>
           </>
         ),
-        at: { screen: "alignment", l: 0, h: 0, word: 1, of: "head" },
+        at: { screen: "alignment", layer: 0, head: 0, alignment: { word: 1, weightsOf: "head" } },
       },
     ],
-    attempt: {
-      say: (
-        <>
-          Go back to the first caption and change the numbers of <i>starts</i> to −0.57, −0.85,
-          −0.64: the opposite of journey. What happens to its weight?
-        </>
-      ),
-    },
+    attempt: (
+      <>
+        Go back to the first caption and change the numbers of <i>starts</i> to −0.57, −0.85, −0.64:
+        the opposite of journey. What happens to its weight?
+      </>
+    ),
   },
   {
     name: "qkv",
@@ -87,7 +85,7 @@ export const LESSONS = [
             <sub>v</sub>. In a model they are learnt; here they are small enough to read.
           </>
         ),
-        at: { screen: "walk", l: 1, h: 0, i: 1, step: "embedding" },
+        at: { screen: "walk", layer: 1, head: 0, query: 1, walk: { step: "embedding" } },
       },
       {
         say: (
@@ -97,11 +95,11 @@ export const LESSONS = [
             passes on), two numbers each.
           </>
         ),
-        at: { screen: "walk", l: 1, h: 0, i: 1, step: "qkv" },
+        at: { screen: "walk", layer: 1, head: 0, query: 1, walk: { step: "qkv" } },
       },
       {
         say: "The query of journey is compared with every key: again a dot product, but of what was learnt, no longer of the words themselves.",
-        at: { screen: "walk", l: 1, h: 0, i: 1, j: 1, step: "scores" },
+        at: { screen: "walk", layer: 1, head: 0, query: 1, key: 1, walk: { step: "scores" } },
       },
       {
         say: (
@@ -110,7 +108,7 @@ export const LESSONS = [
             turned into weights.
           </>
         ),
-        at: { screen: "walk", l: 1, h: 0, i: 1, step: "softmax" },
+        at: { screen: "walk", layer: 1, head: 0, query: 1, walk: { step: "softmax" } },
       },
       {
         say: (
@@ -119,17 +117,15 @@ export const LESSONS = [
             This is <b>scaled dot-product attention</b>, softmax(q·k / √d) v.
           </>
         ),
-        at: { screen: "walk", l: 1, h: 0, i: 1, step: "sum" },
+        at: { screen: "walk", layer: 1, head: 0, query: 1, walk: { step: "sum" } },
       },
     ],
-    attempt: {
-      say: (
-        <>
-          Go back to the first caption and set all of W<sub>q</sub> to 0. What does a query that
-          looks for nothing get?
-        </>
-      ),
-    },
+    attempt: (
+      <>
+        Go back to the first caption and set all of W<sub>q</sub> to 0. What does a query that looks
+        for nothing get?
+      </>
+    ),
   },
   {
     name: "scale",
@@ -139,15 +135,22 @@ export const LESSONS = [
     captions: [
       {
         say: "A query and two keys of 64 features each. The scores are 112 and 96: sums of 64 products become large.",
-        at: { screen: "walk", l: 0, h: 0, i: 0, step: "scores" },
+        at: { screen: "walk", layer: 0, head: 0, query: 0, walk: { step: "scores" } },
       },
       {
         say: "Divided by √64 = 8 they are 14 and 12, and softmax shares 0.88 to 0.12.",
-        at: { screen: "walk", l: 0, h: 0, i: 0, step: "softmax" },
+        at: { screen: "walk", layer: 0, head: 0, query: 0, walk: { step: "softmax" } },
       },
       {
         say: "What if they are not divided? Of 112 and 96, softmax makes 0.9999999 and 0.0000001: the second word is gone.",
-        at: { screen: "walk", l: 0, h: 0, i: 0, step: "softmax", edits: "scale" },
+        at: {
+          screen: "walk",
+          layer: 0,
+          head: 0,
+          query: 0,
+          edits: "scale",
+          walk: { step: "softmax" },
+        },
       },
       {
         say: (
@@ -156,7 +159,7 @@ export const LESSONS = [
             small. Both histograms look alike.
           </>
         ),
-        at: { screen: "variance", d: 4 },
+        at: { screen: "variance", features: 4 },
       },
       {
         say: (
@@ -166,12 +169,11 @@ export const LESSONS = [
             √d, nothing has changed.
           </>
         ),
-        at: { screen: "variance", d: 512 },
+        at: { screen: "variance", features: 512 },
       },
     ],
-    attempt: {
-      say: "Move the slider from 1 to 512 and watch both rows of weights. From which d on does one key win?",
-    },
+    attempt:
+      "Move the slider from 1 to 512 and watch both rows of weights. From which d on does one key win?",
   },
   {
     name: "mask",
@@ -186,7 +188,7 @@ export const LESSONS = [
             not exist yet. Here are the scores of journey with all six words.
           </>
         ),
-        at: { screen: "walk", l: 2, h: 0, i: 1, step: "scaled" },
+        at: { screen: "walk", layer: 2, head: 0, query: 1, walk: { step: "scaled" } },
       },
       {
         say: (
@@ -195,29 +197,34 @@ export const LESSONS = [
             everywhere on this page.
           </>
         ),
-        at: { screen: "walk", l: 2, h: 0, i: 1, step: "mask" },
+        at: { screen: "walk", layer: 2, head: 0, query: 1, walk: { step: "mask" } },
       },
       {
         say: "e to the power of −∞ is 0: softmax gives later words exactly nothing, and what is left still sums to 1.",
-        at: { screen: "walk", l: 2, h: 0, i: 1, step: "softmax" },
+        at: { screen: "walk", layer: 2, head: 0, query: 1, walk: { step: "softmax" } },
       },
       {
         say: "What if there were no mask? Later words take their share at once, and the others get less.",
-        at: { screen: "walk", l: 2, h: 0, i: 1, step: "softmax", edits: "mask" },
+        at: {
+          screen: "walk",
+          layer: 2,
+          head: 0,
+          query: 1,
+          edits: "mask",
+          walk: { step: "softmax" },
+        },
       },
       {
         say: "All six queries: a triangle. The first word sees itself alone, the last one sees all.",
-        at: { screen: "alignment", l: 2, h: 0, word: 1, of: "head" },
+        at: { screen: "alignment", layer: 2, head: 0, alignment: { word: 1, weightsOf: "head" } },
       },
     ],
-    attempt: {
-      say: (
-        <>
-          Choose the word <i>step</i>, the last: how much does the mask take from it? And from{" "}
-          <i>Your</i>?
-        </>
-      ),
-    },
+    attempt: (
+      <>
+        Choose the word <i>step</i>, the last: how much does the mask take from it? And from{" "}
+        <i>Your</i>?
+      </>
+    ),
   },
   {
     name: "bank",
@@ -232,15 +239,15 @@ export const LESSONS = [
             the same vector in both: its two points lie on top of each other.
           </>
         ),
-        at: { screen: "geometry", l: 0, i: 1, j: 0, alpha: 0 },
+        at: { screen: "geometry", layer: 0, query: 1, key: 0, geometry: { progress: 0 } },
       },
       {
         say: "After attention each bank has moved towards its neighbour. The word is the same, its vector no longer: attention is aware of the context. Press play to see it again.",
-        at: { screen: "geometry", l: 0, i: 1, j: 0, alpha: 1 },
+        at: { screen: "geometry", layer: 0, query: 1, key: 0, geometry: { progress: 1 } },
       },
       {
         say: "Why it moves: the context of bank is a mixture, and money takes part in it with its weight.",
-        at: { screen: "walk", l: 0, h: 0, i: 1, step: "sum" },
+        at: { screen: "walk", layer: 0, head: 0, query: 1, walk: { step: "sum" } },
       },
       {
         say: (
@@ -253,14 +260,12 @@ export const LESSONS = [
         run: MONEY,
       },
     ],
-    attempt: {
-      say: (
-        <>
-          Go back to the third caption, choose the step <i>inputs</i>, and give bank the vector 2,
-          0, 0, that of money. Does it still move?
-        </>
-      ),
-    },
+    attempt: (
+      <>
+        Go back to the third caption, choose the step <i>inputs</i>, and give bank the vector 2, 0,
+        0, that of money. Does it still move?
+      </>
+    ),
   },
   {
     name: "heads",
@@ -276,7 +281,13 @@ export const LESSONS = [
             looks at the man, B at the astronomer.
           </>
         ),
-        at: { screen: "heads", l: 0, h: 0, la: 0, a: 0, lb: 0, b: 1, i: 7 },
+        at: {
+          screen: "heads",
+          layer: 0,
+          head: 0,
+          query: 7,
+          heads: { layerA: 0, headA: 0, layerB: 0, headB: 1 },
+        },
       },
       {
         say: (
@@ -285,7 +296,7 @@ export const LESSONS = [
             of head A, the query of telescope fits the key of <b class="k">man</b> best.
           </>
         ),
-        at: { screen: "walk", l: 0, h: 0, i: 7, step: "scores" },
+        at: { screen: "walk", layer: 0, head: 0, query: 7, walk: { step: "scores" } },
       },
       {
         say: (
@@ -294,7 +305,7 @@ export const LESSONS = [
             which are the same, give other scores.
           </>
         ),
-        at: { screen: "walk", l: 0, h: 1, i: 7, step: "scores" },
+        at: { screen: "walk", layer: 0, head: 1, query: 7, walk: { step: "scores" } },
       },
       {
         say: (
@@ -319,7 +330,7 @@ export const LESSONS = [
         run: AMBIGUOUS,
       },
     ],
-    attempt: { say: "Choose other words as the query. For which do all heads agree?" },
+    attempt: "Choose other words as the query. For which do all heads agree?",
   },
   {
     name: "translate",
@@ -329,7 +340,7 @@ export const LESSONS = [
     captions: [
       {
         say: "An encoder has read the sentence, a decoder has written the German one below it. Both are drawn above: every box is one attention that you can open.",
-        at: { screen: "output", l: null },
+        at: { screen: "output", layer: null },
       },
       {
         say: (
@@ -347,16 +358,15 @@ export const LESSONS = [
             values from the English side.
           </>
         ),
-        at: { screen: "walk", step: "softmax", kind: "cross" },
+        at: { screen: "walk", kind: "cross", walk: { step: "softmax" } },
       },
       {
         say: "The encoder reads the sentence with several heads in several layers. Every square is one head: rows are queries, columns keys; the stronger the colour, the larger the weight.",
         at: { screen: "heads", kind: "encoder" },
       },
     ],
-    attempt: {
-      say: "Type a sentence of your own at the top. Click a German word: where does it come from?",
-    },
+    attempt:
+      "Type a sentence of your own at the top. Click a German word: where does it come from?",
   },
   {
     name: "next",
@@ -375,7 +385,7 @@ export const LESSONS = [
             even. Append a word, and the model guesses again.
           </>
         ),
-        at: { screen: "output", temperature: 0.5 },
+        at: { screen: "output", output: { temperature: 0.5 } },
       },
       {
         say: "How it got there: the last word looks back at the words before it. It cannot look ahead, so the upper right of every head is hatched.",
@@ -383,16 +393,18 @@ export const LESSONS = [
       },
       {
         say: "One of these heads, step by step, for the last word.",
-        at: { screen: "walk", step: "softmax" },
+        at: { screen: "walk", walk: { step: "softmax" } },
       },
     ],
-    attempt: {
-      say: "Append five words at temperature 0.1, and five at temperature 2. Which is Shakespeare?",
-    },
+    attempt:
+      "Append five words at temperature 0.1, and five at temperature 2. Which is Shakespeare?",
   },
 ];
 
-/** Worked examples that no card has. */
+/**
+ * Worked examples that no card has.
+ * @type {{name: string, title: string, teaser: string, screen: ScreenName}[]}
+ */
 export const MORE_EXAMPLES = [
   { name: "lights", title: "Turn off the lights", teaser: "one sum, written out", screen: "walk" },
   {

@@ -1,24 +1,15 @@
-/** Open the run of a card: a worked example, or a text that a model reads. */
-import { DEFAULTS } from "../state.js";
-
-/** What is chosen on the screen of sources. */
-const SPAN = ["first", "end", "low", "high", "hide"];
-
-/** What was chosen in one run does not apply to another. @type {Partial<State>} */
-export const NOTHING_CHOSEN = Object.fromEntries(
-  ["l", "h", "i", "j", "word", "x", "y", "z", "la", "a", "lb", "b", "kind", "edits", ...SPAN].map(
-    (name) => [name, /** @type {any} */ (DEFAULTS)[name]],
-  ),
-);
+/** Open the run of a lesson: a worked example, or a text that a model reads. */
+import { NOTHING_CHOSEN, merge } from "../state/state.js";
 
 /**
- * Return the name of a run, made by the server if it is a text; throw an error with one sentence if no model fits.
+ * Return the name of a run, made by the server if it is a text; throw an error with one sentence if
+ * no model fits.
  * @param {import("./lessons.jsx").RunSource} source
  * @param {Transport} transport
  * @param {import("../answers.js").Answers} answers
  * @returns {Promise<string>}
  */
-export async function openRun(source, transport, answers) {
+export async function makeRun(source, transport, answers) {
   if ("example" in source) return `example-${source.example}`;
   const models = await answers.ask("models").promise;
   const model = models.models.find(
@@ -32,16 +23,20 @@ export async function openRun(source, transport, answers) {
   return made.run;
 }
 
+/** What a caption starts from: what the reader changed before, on these screens, is undone. */
+const BEFORE_CAPTION = merge(NOTHING_CHOSEN, {
+  walk: { step: "softmax" },
+  alignment: { weightsOf: "mean" },
+  output: { temperature: 1 },
+});
+
 /**
- * Return the state of a caption of a card, without the run.
+ * Return the state of a lesson's caption, without the run.
  * @param {import("./lessons.jsx").Lesson} lesson
- * @param {number} at
- * @returns {Partial<State>}
+ * @param {number} caption
  */
-export const captionState = (lesson, at) => ({
-  ...NOTHING_CHOSEN,
-  ...{ step: "softmax", of: "mean", temperature: 1 },
-  ...lesson.captions[at].at,
-  card: lesson.name,
-  at,
+export const captionState = (lesson, caption) => ({
+  ...merge(BEFORE_CAPTION, lesson.captions[caption].at),
+  lesson: lesson.name,
+  caption,
 });

@@ -2,7 +2,8 @@
 import { headName } from "../parts/answered.jsx";
 import { clipped } from "../parts/text.js";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { statePath } from "../state.js";
+import { screenOf } from "../screens/index.js";
+import { statePath } from "../state/state.js";
 import { asPng, asSvg, saveFile } from "./save.js";
 
 /**
@@ -35,17 +36,24 @@ export function SaveMenu({ run, state, shown, transport, root }) {
   if (!run || !shown) return null;
   const name = `telescope-${state.screen}`;
   const { file } = transport;
+  const { subject } = screenOf(state.screen);
   const where =
-    shown.attention && !["output", "sources", "variance"].includes(state.screen)
+    shown.attention && (subject === undefined || subject === "layer")
       ? `, ${headName(shown.attention, shown.h)}`
       : "";
   const caption = `${clipped(run.text ?? run.title, 80)} · ${run.model}${where} · Telescope`;
-  const shownState = { ...state, l: shown.attention?.l ?? null, h: shown.h, card: null, at: null };
+  const shownState = {
+    ...state,
+    layer: shown.attention?.l ?? null,
+    head: shown.h,
+    lesson: null,
+    caption: null,
+  };
   /** @param {string} format */
   const exportFile = (format) =>
     file?.(
       run,
-      { l: shown.attention?.l, h: shown.h, i: state.i, start: statePath(shownState) },
+      { l: shown.attention?.l, h: shown.h, i: state.query, start: statePath(shownState) },
       format,
     ).then((blob) => saveFile(blob, `telescope.${format}`));
   /** @type {Record<string, () => Promise<void> | undefined>} */

@@ -5,13 +5,25 @@ import { Answered, layerOf } from "../parts/answered.jsx";
 import { useWidth } from "../parts/hooks.js";
 import { argmax, clamp, full, percent, short, sum } from "../parts/numbers.js";
 import { clipped, visible } from "../parts/text.js";
+import { number, shared } from "../state/fields.js";
+
+export const title = "Geometry";
+export const needs = "geometry";
+export const subject = "layer";
+export const splitsWords = true;
+export const fields = {
+  ...shared("layer", "query", "key"),
+  /** Between the points before attention, 0, and after it, 1. */
+  progress: number("alpha", 1),
+};
+export { Geometry as view };
 
 const MOST = 512; // tokens in one answer
 
 /** @param {ScreenProps} props */
-export function Geometry(props) {
+function Geometry(props) {
   const { run, attention, state, answers } = props;
-  const from = Math.max(0, Math.min((state.i ?? 0) - MOST / 2, attention.n_q - MOST));
+  const from = Math.max(0, Math.min((state.query ?? 0) - MOST / 2, attention.n_q - MOST));
   const words = state.pieces !== 1 && !run.example;
   const range =
     attention.n_q <= MOST
@@ -60,17 +72,17 @@ function Plane({ found, state, go, wordOf, queryOf }) {
   const { tokens, before, after } = found;
   const n = tokens.length;
   const mostMoved = argmax(found.moved.map((cosine) => -cosine));
-  const i = state.i === null ? mostMoved : clamp(wordOf(state.i) - found.start, 0, n - 1);
-  const other = state.j === null ? -1 : wordOf(state.j) - found.start;
+  const i = state.query === null ? mostMoved : clamp(wordOf(state.query) - found.start, 0, n - 1);
+  const other = state.key === null ? -1 : wordOf(state.key) - found.start;
   const j = other >= 0 && other < n ? other : null;
   const [trails, setTrails] = useState(true);
-  const [alpha, setAlpha] = useState(state.alpha);
-  useEffect(() => setAlpha(state.alpha), [state.alpha]);
-  const [playing, play] = usePlay(setAlpha, (end) => go({ alpha: end }, false));
+  const [alpha, setAlpha] = useState(state.geometry.progress);
+  useEffect(() => setAlpha(state.geometry.progress), [state.geometry.progress]);
+  const [playing, play] = usePlay(setAlpha, (end) => go({ geometry: { progress: end } }, false));
   /** @param {number} value */
   const slide = (value) => {
     setAlpha(value);
-    go({ alpha: value }, false);
+    go({ geometry: { progress: value } }, false);
   };
   return (
     <div class="plane" style={{ marginTop: "18px" }}>
@@ -85,7 +97,7 @@ function Plane({ found, state, go, wordOf, queryOf }) {
             j={j}
             trails={trails}
             explained={found.explained}
-            choose={(/** @type {number} */ at) => go({ i: queryOf(found.start + at) })}
+            choose={(/** @type {number} */ at) => go({ query: queryOf(found.start + at) })}
           />
         </div>
         <div class="slide">
@@ -134,7 +146,7 @@ function Plane({ found, state, go, wordOf, queryOf }) {
             tokens={tokens}
             i={i}
             j={j}
-            pick={(/** @type {number} */ at) => go({ j: queryOf(found.start + at) })}
+            pick={(/** @type {number} */ at) => go({ key: queryOf(found.start + at) })}
           />
         ) : (
           <p class="soft">Cosines of pairs are shown for texts of at most 64 tokens.</p>

@@ -4,19 +4,34 @@ import { Answered } from "../parts/answered.jsx";
 import { count, full, percent, short } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
 import { useState } from "preact/hooks";
-import { NOTHING_CHOSEN } from "../lessons/open_run.js";
+import { number, shared } from "../state/fields.js";
+
+export const title = "Output";
+export const needs = null;
+export const subject = "model";
+/** @type {ScreenModule["isOffered"]} */
+export const isOffered = (run) => Boolean(run?.output);
+export const fields = {
+  ...shared("query"),
+  temperature: number("temperature", 1),
+  /** 0 keeps all tokens. */
+  topK: number("top_k", 0),
+  topP: number("top_p", 1),
+};
+export { OutputScreen as view };
 
 /** @param {ScreenProps} props */
-export function OutputScreen(props) {
+function OutputScreen(props) {
   const { run, state, go, answers } = props;
+  const { temperature, topK, topP } = state.output;
   const made = run.output;
   const i =
-    made && state.i !== null
-      ? Math.min(state.i, made.n - 1)
+    made && state.query !== null
+      ? Math.min(state.query, made.n - 1)
       : made?.kind === "translator"
         ? 0
         : undefined;
-  const settings = { temperature: state.temperature, top_k: state.top_k, top_p: state.top_p };
+  const settings = { temperature, top_k: topK, top_p: topP };
   const found = useAnswer(answers, made ? `runs/${run.run}/output` : null, { i, ...settings });
   if (!made)
     return (
@@ -39,7 +54,7 @@ export function OutputScreen(props) {
           {(/** @type {OutputAnswer} */ value) => <Bars found={value} {...props} />}
         </Answered>
         <Settings
-          state={state}
+          chosen={state.output}
           go={go}
           kept={found.value?.kept}
           vocabulary={found.value?.vocabulary}
@@ -58,7 +73,7 @@ function Written({ made, i, word: chosen, go }) {
           <button
             type="button"
             aria-pressed={i !== undefined && word.first <= i && i <= word.i}
-            onClick={() => go({ i: word.i })}
+            onClick={() => go({ query: word.i })}
           >
             {visible(word.name)}
           </button>
@@ -91,7 +106,7 @@ function ChosenWord({ chosen, i, go }) {
       {pieces.map((piece, at) => (
         <>
           <span>{at ? "×" : "="}</span>
-          <button type="button" aria-pressed={piece.i === i} onClick={() => go({ i: piece.i })}>
+          <button type="button" aria-pressed={piece.i === i} onClick={() => go({ query: piece.i })}>
             {visible(piece.text)} {chance(piece.p)}
           </button>
         </>
@@ -101,7 +116,7 @@ function ChosenWord({ chosen, i, go }) {
 }
 
 /** @param {ScreenProps & {found: OutputAnswer}} props */
-function Bars({ found, run, go, transport }) {
+function Bars({ found, run, openRun, transport }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
   const append = found.kind === "gpt" && transport.send;
@@ -111,7 +126,7 @@ function Bars({ found, run, go, transport }) {
     setProblem(null);
     try {
       const made = await transport.send?.("runs", { text: `${run.text}${more}`, model: run.model });
-      go({ ...NOTHING_CHOSEN, run: made.run });
+      openRun(made.run);
     } catch (failure) {
       setProblem(/** @type {Error} */ (failure).message);
     }
@@ -198,9 +213,9 @@ function Bars({ found, run, go, transport }) {
   );
 }
 
-/** @param {{state: State, go: Go, kept?: number, vocabulary?: number}} props */
-function Settings({ state, go, kept, vocabulary }) {
-  /** @type {(name: "temperature" | "top_k" | "top_p", label: string, min: number, max: number, step: number, said: any, text: string) => any} */
+/** @param {{chosen: State["output"], go: Go, kept?: number, vocabulary?: number}} props */
+function Settings({ chosen, go, kept, vocabulary }) {
+  /** @type {(name: keyof State["output"], label: string, min: number, max: number, step: number, said: any, text: string) => any} */
   const slider = (name, label, min, max, step, said, text) => (
     <div class="setting">
       <label>
@@ -210,14 +225,15 @@ function Settings({ state, go, kept, vocabulary }) {
           min={min}
           max={max}
           step={step}
-          value={state[name]}
-          onInput={(event) => go({ [name]: Number(event.currentTarget.value) }, false)}
+          value={chosen[name]}
+          onInput={(event) => go({ output: { [name]: Number(event.currentTarget.value) } }, false)}
         />
       </label>
       <p class="soft">{said}</p>
     </div>
   );
-  const changed = state.temperature !== 1 || state.top_k !== 0 || state.top_p !== 1;
+  const { temperature, topK, topP } = chosen;
+  const changed = temperature !== 1 || topK !== 0 || topP !== 1;
   return (
     <aside class="card settings">
       {slider(
@@ -227,25 +243,25 @@ function Settings({ state, go, kept, vocabulary }) {
         3,
         0.1,
         "Logits are divided by it. Below 1 the likely become likelier, above 1 all become more alike.",
-        state.temperature.toFixed(1),
+        temperature.toFixed(1),
       )}
       {slider(
-        "top_k",
+        "topK",
         "top-k",
         0,
         20,
         1,
         "Only the k likeliest can be chosen.",
-        state.top_k ? String(state.top_k) : "all",
+        topK ? String(topK) : "all",
       )}
       {slider(
-        "top_p",
+        "topP",
         "top-p",
         0.05,
         1,
         0.05,
         "Only the likeliest whose probabilities sum to p can be chosen.",
-        state.top_p < 1 ? state.top_p.toFixed(2) : "all",
+        topP < 1 ? topP.toFixed(2) : "all",
       )}
       {kept !== undefined && (
         <p>
@@ -256,7 +272,7 @@ function Settings({ state, go, kept, vocabulary }) {
         <button
           type="button"
           class="button"
-          onClick={() => go({ temperature: 1, top_k: 0, top_p: 1 }, false)}
+          onClick={() => go({ output: { temperature: 1, topK: 0, topP: 1 } }, false)}
         >
           reset
         </button>

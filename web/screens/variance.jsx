@@ -3,13 +3,24 @@ import { useAnswer } from "../answers.js";
 import { Answered } from "../parts/answered.jsx";
 import { css, weightColour } from "../parts/colour.js";
 import { count, full, percent, short } from "../parts/numbers.js";
+import { shared } from "../state/fields.js";
+
+export const title = "Why √d";
+export const needs = null;
+export const subject = "nothing";
+/** @type {ScreenModule["isOffered"]} */
+export const isOffered = (run) => run?.kind === "example";
+export const fields = {
+  ...shared("features"),
+};
+export { Variance as view };
 
 /** The slider has the powers of two and a few numbers between them. */
 const STOPS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
 
 /** @param {ScreenProps} props */
-export function Variance({ state, go, answers, theme }) {
-  const d = Math.min(512, Math.max(1, Math.round(state.d)));
+function Variance({ state, go, answers, theme }) {
+  const d = Math.min(512, Math.max(1, Math.round(state.features)));
   const found = useAnswer(answers, "variance", { d });
   const at = STOPS.findIndex((stop) => stop >= d);
   return (
@@ -31,7 +42,7 @@ export function Variance({ state, go, answers, theme }) {
           value={at}
           aria-label="d, the number of features"
           aria-valuetext={`d = ${d}`}
-          onInput={(event) => go({ d: STOPS[Number(event.currentTarget.value)] }, false)}
+          onInput={(event) => go({ features: STOPS[Number(event.currentTarget.value)] }, false)}
         />
       </div>
       <Answered answer={found}>

@@ -153,10 +153,13 @@ test("aggregates are shifts of what is sent, and limits follow the zoom", () => 
   assert.equal(log2Shift("share", 8, INFO), 0);
   assert.equal(log2Shift("mean", 8, INFO), -3);
   assert.equal(log2Shift("lift", 1000, INFO), 0);
-  const state = /** @type {any} */ ({ how: "share", lim: null });
+  const state = /** @type {any} */ ({ aggregate: "share", limits: null });
   assert.ok(colourLimits(state, 8, INFO)[0] > colourLimits(state, 1, INFO)[0]);
-  assert.deepEqual(colourLimits({ ...state, lim: "-7,-2" }, 8, INFO), [-7, -2]);
-  assert.deepEqual(colourLimits({ ...state, lim: "3,1" }, 8, INFO), colourLimits(state, 8, INFO));
+  assert.deepEqual(colourLimits({ ...state, limits: "-7,-2" }, 8, INFO), [-7, -2]);
+  assert.deepEqual(
+    colourLimits({ ...state, limits: "3,1" }, 8, INFO),
+    colourLimits(state, 8, INFO),
+  );
 });
 
 test("labels are at round distances", () => {

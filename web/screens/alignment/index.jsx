@@ -8,6 +8,19 @@ import { argmax, clamp, full, percent, short, toNumber } from "../../parts/numbe
 import { visible } from "../../parts/text.js";
 import { WhatIf } from "../../parts/what_if.jsx";
 import { Ribbons, THINNEST } from "./ribbons.jsx";
+import { number, perRun, shared, text } from "../../state/fields.js";
+
+export const title = "Alignment";
+export const needs = "alignment";
+export const begins = "sharpest";
+export const fields = {
+  ...shared("layer", "head"),
+  /** The word below whose ribbons are lit. */
+  word: perRun(number("word")),
+  /** "mean" of all heads, or one "head". */
+  weightsOf: text("of", "mean"),
+};
+export { Alignment as view };
 
 /**
  * @typedef {{side: 0 | 1, at: number}} Word  side 0 holds the keys (columns, above), side 1 the queries (rows, below)
@@ -16,9 +29,9 @@ import { Ribbons, THINNEST } from "./ribbons.jsx";
  */
 
 /** @param {ScreenProps} props */
-export function Alignment(props) {
+function Alignment(props) {
   const { run, attention, state, go, answers, sharpest } = props;
-  const h = state.of === "head" ? state.h : "mean";
+  const h = state.alignment.weightsOf === "head" ? state.head : "mean";
   const found = useAnswer(answers, `runs/${run.run}/alignment`, { l: attention.l, h });
   const cross = attention.kind === "cross";
   return (
@@ -35,17 +48,17 @@ export function Alignment(props) {
         <span class="segments" role="group" aria-label="which heads">
           <button
             type="button"
-            aria-pressed={state.of !== "head"}
-            onClick={() => go({ of: "mean" })}
+            aria-pressed={state.alignment.weightsOf !== "head"}
+            onClick={() => go({ alignment: { weightsOf: "mean" } })}
           >
             mean of all heads
           </button>
           <button
             type="button"
-            aria-pressed={state.of === "head"}
-            onClick={() => go({ of: "head" })}
+            aria-pressed={state.alignment.weightsOf === "head"}
+            onClick={() => go({ alignment: { weightsOf: "head" } })}
           >
-            head {state.h}
+            head {state.head}
           </button>
         </span>
         {sharpest && <SharpestNote run={run} attention={attention} sharpest={sharpest} go={go} />}
@@ -65,7 +78,7 @@ function SharpestNote({ run, attention, sharpest, go }) {
   const best = run.attentions[sharpest.l];
   if (best.l !== attention.l)
     return (
-      <button type="button" class="button" onClick={() => go({ l: best.l, h: sharpest.h })}>
+      <button type="button" class="button" onClick={() => go({ layer: best.l, head: sharpest.h })}>
         sharper: layer {layerOf(best)}
       </button>
     );
@@ -86,15 +99,15 @@ function AlignedWords({ found, run, attention, state, go, answers, transport, th
   const [hover, setHover] = useState(/** @type {Word | null} */ (null));
   const words = found.real_rows.filter((at) => /[\p{L}\p{N}]/u.test(rows[at]));
   const pinned =
-    state.word !== null && state.word < rows.length
-      ? state.word
+    state.alignment.word !== null && state.alignment.word < rows.length
+      ? state.alignment.word
       : (words.at(-1) ?? found.real_rows.at(-1) ?? 0);
   /** @type {Word} */
   const lit = hover ?? { side: 1, at: pinned };
   /** @param {Word} word */
   const pin = (word) => {
     setHover(word);
-    if (word.side) go({ word: word.at }, false);
+    if (word.side) go({ alignment: { word: word.at } }, false);
   };
   const shared = { rows, columns, weights, lit, setHover, pin };
   const i =
@@ -115,7 +128,7 @@ function AlignedWords({ found, run, attention, state, go, answers, transport, th
         <WhatIf
           run={run}
           attention={attention}
-          h={state.h}
+          h={state.head}
           i={i}
           keyWords={keys.value}
           state={state}
@@ -135,8 +148,8 @@ function AlignedWords({ found, run, attention, state, go, answers, transport, th
             </output>
           </div>
           <p class="soft" style={{ fontSize: "13px", marginTop: "12px" }}>
-            {state.of === "head"
-              ? headName(attention, state.h)
+            {state.alignment.weightsOf === "head"
+              ? headName(attention, state.head)
               : `the mean of ${attention.heads.length} heads of ${attention.name}`}
             . Tokens are joined into words: a word’s row is the mean over its tokens, its column
             their sum.{" "}

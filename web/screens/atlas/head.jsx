@@ -1,7 +1,6 @@
 /** One head of an atlas: its habits, where its weight goes, its averaged map, and its strongest texts. */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
-import { NOTHING_CHOSEN } from "../../lessons/open_run.js";
 import { Answered } from "../../parts/answered.jsx";
 import { PALETTES, paletteColour } from "../../parts/colour.js";
 import { paint } from "../../parts/matrix.jsx";
@@ -10,8 +9,8 @@ import { clipped, visible } from "../../parts/text.js";
 import { Mark } from "./picture.jsx";
 
 /**
- * @param {{atlas: AtlasAnswer, l: number, h: number, state: State, go: Go, answers: import("../../answers.js").Answers,
- *   transport: Transport, titled?: boolean}} props
+ * @param {import("./index.jsx").AtlasProps & {atlas: AtlasAnswer, l: number, h: number,
+ *   titled?: boolean}} props
  */
 export function AtlasHead({ atlas, l, h, titled, ...props }) {
   const known =
@@ -201,9 +200,10 @@ function AveragedMap({ maps, sizes }) {
 }
 
 /**
- * @param {{atlas: AtlasAnswer, head: AtlasHeadAnswer, l: number, state: State, go: Go, transport: Transport}} props
+ * @param {Pick<import("./index.jsx").AtlasProps, "state" | "go" | "openRun" | "transport"> &
+ *   {atlas: AtlasAnswer, head: AtlasHeadAnswer, l: number}} props
  */
-function Texts({ atlas, head, l, state, go, transport }) {
+function Texts({ atlas, head, l, state, go, openRun, transport }) {
   const [busy, setBusy] = useState(/** @type {string | null} */ (null));
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
   const habits = Object.keys(head.evidence).filter((habit) => head.evidence[habit].length);
@@ -211,12 +211,12 @@ function Texts({ atlas, head, l, state, go, transport }) {
   if (!habits.length) return <p class="soft">No text is long enough to be evidence.</p>;
   const strongest = [...habits].sort((a, b) => (head[b] ?? 0) - (head[a] ?? 0))[0];
   const habit =
-    state.habit && habits.includes(state.habit)
-      ? state.habit
+    state.atlas.habit && habits.includes(state.atlas.habit)
+      ? state.atlas.habit
       : habits.includes(head.kind)
         ? head.kind
         : strongest;
-  /** @type {(rank: number, screen: string) => Promise<void>} */
+  /** @type {(rank: number, screen: ScreenName) => Promise<void>} */
   const open = async (rank, screen) => {
     setBusy(`${rank}${screen}`);
     setProblem(null);
@@ -228,13 +228,11 @@ function Texts({ atlas, head, l, state, go, transport }) {
         habit,
         rank,
       });
-      go({
-        ...NOTHING_CHOSEN,
-        atlas: null,
-        run: made.run,
+      openRun(made.run, {
+        atlas: { name: null },
         screen,
-        l: made.opened.l,
-        h: made.opened.h,
+        layer: made.opened.l,
+        head: made.opened.h,
       });
     } catch (failure) {
       setProblem(/** @type {Error} */ (failure).message);
@@ -249,7 +247,7 @@ function Texts({ atlas, head, l, state, go, transport }) {
           for{" "}
           <select
             value={habit}
-            onChange={(event) => go({ habit: event.currentTarget.value }, false)}
+            onChange={(event) => go({ atlas: { habit: event.currentTarget.value } }, false)}
           >
             {habits.map((one) => (
               <option value={one} selected={one === habit}>
@@ -277,7 +275,7 @@ function Texts({ atlas, head, l, state, go, transport }) {
                 {text.line ? `, line ${count(text.line)}` : ""}, {count(text.tokens)} tokens
               </span>
               {transport.send &&
-                ["walk", "map"].map((screen) => (
+                /** @type {ScreenName[]} */ (["walk", "map"]).map((screen) => (
                   <button
                     type="button"
                     class="button small"

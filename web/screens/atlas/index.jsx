@@ -6,15 +6,33 @@ import { count, full, percent, short } from "../../parts/numbers.js";
 import { clipped, visible } from "../../parts/text.js";
 import { AtlasHead } from "./head.jsx";
 import { AtlasPicture, KIND_MARKS, Mark } from "./picture.jsx";
+import { shared, text } from "../../state/fields.js";
 
-/**
- * @param {{state: State, go: Go, answers: import("../../answers.js").Answers, transport: Transport, root: HTMLElement, theme: Theme}} props
- */
+export const fields = {
+  /** Another atlas beside the one that is shown. */
+  other: text("other"),
+  /** "scatter" or "grid". */
+  look: text("look", "scatter"),
+  /** The columns across and up. */
+  across: text("col", "previous"),
+  up: text("row", "entropy"),
+  /** The only kind of heads that is not faded. */
+  only: text("only"),
+  ...shared("layer", "head"),
+  /** The habit whose strongest texts are listed. */
+  habit: text("habit"),
+};
+
+/** @param {AtlasProps} props */
 export function AtlasScreen(props) {
   const { state, go, answers } = props;
+  const settings = state.atlas;
   const list = useAnswer(answers, "atlases");
-  const found = useAnswer(answers, `atlases/${encodeURIComponent(state.atlas ?? "")}`);
-  const other = useAnswer(answers, state.other && `atlases/${encodeURIComponent(state.other)}`);
+  const found = useAnswer(answers, `atlases/${encodeURIComponent(settings.name ?? "")}`);
+  const other = useAnswer(
+    answers,
+    settings.other && `atlases/${encodeURIComponent(settings.other)}`,
+  );
   /** @type {string[]} */
   const names = (list.value?.atlases ?? []).map((/** @type {AtlasAnswer} */ one) => one.atlas);
   return (
@@ -29,25 +47,29 @@ export function AtlasScreen(props) {
         {names.length > 1 && (
           <Choice
             label="atlas"
-            value={state.atlas}
+            value={settings.name}
             options={names}
             pick={(/** @type {string} */ name) =>
-              go({ atlas: name, other: name === state.other ? null : state.other })
+              go({ atlas: { name, other: name === settings.other ? null : settings.other } })
             }
           />
         )}
         {names.length > 1 && (
           <Choice
             label="beside"
-            value={state.other ?? ""}
-            options={["", ...names.filter((name) => name !== state.atlas)]}
+            value={settings.other ?? ""}
+            options={["", ...names.filter((name) => name !== settings.name)]}
             none="no other"
-            pick={(/** @type {string} */ name) => go({ other: name || null })}
+            pick={(/** @type {string} */ name) => go({ atlas: { other: name || null } })}
           />
         )}
         <span class="segments" role="group" aria-label="scatter or grid">
           {["scatter", "grid"].map((look) => (
-            <button type="button" aria-pressed={state.look === look} onClick={() => go({ look })}>
+            <button
+              type="button"
+              aria-pressed={settings.look === look}
+              onClick={() => go({ atlas: { look } })}
+            >
               {look}
             </button>
           ))}
@@ -55,17 +77,17 @@ export function AtlasScreen(props) {
         {found.value && (
           <>
             <Choice
-              label={state.look === "grid" ? "shade" : "across"}
-              value={state.col}
+              label={settings.look === "grid" ? "shade" : "across"}
+              value={settings.across}
               options={found.value.columns}
-              pick={(/** @type {string} */ col) => go({ col })}
+              pick={(/** @type {string} */ across) => go({ atlas: { across } })}
             />
-            {state.look !== "grid" && (
+            {settings.look !== "grid" && (
               <Choice
                 label="up"
-                value={state.row}
+                value={settings.up}
                 options={found.value.columns}
-                pick={(/** @type {string} */ row) => go({ row })}
+                pick={(/** @type {string} */ up) => go({ atlas: { up } })}
               />
             )}
           </>
@@ -82,7 +104,9 @@ export function AtlasScreen(props) {
             {...props}
             value={value}
             other={
-              state.other && !other.error && other.value?.atlas === state.other ? other.value : null
+              settings.other && !other.error && other.value?.atlas === settings.other
+                ? other.value
+                : null
             }
           />
         )}
@@ -105,27 +129,33 @@ const Choice = ({ label, value, options, pick, none }) => (
   </label>
 );
 
-/** @typedef {{state: State, go: Go, answers: import("../../answers.js").Answers, transport: Transport, root: HTMLElement, theme: Theme}} AtlasProps */
+/**
+ * @typedef {Omit<FrameProps, "shown">} AtlasProps
+ */
 
 /** @param {AtlasProps & {value: AtlasAnswer, other: AtlasAnswer | null}} props */
 function Heads({ value, other, ...props }) {
   const { state, go } = props;
+  const settings = state.atlas;
   const clearest = useMemo(() => clearestHead(value), [value]);
   const layer =
-    state.l !== null && value.layers[state.l] !== undefined ? value.layers[state.l] : null;
-  const chosen = value.heads.find((one) => one.layer === layer && one.head === state.h) ?? clearest;
+    state.layer !== null && value.layers[state.layer] !== undefined
+      ? value.layers[state.layer]
+      : null;
+  const chosen =
+    value.heads.find((one) => one.layer === layer && one.head === state.head) ?? clearest;
   const [l, h] = [value.layers.indexOf(chosen.layer), chosen.head];
   /** @param {HeadOfAtlas} head */
-  const choose = (head) => go({ l: value.layers.indexOf(head.layer), h: head.head }, false);
+  const choose = (head) => go({ layer: value.layers.indexOf(head.layer), head: head.head }, false);
   const atlases = other ? [value, other] : [value];
   const ticks = useMemo(
-    () => [state.col, state.row].map((name) => columnTicks(atlases, name)),
-    [value, other, state.col, state.row],
+    () => [settings.across, settings.up].map((name) => columnTicks(atlases, name)),
+    [value, other, settings.across, settings.up],
   );
-  const shared = { ...props, chosen, choose, ticks };
+  const shared = { ...props, settings, chosen, choose, ticks };
   return (
     <>
-      <Legend atlases={atlases} only={state.only} go={go} />
+      <Legend atlases={atlases} only={settings.only} go={go} />
       <div class={`atlas ${other ? "both" : ""}`}>
         {atlases.map((one) => (
           <figure class="card atlas-picture" key={one.atlas}>
@@ -202,7 +232,7 @@ function Legend({ atlases, only, go }) {
               ? `no habit has ${percent(atlases[0].clear)} of the weight`
               : `at least ${percent(atlases[0].clear)} of the weight on ${keys[kind]}`
           }
-          onClick={() => go({ only: only === kind ? null : kind }, false)}
+          onClick={() => go({ atlas: { only: only === kind ? null : kind } }, false)}
         >
           <Mark kind={kind} /> {kind}{" "}
           <small>

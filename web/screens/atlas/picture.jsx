@@ -52,18 +52,19 @@ const REACH = 18; // pixels within which a mark is pointed at
 /** @typedef {{head: HeadOfAtlas, x: number, y: number, size: number}} Placed */
 
 /**
- * @param {{atlas: AtlasAnswer, chosen: HeadOfAtlas, choose: (head: HeadOfAtlas) => void, ticks: number[][], state: State,
+ * @param {{atlas: AtlasAnswer, chosen: HeadOfAtlas, choose: (head: HeadOfAtlas) => void, ticks: number[][], settings: State["atlas"],
  *   root: HTMLElement, theme: Theme}} props
  */
-export function AtlasPicture({ atlas, chosen, choose, ticks, state, root, theme }) {
+export function AtlasPicture({ atlas, chosen, choose, ticks, settings, root, theme }) {
   const frame = useRef(/** @type {HTMLDivElement | null} */ (null));
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const size = useCanvasSize(frame, canvas, () => {});
   const [hover, setHover] = useState(/** @type {HeadOfAtlas | null} */ (null));
-  const grid = state.look === "grid";
+  const grid = settings.look === "grid";
   const placed = useMemo(
-    () => (size ? (grid ? gridPlaces(atlas, size) : scatterPlaces(atlas, size, ticks, state)) : []),
-    [atlas, size, ticks, grid, state.col, state.row],
+    () =>
+      size ? (grid ? gridPlaces(atlas, size) : scatterPlaces(atlas, size, ticks, settings)) : [],
+    [atlas, size, ticks, grid, settings.across, settings.up],
   );
   const own = placed.find(({ head }) => head.layer === chosen.layer && head.head === chosen.head);
   useEffect(() => {
@@ -73,14 +74,14 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, state, root, theme 
       placed,
       atlas,
       ticks,
-      state,
+      settings,
       theme,
       grid,
       hover,
       chosen: own?.head ?? null,
     };
     draw(canvas.current, scene, (name) => themeColour(root, name));
-  }, [size, placed, hover, own, theme, state.only]);
+  }, [size, placed, hover, own, theme, settings.only]);
 
   /** @param {MouseEvent} event */
   const nearest = (event) => {
@@ -88,7 +89,7 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, state, root, theme 
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     let [best, least] = [/** @type {Placed | null} */ (null), REACH];
     for (const one of placed) {
-      if (state.only && one.head.kind !== state.only) continue;
+      if (settings.only && one.head.kind !== settings.only) continue;
       const away = Math.hypot(one.x - x, one.y - y);
       if (away < least) [best, least] = [one, away];
     }
@@ -101,7 +102,7 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, state, root, theme 
     if (!arrow || !placed.length) return;
     event.preventDefault();
     event.stopPropagation();
-    const shown = placed.filter(({ head }) => !state.only || head.kind === state.only);
+    const shown = placed.filter(({ head }) => !settings.only || head.kind === settings.only);
     const next = neighbour(shown, own, arrow, grid);
     if (next) choose(next.head);
   };
@@ -136,7 +137,7 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, state, root, theme 
         <canvas ref={canvas} data-picture="atlas" />
       </div>
       <p class="atlas-said" aria-live="polite">
-        {said ? describe(said, state, atlas) : ""}
+        {said ? describe(said, settings, atlas) : ""}
         {missing > 0 && !grid ? (
           <>
             {" "}
@@ -150,9 +151,9 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, state, root, theme 
   );
 }
 
-/** @type {(head: HeadOfAtlas, state: State, atlas: AtlasAnswer) => string} */
-const describe = (head, state, atlas) =>
-  `${head.layer}, head ${head.head}: ${head.kind}; ${[...new Set([state.col, state.row])].map((name) => `${label(name)} ${numberText(head[name], name, atlas)}`).join(", ")}`;
+/** @type {(head: HeadOfAtlas, settings: State["atlas"], atlas: AtlasAnswer) => string} */
+const describe = (head, settings, atlas) =>
+  `${head.layer}, head ${head.head}: ${head.kind}; ${[...new Set([settings.across, settings.up])].map((name) => `${label(name)} ${numberText(head[name], name, atlas)}`).join(", ")}`;
 
 /** @type {(x: string | number | null, name: string, atlas: AtlasAnswer) => string} */
 const numberText = (x, name, atlas) =>
@@ -161,11 +162,11 @@ const numberText = (x, name, atlas) =>
 /** @param {string} name */
 const label = (name) => `${name.replace(/_/g, " ")}${name === "entropy" ? " (nats)" : ""}`;
 
-/** @type {(atlas: AtlasAnswer, size: CanvasSize, ticks: number[][], state: State) => Placed[]} */
-function scatterPlaces(atlas, { width, height }, ticks, state) {
+/** @type {(atlas: AtlasAnswer, size: CanvasSize, ticks: number[][], settings: State["atlas"]) => Placed[]} */
+function scatterPlaces(atlas, { width, height }, ticks, settings) {
   const size = clamp(90 / Math.sqrt(atlas.heads.length), 4.5, 8);
   return atlas.heads.flatMap((head) => {
-    const [x, y] = [head[state.col], head[state.row]];
+    const [x, y] = [head[settings.across], head[settings.up]];
     if (typeof x !== "number" || typeof y !== "number") return [];
     return [{ head, x: across(x, ticks[0], width), y: up(y, ticks[1], height), size }];
   });
@@ -217,7 +218,7 @@ function neighbour(shown, own, [dx, dy], grid) {
 }
 
 /**
- * @typedef {CanvasSize & {placed: Placed[], atlas: AtlasAnswer, ticks: number[][], state: State, theme: Theme, grid: boolean,
+ * @typedef {CanvasSize & {placed: Placed[], atlas: AtlasAnswer, ticks: number[][], settings: State["atlas"], theme: Theme, grid: boolean,
  *   hover: HeadOfAtlas | null, chosen: HeadOfAtlas | null}} Scene
  */
 
@@ -225,7 +226,7 @@ function neighbour(shown, own, [dx, dy], grid) {
 function draw(canvas, scene, colour) {
   const context = canvas.getContext("2d");
   if (!context) return;
-  const { width, height, dense, placed, state, theme, hover, chosen } = scene;
+  const { width, height, dense, placed, settings, theme, hover, chosen } = scene;
   context.setTransform(dense, 0, 0, dense, 0, 0);
   context.clearRect(0, 0, width, height);
   context.font = `11.5px ${colour("figures")}`;
@@ -240,7 +241,7 @@ function draw(canvas, scene, colour) {
       Number(a.head.kind !== "mixed") - Number(b.head.kind !== "mixed"),
   );
   for (const { head, x, y, size } of ordered) {
-    const faded = state.only && head.kind !== state.only;
+    const faded = settings.only && head.kind !== settings.only;
     const strong = head === hover || head === chosen;
     context.save();
     context.globalAlpha = faded ? 0.12 : strong || scene.grid ? 1 : 0.86;
@@ -263,7 +264,7 @@ function draw(canvas, scene, colour) {
 }
 
 /** @type {(context: CanvasRenderingContext2D, scene: Scene, colour: (name: string) => string) => void} */
-function drawAxes(context, { width, height, ticks, state, atlas }, colour) {
+function drawAxes(context, { width, height, ticks, settings, atlas }, colour) {
   context.strokeStyle = colour("faint");
   context.lineWidth = 1;
   context.fillStyle = colour("soft");
@@ -279,7 +280,7 @@ function drawAxes(context, { width, height, ticks, state, atlas }, colour) {
     line(x, EDGE.top, x, height - EDGE.bottom);
     context.textAlign = at === ticks[0].length - 1 ? "right" : "center";
     context.fillText(
-      numberText(tick, state.col, atlas),
+      numberText(tick, settings.across, atlas),
       at === ticks[0].length - 1 ? width - 4 : x,
       height - EDGE.bottom + 16,
     );
@@ -288,25 +289,27 @@ function drawAxes(context, { width, height, ticks, state, atlas }, colour) {
   for (const tick of ticks[1]) {
     const y = up(tick, ticks[1], height);
     line(EDGE.left, y, width - EDGE.right, y);
-    context.fillText(numberText(tick, state.row, atlas), EDGE.left - 7, y + 4);
+    context.fillText(numberText(tick, settings.up, atlas), EDGE.left - 7, y + 4);
   }
   context.fillStyle = colour("ink");
   context.font = `600 12.5px ${colour("sans")}`;
   context.textAlign = "right";
-  context.fillText(`${label(state.col)} →`, width - EDGE.right, height - 8);
+  context.fillText(`${label(settings.across)} →`, width - EDGE.right, height - 8);
   context.save();
   context.translate(13, EDGE.top);
   context.rotate(-Math.PI / 2);
-  context.fillText(`${label(state.row)} →`, 0, 0);
+  context.fillText(`${label(settings.up)} →`, 0, 0);
   context.restore();
 }
 
 /** Draw the cells of the grid: their shade is the chosen column. @type {(context: CanvasRenderingContext2D, scene: Scene, colour: (name: string) => string) => void} */
-function drawLayers(context, { width, placed, atlas, ticks, state }, colour) {
+function drawLayers(context, { width, placed, atlas, ticks, settings }, colour) {
   const { cell, left, columns } = gridShape(atlas, width);
   for (const { head, x, y } of placed) {
     const share =
-      typeof head[state.col] === "number" ? within(Number(head[state.col]), ticks[0]) : 0;
+      typeof head[settings.across] === "number"
+        ? within(Number(head[settings.across]), ticks[0])
+        : 0;
     context.fillStyle = colour("sunk");
     context.fillRect(x - cell / 2 + 0.5, y - cell / 2 + 0.5, cell - 1, cell - 1);
     context.globalAlpha = 0.42 * clamp(share, 0, 1);

@@ -90,7 +90,7 @@ export function Fans({ compared, A, B, nameOf, byHand, go, theme }) {
           <button
             type="button"
             class="button small"
-            onClick={() => go({ la: null, a: null, lb: null, b: null })}
+            onClick={() => go({ heads: { layerA: null, headA: null, layerB: null, headB: null } })}
           >
             the two that differ most
           </button>

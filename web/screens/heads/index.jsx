@@ -19,6 +19,22 @@ import { WhatIf } from "../../parts/what_if.jsx";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { tokenRange, wordsOrPieces } from "../../parts/words.js";
 import { Fans } from "./fans.jsx";
+import { number, perRun, shared } from "../../state/fields.js";
+
+export const title = "Heads";
+export const needs = "map";
+export const begins = "start";
+export const splitsWords = true;
+export const fields = {
+  ...shared("layer", "head"),
+  /** The two heads that are compared. */
+  layerA: perRun(number("la")),
+  headA: perRun(number("a")),
+  layerB: perRun(number("lb")),
+  headB: perRun(number("b")),
+  ...shared("query", "kind"),
+};
+export { Heads as view };
 
 /** @typedef {{l: number, h: number}} HeadPlace */
 
@@ -38,7 +54,7 @@ function HeadsOfKind(props) {
   const by = state.pieces === 1 ? undefined : "words";
   const requests = alike.map(({ l }) => ({ path: `runs/${run.run}/heads`, query: { l, by } }));
   const layers = useAnswers(answers, requests);
-  const i = Math.min(state.i ?? attention.n_q >> 1, attention.n_q - 1);
+  const i = Math.min(state.query ?? attention.n_q >> 1, attention.n_q - 1);
   const compared = useAnswer(
     answers,
     attention.has?.alignment ? `runs/${run.run}/perspectives` : null,
@@ -106,17 +122,27 @@ function Comparison({
       ? { l, h }
       : null;
   const pair = compared?.pair?.map((at) => compared.heads[at]);
-  const A = placeOf(state.la, state.a) ?? pair?.[0] ?? { l: attention.l, h: state.h };
+  const A = placeOf(state.heads.layerA, state.heads.headA) ??
+    pair?.[0] ?? { l: attention.l, h: state.head };
   const last = alike[alike.length - 1];
   const another = last.heads.find((h) => last.l !== A.l || h !== A.h) ?? last.heads[0];
-  const B = placeOf(state.lb, state.b) ?? pair?.[1] ?? { l: last.l, h: another };
+  const B = placeOf(state.heads.layerB, state.heads.headB) ??
+    pair?.[1] ?? { l: last.l, h: another };
   const picked = wordsOrPieces(words, state.pieces === 1);
   const summary = attention.has?.trace === false;
-  const byHand = state.la !== null || state.lb !== null;
+  const byHand = state.heads.layerA !== null || state.heads.layerB !== null;
   const [turn, setTurn] = useState("a");
   /** @type {(l: number, h: number) => void} */
   const choose = (l, h) => {
-    go(turn === "a" ? { la: l, a: h, lb: B.l, b: B.h, l, h } : { la: A.l, a: A.h, lb: l, b: h });
+    const chosenA = turn === "a" ? { l, h } : A;
+    const chosenB = turn === "a" ? B : { l, h };
+    const heads = {
+      layerA: chosenA.l,
+      headA: chosenA.h,
+      layerB: chosenB.l,
+      headB: chosenB.h,
+    };
+    go(turn === "a" ? { heads, layer: l, head: h } : { heads });
     setTurn(turn === "a" ? "b" : "a");
   };
   /** @type {(l: number, h: number) => string} */
@@ -137,7 +163,7 @@ function Comparison({
         <WordPicker
           words={picked.range}
           at={picked.at(i)}
-          choose={(/** @type {number} */ at) => go({ i: picked.query(at) })}
+          choose={(/** @type {number} */ at) => go({ query: picked.query(at) })}
           label="the query"
         />
       </div>
@@ -236,9 +262,9 @@ function Comparison({
           run={run}
           answers={answers}
           attention={attention}
-          h={state.h}
+          h={state.head}
           i={i}
-          name={nameOf(attention.l, state.h)}
+          name={nameOf(attention.l, state.head)}
         />
       )}
       <Habits layers={layers} mark={mark} choose={choose} nameOf={nameOf} />

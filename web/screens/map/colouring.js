@@ -113,41 +113,41 @@ export function defaultLimits(how, bin, info) {
 
 /**
  * Return the limits that the state holds as "low,high", or the default ones.
- * @param {State} state
+ * @param {State["map"]} chosen
  * @param {number} bin
  * @param {MapInfo} info
  */
-export function colourLimits(state, bin, info) {
-  const none = state.scale === "root" && state.how !== "lift" ? [ZERO, 0] : null;
-  const chosen = state.lim?.split(",").map(Number);
-  const valid = chosen?.length === 2 && chosen.every(Number.isFinite) && chosen[0] < chosen[1];
-  return chosen && valid ? chosen : (none ?? defaultLimits(state.how, bin, info));
+export function colourLimits(chosen, bin, info) {
+  const none = chosen.scale === "root" && chosen.aggregate !== "lift" ? [ZERO, 0] : null;
+  const given = chosen.limits?.split(",").map(Number);
+  const valid = given?.length === 2 && given.every(Number.isFinite) && given[0] < given[1];
+  return given && valid ? given : (none ?? defaultLimits(chosen.aggregate, bin, info));
 }
 
 export const ZERO = -40; // a power of two that counts as no weight
 const SINGLE = 256; // tokens; up to here, every weight has its own pixel
 
 /**
- * Return the state with its scale and its palette: as on the other screens, unless the reader has chosen others. On a
+ * Return the settings of the map with their scale and its palette: as on the other screens, unless the reader has chosen others. On a
  * longer text, where nearly all weights are tiny, the scale is logarithmic.
- * @param {State} state
+ * @param {State["map"]} chosen
  * @param {MapInfo} info
  * @param {Theme} theme
- * @returns {State}
+ * @returns {State["map"]}
  */
-export const withColours = (state, info, theme) => ({
-  ...state,
+export const withColours = (chosen, info, theme) => ({
+  ...chosen,
   scale:
-    state.scale ??
-    (Math.max(info.n_q, info.n_k) <= SINGLE && state.how !== "lift" ? "root" : "log"),
-  palette: state.palette === "weights" ? `weights-${theme}` : state.palette,
+    chosen.scale ??
+    (Math.max(info.n_q, info.n_k) <= SINGLE && chosen.aggregate !== "lift" ? "root" : "log"),
+  palette: chosen.palette === "weights" ? `weights-${theme}` : chosen.palette,
 });
 
 /** @type {Record<string, Colour[]>} */
 const ALL_PALETTES = { ...PALETTES, "weights-light": WEIGHTS.light, "weights-dark": WEIGHTS.dark };
 
-/** @param {State} state */
-export const chosenPalette = (state) => ALL_PALETTES[state.palette] ?? WEIGHTS.light;
+/** @param {State["map"]} chosen */
+export const chosenPalette = (chosen) => ALL_PALETTES[chosen.palette] ?? WEIGHTS.light;
 
 /** Colour tables, each made once; at most 25 are kept. */
 export class ColourTables {
@@ -158,19 +158,19 @@ export class ColourTables {
 
   /**
    * Return the table for pixels that cover `keys` keys, on a level with `bin` keys in a full pixel.
-   * @param {State} state
+   * @param {State["map"]} chosen
    * @param {number} bin
    * @param {MapInfo} info
    * @param {number} [keys]
    */
-  get(state, bin, info, keys = bin) {
-    const [low, high] = colourLimits(state, bin, info);
-    const name = [state.palette, state.scale, state.how, low, high, keys].join();
+  get(chosen, bin, info, keys = bin) {
+    const [low, high] = colourLimits(chosen, bin, info);
+    const name = [chosen.palette, chosen.scale, chosen.aggregate, low, high, keys].join();
     let table = this.tables.get(name);
     if (!table) {
       if (this.tables.size > 24) this.tables.clear();
-      const range = { palette: chosenPalette(state), low, high, scale: state.scale ?? "log" };
-      table = { name, colours: colourTable(range, log2Shift(state.how, keys, info)) };
+      const range = { palette: chosenPalette(chosen), low, high, scale: chosen.scale ?? "log" };
+      table = { name, colours: colourTable(range, log2Shift(chosen.aggregate, keys, info)) };
       this.tables.set(name, table);
     }
     return table;

@@ -66,17 +66,18 @@ export function drawTiles(context, scene) {
  * @param {TilePlace} place
  * @param {PaintedScene} scene
  */
-export function tilePicture(tile, place, { info, tables, state }) {
+export function tilePicture(tile, place, { info, tables, chosen }) {
   const bin = 2 ** (info.max_zoom - place.z);
-  const table = tables.get(state, bin, info);
+  const table = tables.get(chosen, bin, info);
   if (!tile.picture || tile.tableName !== table.name) {
     const partial = info.n_k % bin; // keys in a pixel of the last column
     const column = Math.floor(info.n_k / bin) - place.x * info.tile;
     const inside = partial && column >= 0 && column < info.tile;
-    const dependsOnKeys = log2Shift(state.how, 2, info) !== log2Shift(state.how, 1, info);
+    const dependsOnKeys =
+      log2Shift(chosen.aggregate, 2, info) !== log2Shift(chosen.aggregate, 1, info);
     const last =
       inside && dependsOnKeys
-        ? { column, colours: tables.get(state, bin, info, partial).colours }
+        ? { column, colours: tables.get(chosen, bin, info, partial).colours }
         : null;
     tile.picture = paintTile(tile.values, info.tile, table.colours, last);
     tile.tableName = table.name;
@@ -156,10 +157,10 @@ function drawGrid(context, scene) {
  * @param {PaintedScene} scene
  */
 function drawWeights(context, scene) {
-  const { view, info, box, state, weight, colours } = scene;
+  const { view, info, box, chosen, weight, colours } = scene;
   const { i0, i1, j0, j1 } = visibleCells(scene);
-  const [low, high] = colourLimits(state, 1, info);
-  const position = positionIn({ low, high, scale: state.scale ?? "log" });
+  const [low, high] = colourLimits(chosen, 1, info);
+  const position = positionIn({ low, high, scale: chosen.scale ?? "log" });
   const size = cellSize(view, info);
   context.font = `${Math.min(12.5, size / 4.6)}px ${colours.figures}`;
   /** @type {(text: string) => boolean} */
@@ -172,7 +173,7 @@ function drawWeights(context, scene) {
       if (p === null) continue;
       const [x, y] = toPixel(view, info, box, j + 0.5, i + 0.5);
       context.fillStyle = readableInk(
-        scene.colourAt(position(Math.log2(p) + log2Shift(state.how, 1, info))),
+        scene.colourAt(position(Math.log2(p) + log2Shift(chosen.aggregate, 1, info))),
       );
       const text = [3, 2, 1].map((digits) => short(p, digits)).find(fits) ?? short(p, 1);
       context.fillText(text, x, y);

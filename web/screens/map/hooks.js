@@ -168,17 +168,15 @@ export function useEffort(quality, place, canRefine) {
 /**
  * Return the visible part of the matrix and the functions that change it. While the map moves the view is kept here;
  * the state, and so the page's address, follows after 180 ms.
- * @param {{state: State, go: Go, info: MapInfo, size: CanvasSize | null}} props
+ * @param {{chosen: State["map"], go: Go, info: MapInfo, size: CanvasSize | null}} props
  */
-export function useViewport({ state, go, info, size }) {
+export function useViewport({ chosen: { column, row, zoom }, go, info, size }) {
   const moving = useRef(/** @type {View | null} */ (null));
   const timer = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
   const [, rerender] = useState(0);
-  const chosen =
-    state.x !== null && state.y !== null && state.z !== null
-      ? { x: state.x, y: state.y, z: state.z }
-      : null;
-  const target = moving.current ?? chosen ?? (size && initialView(info, size));
+  const kept =
+    column !== null && row !== null && zoom !== null ? { x: column, y: row, z: zoom } : null;
+  const target = moving.current ?? kept ?? (size && initialView(info, size));
   const box =
     size && target ? matrixBox(size.width, size.height, cellSize(target, info) >= LABELLED) : null;
   const view = target && box && clampView(target, info, box);
@@ -193,10 +191,8 @@ export function useViewport({ state, go, info, size }) {
       const { x, y, z } = moving.current ?? next;
       moving.current = null;
       const digits = Math.max(0, Math.ceil(z - info.max_zoom)) + 2;
-      go(
-        { x: Number(x.toFixed(digits)), y: Number(y.toFixed(digits)), z: Number(z.toFixed(4)) },
-        step,
-      );
+      const centre = { column: Number(x.toFixed(digits)), row: Number(y.toFixed(digits)) };
+      go({ map: { ...centre, zoom: Number(z.toFixed(4)) } }, step);
     };
     if (step) store();
     else timer.current = setTimeout(store, 180);
@@ -208,14 +204,14 @@ export function useViewport({ state, go, info, size }) {
   };
   const showAll = () => {
     moving.current = null;
-    go({ x: null, y: null, z: null });
+    go({ map: { column: null, row: null, zoom: null } });
   };
   /** Centre a cell, large enough for its number. @type {(i: number, j: number) => void} */
   const centre = (i, j) => {
     if (!view) return;
     moving.current = null;
     const z = Math.max(view.z, info.max_zoom + Math.log2(NUMBERED + 8));
-    go({ x: j + 0.5, y: i + 0.5, z: Number(z.toFixed(4)) });
+    go({ map: { column: j + 0.5, row: i + 0.5, zoom: Number(z.toFixed(4)) } });
   };
   return { view, box, move, zoomBy, showAll, centre };
 }

@@ -20,17 +20,36 @@ import {
 import { CellReadout, ColourScale, LargestWeights, QualityNote } from "./side_panel.jsx";
 import { Toolbar } from "./toolbar.jsx";
 import { cellSize, tileLevel } from "./viewport.js";
+import { number, perRun, shared, text } from "../../state/fields.js";
+
+export const title = "Map";
+export const needs = "tiles";
+export const fields = {
+  ...shared("layer", "head"),
+  /** The centre of the map, in cells of the matrix, and its zoom. */
+  column: perRun(number("x")),
+  row: perRun(number("y")),
+  zoom: perRun(number("z")),
+  /** What a pixel shows of the weights that it covers. */
+  aggregate: text("how", "share"),
+  /** "root", "log" or "linear"; null follows the length of the text. */
+  scale: text("scale"),
+  /** Powers of two between which colours lie, as "low,high". */
+  limits: text("lim"),
+  palette: text("palette", "weights"),
+};
+export { MapScreen as view };
 
 /** @param {ScreenProps} props */
-export function MapScreen(props) {
+function MapScreen(props) {
   const { run, attention, state, answers } = props;
-  const info = useAnswer(answers, `runs/${run.run}/map`, { l: attention.l, h: state.h });
+  const info = useAnswer(answers, `runs/${run.run}/map`, { l: attention.l, h: state.head });
   return (
     <>
       <h2>The whole matrix</h2>
       <p class="lede">
         {count(attention.n_q)} queries down, {count(attention.n_k)} keys across:{" "}
-        {count(attention.n_q * attention.n_k)} weights of {headName(attention, state.h)}. Zoom in
+        {count(attention.n_q * attention.n_k)} weights of {headName(attention, state.head)}. Zoom in
         until every cell shows its number.
       </p>
       <Answered answer={info}>
@@ -43,8 +62,8 @@ export function MapScreen(props) {
 }
 
 /** @param {ScreenProps & {info: MapInfo}} props */
-function Viewer({ run, attention, info, state: chosen, go, answers, transport, root, theme }) {
-  const state = { ...withColours(chosen, info, theme), h: chosen.h };
+function Viewer({ run, attention, info, state, go, answers, transport, root, theme }) {
+  const chosen = withColours(state.map, info, theme);
   const frame = useRef(/** @type {HTMLDivElement | null} */ (null));
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const queryField = useRef(/** @type {HTMLInputElement | null} */ (null));
@@ -53,19 +72,23 @@ function Viewer({ run, attention, info, state: chosen, go, answers, transport, r
   const labels = useMemo(() => lazyLabels(transport, run, redraw), [transport, run]);
   const tiles = useTileCache(transport, run, redraw);
   const size = useCanvasSize(frame, canvas, redraw);
-  const { view, box, move, zoomBy, showAll, centre } = useViewport({ state, go, info, size });
+  const { view, box, move, zoomBy, showAll, centre } = useViewport({ chosen, go, info, size });
 
-  const query = { l: attention.l, h: state.h, how: AGGREGATES[state.how]?.from ?? "share" };
+  const query = {
+    l: attention.l,
+    h: state.head,
+    how: AGGREGATES[chosen.aggregate]?.from ?? "share",
+  };
   const [cell, point] = usePointedCell({ answers, run, info, query });
   const cursor = cell && { i: cell.i, j: cell.j };
   /** @type {MapScene | null} */
   const scene = size &&
     view &&
     box && {
-      ...{ ...size, view, info, box, tiles, tables, state, query, cursor },
+      ...{ ...size, view, info, box, tiles, tables, chosen, query, cursor },
       token: (axis, position) => labels.token(attention, axis, position),
       weight: (i, j) => labels.weight(query, i, j),
-      colourAt: (t) => paletteColour(chosenPalette(state), t),
+      colourAt: (t) => paletteColour(chosenPalette(chosen), t),
     };
   drawnScene.current = scene;
   const effort = useEffort(quality, JSON.stringify([view, query]), transport.canRun && !info.top);
@@ -111,7 +134,7 @@ function Viewer({ run, attention, info, state: chosen, go, answers, transport, r
         l={attention.l}
         answers={answers}
         info={info}
-        state={state}
+        chosen={chosen}
         go={go}
         zoomBy={zoomBy}
         showAll={showAll}
@@ -138,7 +161,13 @@ function Viewer({ run, attention, info, state: chosen, go, answers, transport, r
           <output class="readout" aria-live="polite">
             <CellReadout cell={cell} bin={bin} />
           </output>
-          <ColourScale state={state} go={go} info={info} bin={bin} sampled={quality.sampled > 0} />
+          <ColourScale
+            chosen={chosen}
+            go={go}
+            info={info}
+            bin={bin}
+            sampled={quality.sampled > 0}
+          />
           <details class="map-table">
             <summary>
               the largest weights of {cursor ? `query ${count(cursor.i)}` : "a query"}, as a table

@@ -169,20 +169,20 @@ export function CellReadout({ cell, bin }) {
 
 /**
  * The colours and their limits. A change needs no request.
- * @param {{state: State, go: Go, info: MapInfo, bin: number, sampled: boolean}} props
+ * @param {{chosen: State["map"], go: Go, info: MapInfo, bin: number, sampled: boolean}} props
  */
-export function ColourScale({ state, go, info, bin, sampled }) {
+export function ColourScale({ chosen, go, info, bin, sampled }) {
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
-  const [low, high] = colourLimits(state, bin, info);
+  const [low, high] = colourLimits(chosen, bin, info);
   useEffect(() => {
-    if (canvas.current) paintScale(canvas.current, chosenPalette(state), sampled);
-  }, [state.palette, sampled]);
+    if (canvas.current) paintScale(canvas.current, chosenPalette(chosen), sampled);
+  }, [chosen.palette, sampled]);
   /** @param {0 | 1} which */
   const set = (which) => (/** @type {Event & {currentTarget: HTMLInputElement}} */ event) => {
     const next = [low, high];
     next[which] = Number(event.currentTarget.value);
     if (next[0] >= next[1]) next[1 - which] = next[which] + (which ? -1 : 1);
-    go({ lim: next.join(",") }, false);
+    go({ map: { limits: next.join(",") } }, false);
   };
   /** @param {number} power */
   const powerOfTwo = (power) =>
@@ -197,7 +197,7 @@ export function ColourScale({ state, go, info, bin, sampled }) {
         2<sup>{String(power).replace("-", "−")}</sup>
       </>
     );
-  const unit = state.how === "lift" ? " ×" : "";
+  const unit = chosen.aggregate === "lift" ? " ×" : "";
   return (
     <div class="scale">
       <canvas ref={canvas} aria-hidden="true" />
@@ -208,7 +208,7 @@ export function ColourScale({ state, go, info, bin, sampled }) {
           {unit}
         </span>
         <span class="soft">
-          {state.how}, {state.scale === "root" ? "√" : state.scale}
+          {chosen.aggregate}, {chosen.scale === "root" ? "√" : chosen.scale}
           {sampled ? ", sampled" : ""}
         </span>
         <span>
@@ -249,12 +249,12 @@ export function ColourScale({ state, go, info, bin, sampled }) {
           Bars above: the weight that each key receives. Bars on the left: the entropy of each
           query. Orange or dashed: from a sample.
         </span>
-        {state.lim && (
+        {chosen.limits && (
           <button
             type="button"
             class="button"
             style={{ minHeight: "26px", padding: "0 8px", fontSize: "12.5px" }}
-            onClick={() => go({ lim: null })}
+            onClick={() => go({ map: { limits: null } })}
           >
             automatic limits
           </button>

@@ -5,12 +5,12 @@ import { clamp } from "../../parts/numbers.js";
 import { AGGREGATES } from "./colouring.js";
 
 /**
- * @param {{run: Run, l: number, answers: import("../../answers.js").Answers, info: MapInfo, state: State, go: Go, zoomBy: (levels: number) => void, showAll: () => void,
+ * @param {{run: Run, l: number, answers: import("../../answers.js").Answers, info: MapInfo, chosen: State["map"], go: Go, zoomBy: (levels: number) => void, showAll: () => void,
  *   jump: (i: number, j: number) => void, queryField: {current: HTMLInputElement | null}}} props
  */
-export function Toolbar({ run, l, answers, info, state, go, zoomBy, showAll, jump, queryField }) {
+export function Toolbar({ run, l, answers, info, chosen, go, zoomBy, showAll, jump, queryField }) {
   const available = Object.entries(AGGREGATES).filter(([, { from }]) => info.how.includes(from));
-  const palette = state.palette.replace(/-(light|dark)$/, "");
+  const palette = chosen.palette.replace(/-(light|dark)$/, "");
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
   /**
    * Return the position that a field names: a number, or the first token or word with this text.
@@ -50,8 +50,8 @@ export function Toolbar({ run, l, answers, info, state, go, zoomBy, showAll, jum
           <button
             type="button"
             title={means}
-            aria-pressed={state.how === name}
-            onClick={() => go({ how: name, lim: null })}
+            aria-pressed={chosen.aggregate === name}
+            onClick={() => go({ map: { aggregate: name, limits: null } })}
           >
             {name}
           </button>
@@ -67,8 +67,8 @@ export function Toolbar({ run, l, answers, info, state, go, zoomBy, showAll, jum
             type="button"
             title={title}
             aria-label={name === "root" ? "square root" : name}
-            aria-pressed={state.scale === name}
-            onClick={() => go({ scale: name, lim: null })}
+            aria-pressed={chosen.scale === name}
+            onClick={() => go({ map: { scale: name, limits: null } })}
           >
             {label}
           </button>
@@ -76,7 +76,10 @@ export function Toolbar({ run, l, answers, info, state, go, zoomBy, showAll, jum
       </span>
       <label class="labelled">
         colours{" "}
-        <select value={palette} onChange={(event) => go({ palette: event.currentTarget.value })}>
+        <select
+          value={palette}
+          onChange={(event) => go({ map: { palette: event.currentTarget.value } })}
+        >
           {["weights", ...Object.keys(PALETTES)].map((name) => (
             <option value={name} selected={name === palette}>
               {name}

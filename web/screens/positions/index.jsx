@@ -21,6 +21,21 @@ import { clipped } from "../../parts/text.js";
 import { SignedScale, Vector } from "../../parts/vector.jsx";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { tokenRange, wordsOrPieces } from "../../parts/words.js";
+import { shared, text } from "../../state/fields.js";
+
+export const title = "Positions";
+export const needs = "positions";
+export const begins = "query";
+export const splitsWords = true;
+/** A saved file may have no answers for this screen. @type {ScreenModule["isOffered"]} */
+export const isOffered = (run) => !run?.held || run.attentions.some((one) => one.has?.positions);
+export const fields = {
+  ...shared("layer", "head", "query", "kind"),
+  /** The encoding that is shown without a model. */
+  encoding: text("encoding", "sinusoidal"),
+  ...shared("features"),
+};
+export { Positions as view };
 
 /** @param {ScreenProps} props */
 export const Positions = (props) =>
@@ -74,9 +89,9 @@ const KINDS = {
 
 /** @param {ScreenProps} props */
 function Encodings({ state, go, answers, theme }) {
-  const kind = KINDS[state.encoding] ? state.encoding : "sinusoidal";
+  const kind = KINDS[state.positions.encoding] ? state.positions.encoding : "sinusoidal";
   const d = WIDTHS.reduce((best, one) =>
-    Math.abs(one - state.d) < Math.abs(best - state.d) ? one : best,
+    Math.abs(one - state.features) < Math.abs(best - state.features) ? one : best,
   );
   const found = useAnswer(answers, "positions", { kind, d });
   const { does } = KINDS[kind];
@@ -93,7 +108,7 @@ function Encodings({ state, go, answers, theme }) {
             <button
               type="button"
               aria-pressed={name === kind}
-              onClick={() => go({ encoding: name })}
+              onClick={() => go({ positions: { encoding: name } })}
             >
               {label}
             </button>
@@ -109,7 +124,9 @@ function Encodings({ state, go, answers, theme }) {
               step="1"
               value={WIDTHS.indexOf(d)}
               aria-valuetext={`${d} features`}
-              onInput={(event) => go({ d: WIDTHS[Number(event.currentTarget.value)] }, false)}
+              onInput={(event) =>
+                go({ features: WIDTHS[Number(event.currentTarget.value)] }, false)
+              }
             />{" "}
             <output>{d}</output>
           </label>
@@ -218,9 +235,9 @@ function readTable({ kind, table, d }, i, m) {
 function OfModel(props) {
   const { run, attention, state, answers } = props;
   const { l } = attention;
-  const i = Math.min(state.i ?? Math.max(0, attention.n_q - 2), attention.n_q - 1);
-  const encoding = useAnswer(answers, `runs/${run.run}/encoding`, { l, h: state.h });
-  const query = useAnswer(answers, `runs/${run.run}/positions`, { l, h: state.h, i });
+  const i = Math.min(state.query ?? Math.max(0, attention.n_q - 2), attention.n_q - 1);
+  const encoding = useAnswer(answers, `runs/${run.run}/encoding`, { l, h: state.head });
+  const query = useAnswer(answers, `runs/${run.run}/positions`, { l, h: state.head, i });
   const tokens = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "q", i));
   const keys = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "k", 0));
   return (
@@ -285,7 +302,7 @@ function Placed({ attention, state, go, theme, model, row, words, keyWords, i })
         <WordPicker
           words={picked.range}
           at={picked.at(i)}
-          choose={(/** @type {number} */ place) => go({ i: picked.query(place) })}
+          choose={(/** @type {number} */ place) => go({ query: picked.query(place) })}
           label="the query"
         />
       </div>
@@ -314,7 +331,7 @@ function Placed({ attention, state, go, theme, model, row, words, keyWords, i })
                 <button
                   type="button"
                   class="button"
-                  onClick={() => go({ l: null, kind: attention.kind })}
+                  onClick={() => go({ layer: null, kind: attention.kind })}
                 >
                   layer 0
                 </button>
@@ -324,7 +341,7 @@ function Placed({ attention, state, go, theme, model, row, words, keyWords, i })
         </section>
         <section class="card panel">
           <h3>
-            {headName(attention, state.h)}: weights and scores by distance, measured on this text
+            {headName(attention, state.head)}: weights and scores by distance, measured on this text
           </h3>
           <ByDistance model={model} theme={theme} />
         </section>

@@ -21,7 +21,11 @@ export function HiddenSegment({ run, answers, go, first, end, hidden, text, scro
         <h3>
           Without <b class="k">{clipped(text.trim(), 40)}</b>
         </h3>
-        <button type="button" class="button small" onClick={() => go({ hide: null }, false)}>
+        <button
+          type="button"
+          class="button small"
+          onClick={() => go({ sources: { hidden: null } }, false)}
+        >
           show it again
         </button>
       </div>

@@ -7,6 +7,27 @@ import { clipped, visibleLines } from "../../parts/text.js";
 import { AnswerPicker } from "./answer.jsx";
 import { HiddenSegment } from "./hidden.jsx";
 import { Minimap } from "./minimap.jsx";
+import { number, perRun, text } from "../../state/fields.js";
+
+export const title = "Sources";
+export const needs = null;
+export const subject = "model";
+/** A worked example has no text whose sources could be found. @type {ScreenModule["isOffered"]} */
+export const isOffered = (run) => run?.kind !== "example";
+export const fields = {
+  /** The tokens of the answer whose sources are shown. */
+  first: perRun(number("first")),
+  end: perRun(number("end")),
+  /** How sources are found, and how the context is cut into segments. */
+  method: text("via"),
+  cut: text("cut"),
+  /** The part of the context that the minimap shows. */
+  low: perRun(number("low")),
+  high: perRun(number("high")),
+  /** The segment that is hidden, as start-stop. */
+  hidden: perRun(text("hide")),
+};
+export { Sources as view };
 
 const WINDOW = 400; // tokens of a long text that are shown
 
@@ -31,9 +52,10 @@ const CUTS = {
 };
 
 /** @param {ScreenProps} props */
-export function Sources(props) {
+function Sources(props) {
   const { run, state, answers } = props;
-  const at = state.first === null ? undefined : Math.floor(state.first / 256) * 256 + 128;
+  const at =
+    state.sources.first === null ? undefined : Math.floor(state.sources.first / 256) * 256 + 128;
   const found = useAnswer(answers, `runs/${run.run}/answer`, { at });
   return (
     <>
@@ -65,22 +87,23 @@ const sentence = (why) => `${why[0].toUpperCase()}${why.slice(1)}.`;
 
 /** @param {ScreenProps & {asked: AnswerOfRun}} props */
 function Asked({ asked: described, ...props }) {
-  const { run, state, go, answers, root, theme, transport } = props;
+  const { run, go, answers, root, theme, transport } = props;
+  const chosen = props.state.sources;
   const asked = transport.send
     ? described
     : { ...described, hide: described.hide ?? "a saved file cannot run the model" };
   const [first, end] =
-    state.first !== null && state.end !== null ? [state.first, state.end] : asked.span;
+    chosen.first !== null && chosen.end !== null ? [chosen.first, chosen.end] : asked.span;
   const how =
-    state.via ?? Object.keys(asked.hows).find((one) => asked.hows[one] === null) ?? "weights";
+    chosen.method ?? Object.keys(asked.hows).find((one) => asked.hows[one] === null) ?? "weights";
   const lacks = asked.hows[how] ?? null;
-  const view = { low: state.low ?? undefined, high: state.high ?? undefined };
+  const view = { low: chosen.low ?? undefined, high: chosen.high ?? undefined };
   const [centre, setCentre] = useState(/** @type {number | null} */ (null));
   const query = {
     first,
     end,
     how,
-    by: state.cut ?? "auto",
+    by: chosen.cut ?? "auto",
     window: WINDOW,
     centre: centre ?? undefined,
     ...view,
@@ -90,13 +113,13 @@ function Asked({ asked: described, ...props }) {
   const value = /** @type {SourcesAnswer | null} */ (
     lacks === null && !found.error ? found.value : null
   );
-  const hidden = hiddenSegment(state);
-  const opened = useRef(state.hide); // hidden when the screen was opened: the page stays at its top
+  const hidden = hiddenSegment(chosen);
+  const opened = useRef(chosen.hidden); // hidden when the screen was opened: the page stays at its top
   /** @type {(span: number[]) => void} */
   const choose = ([from, to]) => {
     setLit(null);
     setCentre(null);
-    go({ first: from, end: to, hide: null, low: null, high: null }, false);
+    go({ sources: { first: from, end: to, hidden: null, low: null, high: null } }, false);
   };
   /** @param {SourceRow} row */
   const point = (row) => {
@@ -104,7 +127,7 @@ function Asked({ asked: described, ...props }) {
     if (value && (row.start < value.start || row.stop > value.stop))
       setCentre(Math.floor((row.start + row.stop) / 2));
   };
-  const shared = { asked, go, state, lit, point, hidden, theme };
+  const shared = { asked, go, lit, point, hidden, theme };
   return (
     <>
       <div class="row from-how">
@@ -115,13 +138,13 @@ function Asked({ asked: described, ...props }) {
               aria-pressed={one === how}
               title={asked.hows[one] ?? HOWS[one]}
               class={asked.hows[one] === null ? "" : "lacking"}
-              onClick={() => go({ via: one })}
+              onClick={() => go({ sources: { method: one } })}
             >
               {one}
             </button>
           ))}
         </span>
-        {value && <Cut value={value} state={state} go={go} />}
+        {value && <Cut value={value} chosen={chosen} go={go} />}
       </div>
       <p class="soft from-meaning">
         {HOWS[how]}{" "}
@@ -156,7 +179,7 @@ function Asked({ asked: described, ...props }) {
               {value.n > value.tokens.length && (
                 <Minimap
                   value={value}
-                  state={state}
+                  chosen={chosen}
                   go={go}
                   root={root}
                   theme={theme}
@@ -188,7 +211,7 @@ function Asked({ asked: described, ...props }) {
           </section>
           {hidden && value && (
             <HiddenSegment
-              key={state.hide}
+              key={chosen.hidden}
               run={run}
               answers={answers}
               go={go}
@@ -196,7 +219,7 @@ function Asked({ asked: described, ...props }) {
               end={end}
               hidden={hidden}
               text={hiddenText(value, hidden)}
-              scroll={state.hide !== opened.current}
+              scroll={chosen.hidden !== opened.current}
             />
           )}
         </div>
@@ -206,10 +229,12 @@ function Asked({ asked: described, ...props }) {
   );
 }
 
-/** Return the segment that the state hides, start to stop - 1, or null. @param {State} state */
-function hiddenSegment(state) {
-  const [start, stop] = (state.hide ?? "").split("-").map(Number);
-  return state.hide && Number.isInteger(start) && Number.isInteger(stop) ? { start, stop } : null;
+/** Return the segment that the state hides, start to stop - 1, or null. @param {State["sources"]} chosen */
+function hiddenSegment(chosen) {
+  const [start, stop] = (chosen.hidden ?? "").split("-").map(Number);
+  return chosen.hidden && Number.isInteger(start) && Number.isInteger(stop)
+    ? { start, stop }
+    : null;
 }
 
 /** @type {(value: SourcesAnswer, hidden: {start: number, stop: number}) => string} */
@@ -217,12 +242,12 @@ const hiddenText = (value, { start, stop }) =>
   value.rows.find((row) => row.start === start && row.stop === stop)?.text ??
   value.tokens.slice(Math.max(0, start - value.start), Math.max(0, stop - value.start)).join("");
 
-/** @param {{value: SourcesAnswer, state: State, go: Go}} props */
-function Cut({ value, state, go }) {
+/** @param {{value: SourcesAnswer, chosen: State["sources"], go: Go}} props */
+function Cut({ value, chosen, go }) {
   const possible = Object.keys(CUTS).filter(
     (by) =>
       by === value.by ||
-      by === state.cut ||
+      by === chosen.cut ||
       (value.counts[by] > 1 && (by !== "parts" || value.n > 128)),
   );
   return (
@@ -230,7 +255,7 @@ function Cut({ value, state, go }) {
       cut into{" "}
       <select
         value={value.by}
-        onChange={(event) => go({ cut: event.currentTarget.value, hide: null })}
+        onChange={(event) => go({ sources: { cut: event.currentTarget.value, hidden: null } })}
       >
         {possible.map((by) => (
           <option value={by} selected={by === value.by}>
@@ -248,7 +273,7 @@ const background = (score, most, theme) => {
   return `color-mix(in srgb, var(--${score < 0 ? "query" : "bar"}) ${Math.round((theme === "dark" ? 40 : 62) * strength)}%, transparent)`;
 };
 
-/** @typedef {{asked: AnswerOfRun, value: SourcesAnswer, go: Go, state: State, lit: number | null, point: (row: SourceRow) => void, hidden: {start: number, stop: number} | null, theme: Theme}} Shared */
+/** @typedef {{asked: AnswerOfRun, value: SourcesAnswer, go: Go, lit: number | null, point: (row: SourceRow) => void, hidden: {start: number, stop: number} | null, theme: Theme}} Shared */
 
 /**
  * The visible tokens of the context, by segments; the stronger a segment's score, the stronger its background.
@@ -377,7 +402,16 @@ function Ranked({ asked, value, go, lit, point, hidden, end, first }) {
                         aria-pressed={away}
                         aria-label={away ? `show ${name} again` : `hide this one: ${name}`}
                         onClick={() =>
-                          go({ first, end, hide: away ? null : `${row.start}-${row.stop}` }, false)
+                          go(
+                            {
+                              sources: {
+                                first,
+                                end,
+                                hidden: away ? null : `${row.start}-${row.stop}`,
+                              },
+                            },
+                            false,
+                          )
                         }
                       >
                         {away ? "show" : "hide"}

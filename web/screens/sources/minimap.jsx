@@ -10,9 +10,9 @@ const AXIS = 18; // pixels below the bars
 const SETTLES = 120; // milliseconds after which a view is requested and written into the address
 
 /**
- * @param {{value: SourcesAnswer, state: State, go: Go, root: HTMLElement, theme: Theme, setCentre: (token: number | null) => void}} props
+ * @param {{value: SourcesAnswer, chosen: State["sources"], go: Go, root: HTMLElement, theme: Theme, setCentre: (token: number | null) => void}} props
  */
-export function Minimap({ value, state, go, root, theme, setCentre }) {
+export function Minimap({ value, chosen, go, root, theme, setCentre }) {
   const frame = useRef(/** @type {HTMLDivElement | null} */ (null));
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const [moved, setMoved] = useState(/** @type {View | null} */ (null)); // a view that is not in the address yet
@@ -21,8 +21,8 @@ export function Minimap({ value, state, go, root, theme, setCentre }) {
   /** @type {MapInfo} */
   const info = { n_q: 1, n_k: value.n, tile: 256, max_zoom: 0, how: [] };
   const box = size && { left: 0, top: 0, width: size.width, height: size.height };
-  const view = moved ?? (box && rangeView(state.low ?? 0, state.high ?? value.n, box));
-  useEffect(() => setMoved(null), [state.low, state.high]);
+  const view = moved ?? (box && rangeView(chosen.low ?? 0, chosen.high ?? value.n, box));
+  useEffect(() => setMoved(null), [chosen.low, chosen.high]);
   useEffect(() => () => clearTimeout(timer.current), []);
   useEffect(() => {
     if (canvas.current && size && box && view)
@@ -39,7 +39,7 @@ export function Minimap({ value, state, go, root, theme, setCentre }) {
     timer.current = window.setTimeout(() => {
       const whole = low <= 0 && high >= value.n;
       setCentre(null);
-      go(whole ? { low: null, high: null } : { low, high }, false);
+      go({ sources: whole ? { low: null, high: null } : { low, high } }, false);
     }, SETTLES);
   };
   const scene = view && box ? { view, info, box } : null;

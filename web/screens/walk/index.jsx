@@ -13,6 +13,18 @@ import { AfterHead } from "./after_head.jsx";
 import { explain } from "./explanations.jsx";
 import { Context, Embedding, Ledger, Projections, Sum, Tokens } from "./stages.jsx";
 import { stepLabels } from "./step_labels.js";
+import { shared, text } from "../../state/fields.js";
+
+export const title = "Walk";
+export const needs = "trace";
+export const begins = "start";
+export const splitsWords = true;
+export const fields = {
+  ...shared("layer", "head", "query", "key"),
+  step: text("step", "softmax"),
+  ...shared("kind"),
+};
+export { Walk as view };
 
 /**
  * The label and the stage of each step.
@@ -51,10 +63,10 @@ const stepsOf = (trace, example, after) => {
 };
 
 /** @param {ScreenProps} props */
-export function Walk(props) {
+function Walk(props) {
   const { run, attention, state, answers } = props;
-  const { l, h } = state;
-  const i = Math.min(state.i ?? attention.n_q >> 1, attention.n_q - 1);
+  const { layer: l, head: h } = state;
+  const i = Math.min(state.query ?? attention.n_q >> 1, attention.n_q - 1);
   const queries = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "q", i));
   const keys = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "k", 0));
   const trace = useAnswer(answers, `runs/${run.run}/trace`, { l, h, i });
@@ -89,22 +101,23 @@ function Steps({
     [pieceTrace, keyWords, pieces],
   );
   const steps = stepsOf(trace, run.example !== null, attention.has?.after === true);
-  const at = Math.max(0, steps.indexOf(state.step));
+  const at = Math.max(0, steps.indexOf(state.walk.step));
   const step = steps[at];
   const row = useMemo(() => traceRow(trace, pieceTrace), [trace]);
   const chosen =
-    state.j === null ? -1 : row.members.findIndex((group) => group.includes(Number(state.j)));
+    state.key === null ? -1 : row.members.findIndex((group) => group.includes(Number(state.key)));
   const j = chosen >= 0 ? chosen : argmax(row.weights);
   const [m, point] = useState(/** @type {any} */ (null));
   useEffect(() => point(null), [trace, step]);
 
   const place = picked.at(i);
+  const goToStep = (/** @type {string} */ name) => go({ walk: { step: name } });
   useKeys(root, ({ key }) => {
     const side = key === "ArrowLeft" ? -1 : key === "ArrowRight" ? 1 : 0;
     const down = key === "ArrowUp" ? -1 : key === "ArrowDown" ? 1 : 0;
-    if (side && steps[at + side]) go({ step: steps[at + side] });
+    if (side && steps[at + side]) goToStep(steps[at + side]);
     else if (down && place + down >= 0 && place + down < picked.range.n)
-      go({ i: picked.query(place + down) });
+      go({ query: picked.query(place + down) });
     else return false;
     return true;
   });
@@ -133,7 +146,7 @@ function Steps({
     run,
     answers,
     cells: { run, scene: attention.l, chosen: i, go, transport },
-    pick: (key) => go({ j: row.keys[key] }, false),
+    pick: (key) => go({ key: row.keys[key] }, false),
   };
   const { title, prose, readout } = explain(shared);
   return (
@@ -143,7 +156,7 @@ function Steps({
         <WordPicker
           words={picked.range}
           at={place}
-          choose={(at) => go({ i: picked.query(at) })}
+          choose={(at) => go({ query: picked.query(at) })}
           label="the query"
         />
       </div>
@@ -166,7 +179,7 @@ function Steps({
           class="button"
           aria-label="previous step"
           disabled={at === 0}
-          onClick={() => go({ step: steps[at - 1] })}
+          onClick={() => goToStep(steps[at - 1])}
         >
           ◀
         </button>
@@ -176,7 +189,7 @@ function Steps({
               <button
                 type="button"
                 aria-current={nr === at ? "step" : undefined}
-                onClick={() => go({ step: name })}
+                onClick={() => goToStep(name)}
               >
                 <span class="nr">{nr + 1}</span> <span class="label">{label(name)}</span>
               </button>
@@ -187,7 +200,7 @@ function Steps({
           class="step-list"
           aria-label="step"
           value={step}
-          onChange={(event) => go({ step: event.currentTarget.value })}
+          onChange={(event) => goToStep(event.currentTarget.value)}
         >
           {steps.map((name, nr) => (
             <option value={name} selected={nr === at}>
@@ -200,7 +213,7 @@ function Steps({
           class="button"
           aria-label="next step"
           disabled={at === steps.length - 1}
-          onClick={() => go({ step: steps[at + 1] })}
+          onClick={() => goToStep(steps[at + 1])}
         >
           ▶
         </button>
@@ -208,7 +221,7 @@ function Steps({
       <WhatIf
         run={run}
         attention={attention}
-        h={state.h}
+        h={state.head}
         i={i}
         keyWords={keyWords}
         state={state}
@@ -230,7 +243,7 @@ function Steps({
             {readout}
           </output>
           <p class="soft" style={{ fontSize: "13px" }}>
-            {KINDS[attention.kind] ?? attention.name}, {headName(attention, state.h)}:{" "}
+            {KINDS[attention.kind] ?? attention.name}, {headName(attention, state.head)}:{" "}
             <span class="figures">{trace.formula}</span>
           </p>
         </aside>
