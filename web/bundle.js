@@ -1,4 +1,6 @@
-/** How esbuild reads the source: for the page that ships, and for unit tests of modules with JSX. */
+/**
+ * How esbuild reads the source: for the page that ships, and for unit tests of modules with JSX.
+ */
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
@@ -14,7 +16,8 @@ export const OPTIONS = {
 };
 
 /**
- * Import a module of this folder, such as "state.js". Node cannot read the JSX that the module may import.
+ * Import a module of this folder, such as "state.js". Node cannot read the JSX that the module may
+ * import.
  * @param {string} path
  */
 export async function importBundled(path) {

@@ -1,9 +1,13 @@
 import js from "@eslint/js";
 
-/** Hooks are called in the same order in every render: never in a loop, a condition or a callback of an array. */
+/**
+ * Hooks are called in the same order in every render: never in a loop, a condition or a callback of
+ * an array.
+ */
 const HOOK = "CallExpression[callee.name=/^use[A-Z]/]";
 const VARIES =
-  ":matches(ForStatement, ForInStatement, ForOfStatement, WhileStatement, IfStatement, ConditionalExpression, LogicalExpression)";
+  ":matches(ForStatement, ForInStatement, ForOfStatement, WhileStatement, " +
+  "IfStatement, ConditionalExpression, LogicalExpression)";
 const ARRAY_CALLBACK =
   "CallExpression[callee.property.name=/^(map|flatMap|filter|forEach|reduce|find|some|every)$/]";
 

@@ -16,7 +16,8 @@ if (page && saved) {
 }
 
 /**
- * Keep keys from the notebook, whose shortcuts would cut or delete the cell; only those that leave or run it pass.
+ * Keep keys from the notebook, whose shortcuts would cut or delete the cell; only those that leave
+ * or run it pass.
  * @param {KeyboardEvent} event
  */
 const keepKey = (event) => {

@@ -5,7 +5,10 @@ type Colour = number[];
 type Theme = "light" | "dark";
 type Axis = "q" | "k";
 
-/** The steps of a trace as numbers, by the names of the walk: "mask" and "softmax" for "masked" and "weights". */
+/**
+ * The steps of a trace as numbers, by the names of the walk: "mask" and "softmax" for "masked" and
+ * "weights".
+ */
 interface TraceRow {
   keys: number[];
   tokens: string[];
@@ -20,7 +23,10 @@ interface TraceRow {
   formulas: Record<string, string>;
 }
 
-/** An answer while it is fetched: `value` is the last one that arrived, `fresh` whether it belongs to this request. */
+/**
+ * An answer while it is fetched: `value` is the last one that arrived, `fresh` whether it belongs
+ * to this request.
+ */
 interface Fetched<T = any> {
   value: T | null;
   error: Error | null;
@@ -28,7 +34,10 @@ interface Fetched<T = any> {
   fresh?: boolean;
 }
 
-/** A field of the state: its name in the page's address, its value at first, and whether it is reset with the run. */
+/**
+ * A field of the state: its name in the page's address, its value at first, and whether it is reset
+ * with the run.
+ */
 interface Field<T> {
   address: string;
   initial: T;
@@ -65,7 +74,9 @@ type SharedState = Values<SharedFields> & {
   screen: ScreenName;
 };
 
-/** A group for each screen, and one for the atlas that is shown instead of a run if it has a name. */
+/**
+ * A group for each screen, and one for the atlas that is shown instead of a run if it has a name.
+ */
 type Groups = { [Name in ScreenName]: OwnValues<Screens[Name]["fields"]> } & {
   atlas: { name: string | null } & OwnValues<AtlasFields>;
 };
@@ -75,7 +86,10 @@ type State = SharedState & Groups;
 
 type StateChange = Partial<SharedState> & { [Name in keyof Groups]?: Partial<Groups[Name]> };
 
-/** Change some fields of the state; `step` false replaces the entry of the browser's history instead of adding one. */
+/**
+ * Change some fields of the state; `step` false replaces the entry of the browser's history instead
+ * of adding one.
+ */
 type Go = (change: StateChange, step?: boolean) => void;
 
 /** Open another run, and forget what was chosen in this one. */
@@ -87,15 +101,20 @@ interface ScreenModule {
   title: string;
   /** The field of an attention's `has` that it needs to show that attention; null needs none. */
   needs: string | null;
-  /** Its part of the page's address, in this order. Those that are not shared are its group of the state. */
+  /**
+   * Its part of the page's address, in this order. Those that are not shared are its group of the
+   * state.
+   */
   fields: Record<string, Field<any>>;
   view(props: ScreenProps): any;
   /** Whether its tab is offered; without this, it always is. */
   isOffered?(run: Run | null): boolean;
   /** What it is about, if not about one head. */
   subject?: "layer" | "model" | "nothing";
-  /** Where it begins: with the head and query that the API suggests, with that query alone, or with the sharpest
-   * attention between two texts. Without this, with the first attention. */
+  /**
+   * Where it begins: with the head and query that the API suggests, with that query alone, or with
+   * the sharpest attention between two texts. Without this, with the first attention.
+   */
   begins?: "start" | "query" | "sharpest";
   /** Whether it can show words or their pieces. */
   splitsWords?: boolean;
@@ -116,7 +135,9 @@ interface Bytes {
   samples: number;
 }
 
-/** How the page reaches the API: over HTTP, through a notebook's kernel, or inside an exported file. */
+/**
+ * How the page reaches the API: over HTTP, through a notebook's kernel, or inside an exported file.
+ */
 interface Transport {
   /** Whether a new sentence can be run. */
   canRun: boolean;
@@ -186,7 +207,10 @@ interface MapQuery {
   how: string;
 }
 
-/** A tile or track in the cache. `picture` is the tile painted with the colour table called `tableName`. */
+/**
+ * A tile or track in the cache. `picture` is the tile painted with the colour table called
+ * `tableName`.
+ */
 interface Tile {
   values: Uint16Array | Float32Array;
   exact: boolean;
@@ -233,14 +257,20 @@ interface PaintedScene extends MapScene {
   hatch: CanvasPattern;
 }
 
-/** A trace with everything: a step that needs the stream, values or context is only taken if the trace has them. */
+/**
+ * A trace with everything: a step that needs the stream, values or context is only taken if the
+ * trace has them.
+ */
 interface FullTrace extends Trace {
   stream: { before: number[]; after: number[] };
   value: number[][];
   context: number[];
 }
 
-/** What the stage and the explanation of a step are given. `j` and `pick` are indices into `row.keys`. */
+/**
+ * What the stage and the explanation of a step are given. `j` and `pick` are indices into
+ * `row.keys`.
+ */
 interface StepProps {
   usual: Record<string, boolean>;
   labels: Record<string, string>;

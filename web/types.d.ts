@@ -145,7 +145,10 @@ interface Cell {
   error?: Error;
 }
 
-/** The answer to /runs/{run}/heads: a small map of each head of a layer, and what each head does by habit. */
+/**
+ * The answer to /runs/{run}/heads: a small map of each head of a layer, and what each head does by
+ * habit.
+ */
 interface HeadsAnswer {
   l: number;
   rows: number;
@@ -190,7 +193,9 @@ interface GeometryAnswer {
   cosines: { before: number[][]; after: number[][] } | null;
 }
 
-/** The answer to /runs/{run}/answer: what was written, and by which `how` its sources can be found. */
+/**
+ * The answer to /runs/{run}/answer: what was written, and by which `how` its sources can be found.
+ */
 interface AnswerOfRun {
   /** Why a run has no sources at all; null if it has some. */
   why: string | null;

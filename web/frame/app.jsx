@@ -1,4 +1,7 @@
-/** The frame around the screens: the state, the run, and what stands above, beside and below a screen. */
+/**
+ * The frame around the screens: the state, the run, and what stands above, beside and below a
+ * screen.
+ */
 import { render } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Answers, useAnswer } from "../answers.js";
@@ -125,12 +128,17 @@ function useStored(store) {
   return { state, go, openRun };
 }
 
-const EMPTY =
-  "No attention was called while this was recorded. Run the model inside the block: with ts.watch(model): …";
+const EMPTY = (
+  <>
+    No attention was called while this was recorded. Run the model inside the block: with
+    ts.watch(model): …
+  </>
+);
 
 /**
  * The chosen screen, with an attention and a head that it can show.
- * @param {FrameProps & {run: Run, shown: Shown, sharpest: Fetched<Sharpest>, start: Fetched<Start>}} props
+ * @param {FrameProps & {run: Run, shown: Shown, sharpest: Fetched<Sharpest>, start:
+ *   Fetched<Start>}} props
  */
 function Screen({ run, state, shown, sharpest, start, ...rest }) {
   const { attention, h } = shown;

@@ -1,4 +1,7 @@
-/** What stands under the masthead: what the model wrote, the tabs of the screens, and the choice of run and pieces. */
+/**
+ * What stands under the masthead: what the model wrote, the tabs of the screens, and the choice of
+ * run and pieces.
+ */
 import { useAnswer } from "../answers.js";
 import { headName } from "../parts/answered.jsx";
 import { percent } from "../parts/numbers.js";
@@ -103,7 +106,10 @@ export function OutputLine({ run, state, go, answers, shown }) {
       </p>
     );
   const cross = shown?.attention?.kind === "cross";
-  /** @param {{i: number, word: number}} word  open where a word comes from, or choose it as the query of the attention that is shown */
+  /**
+   * @param {{i: number, word: number}} word  open where a word comes from, or choose it as the
+   *   query of the attention that is shown
+   */
   const open = (word) => {
     if (state.screen === "output") go({ query: word.i });
     else if (cross && (state.screen === "walk" || state.screen === "heads")) go({ query: word.i });

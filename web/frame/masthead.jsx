@@ -1,4 +1,7 @@
-/** The head of the page: the sentence that the model reads, the tools, and shortcuts for all screens. */
+/**
+ * The head of the page: the sentence that the model reads, the tools, and shortcuts for all
+ * screens.
+ */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useAnswer } from "../answers.js";
 import { useKeys } from "../parts/hooks.js";

@@ -1,4 +1,7 @@
-/** A small drawing of the whole model. The attention that is shown is lit; a click on another one opens it. */
+/**
+ * A small drawing of the whole model. The attention that is shown is lit; a click on another one
+ * opens it.
+ */
 import { useEffect, useRef } from "preact/hooks";
 import { layerOf } from "../parts/answered.jsx";
 import { screenOf } from "../screens/index.js";
@@ -61,7 +64,8 @@ function stacksOf(run) {
 }
 
 /**
- * @typedef {{run: Run, go: Go, able: Attention[], lit: Attention | undefined, state: State}} DrawingContext
+ * @typedef {{run: Run, go: Go, able: Attention[], lit: Attention | undefined, state: State}}
+ *   DrawingContext
  */
 
 /** @type {Record<string, string>} */
@@ -153,7 +157,8 @@ function AttentionBox({ one, label, go, able, lit, state }) {
   useEffect(() => {
     const box = element.current?.closest(".stack-of");
     if (!on || !box || !element.current) return;
-    const [all, own] = [box.getBoundingClientRect(), element.current.getBoundingClientRect()];
+    const all = box.getBoundingClientRect();
+    const own = element.current.getBoundingClientRect();
     if (own.left < all.left || own.right > all.right)
       box.scrollLeft += own.left - all.left - all.width / 2;
   }, [on]);
@@ -185,7 +190,10 @@ function AttentionBox({ one, label, go, able, lit, state }) {
 
 const CHIPS = 16; // heads; beyond, a list
 
-/** @param {{attention: Attention, h: number, go: Go, only?: number}} props  `only` is the head whose map a file holds */
+/**
+ * @param {{attention: Attention, h: number, go: Go, only?: number}} props  `only` is the head whose
+ *   map a file holds
+ */
 function HeadChips({ attention, h, go, only }) {
   const heads = only === undefined ? attention.heads : [only];
   if (heads.length > CHIPS)

@@ -1,4 +1,7 @@
-/** Which attention and head a screen shows: those that were chosen, or those where it shows the most. */
+/**
+ * Which attention and head a screen shows: those that were chosen, or those where it shows the
+ * most.
+ */
 import { useAnswer } from "../answers.js";
 import { SCREEN_NAMES, screenOf } from "../screens/index.js";
 
@@ -31,15 +34,16 @@ export function useShown(answers, run, state) {
 const takesStart = (state) => ["start", "query"].includes(screenOf(state.screen).begins ?? "");
 
 /**
- * Return whether the attention between two texts that is shown is the sharpest, until one is chosen.
+ * Return whether the attention between two texts that is shown is the sharpest, until one is
+ * chosen.
  * @param {State} state
  */
 const takesSharpest = (state) =>
   screenOf(state.screen).begins === "sharpest" || (state.kind === "cross" && state.layer === null);
 
 /**
- * Return the attentions that the screen can show; a screen that begins with the sharpest takes those
- * between two texts, if there are any.
+ * Return the attentions that the screen can show; a screen that begins with the sharpest takes
+ * those between two texts, if there are any.
  * @param {Run} run
  * @param {State} state
  */

@@ -2,7 +2,8 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 
 /**
- * Return whether the surroundings are dark: the nearest opaque background, as in a notebook, else the system's setting.
+ * Return whether the surroundings are dark: the nearest opaque background, as in a notebook, else
+ * the system's setting.
  * @param {HTMLElement} root
  */
 function isDark(root) {
@@ -26,7 +27,8 @@ const storedTheme = () => {
 };
 
 /**
- * Return the theme and the function that toggles it; until the reader chooses, it follows the surroundings.
+ * Return the theme and the function that toggles it; until the reader chooses, it follows the
+ * surroundings.
  * @param {HTMLElement} root
  */
 export function useTheme(root) {
@@ -38,7 +40,8 @@ export function useTheme(root) {
   useEffect(() => {
     const update = () => setTheme(currentTheme());
     const system = matchMedia("(prefers-color-scheme: dark)");
-    const attributes = new MutationObserver(() => setTimeout(update, 200)); // a notebook's colours change a little later
+    // a notebook's colours change a little later
+    const attributes = new MutationObserver(() => setTimeout(update, 200));
     const size = new ResizeObserver(update); // a notebook inserts the cell after it was made
     system.addEventListener("change", update);
     attributes.observe(document.body, { attributes: true });

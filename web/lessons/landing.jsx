@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { useAnswer } from "../answers.js";
 import { clipped, visible } from "../parts/text.js";
-import { LESSONS, MORE_EXAMPLES } from "./lessons.jsx";
+import { LESSONS } from "./lessons.jsx";
 import { NOTHING_CHOSEN } from "../state/state.js";
 import { captionState, makeRun } from "./open_run.js";
 
@@ -215,6 +215,27 @@ function OwnSentence({ models, opening, transport, busy }) {
     </form>
   );
 }
+
+/**
+ * Worked examples that no card has.
+ * @type {{name: string, title: string, teaser: string, screen: ScreenName}[]}
+ */
+const MORE_EXAMPLES = [
+  { name: "lights", title: "Turn off the lights", teaser: "one sum, written out", screen: "walk" },
+  {
+    name: "luong",
+    title: "Luong attention",
+    teaser: "from one sequence to another",
+    screen: "alignment",
+  },
+  { name: "synthesizer", title: "The Synthesizer", teaser: "scores without keys", screen: "walk" },
+  {
+    name: "journey",
+    title: "Positions",
+    teaser: "how attention knows where a word is",
+    screen: "positions",
+  },
+];
 
 /** @type {Record<string, string>} */
 const EXAMPLE_TEXTS = {

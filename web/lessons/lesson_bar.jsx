@@ -1,10 +1,14 @@
-/** The caption of a card above its screen, with Back and Next; after the last caption, one thing to try. */
+/**
+ * The caption of a card above its screen, with Back and Next; after the last caption, one thing to
+ * try.
+ */
 import { useState } from "preact/hooks";
 import { findLesson } from "./lessons.jsx";
 import { captionState, makeRun } from "./open_run.js";
 
 /**
- * @param {Pick<ScreenProps, "go" | "answers" | "transport"> & {state: State, run: Run | null}} props
+ * @param {Pick<ScreenProps, "go" | "answers" | "transport"> & {state: State, run: Run | null}}
+ *   props
  */
 export function LessonBar({ state, run, go, answers, transport }) {
   const [busy, setBusy] = useState(false);

@@ -1,10 +1,15 @@
-/** The eight cards of the landing: each is a sequence of captions, and each caption opens a state of the screens. */
+/**
+ * The eight cards of the landing: each is a sequence of captions, and each caption opens a state of
+ * the screens.
+ */
 
 /**
- * @typedef {{example: string} | {text: string, kind: "translator" | "gpt"}} RunSource  an example, or a text for a model
- * @typedef {{say: any, at: StateChange, run?: RunSource}} Caption  `run` where it differs from the card's
- * @typedef {{name: string, title: string, teaser: string, run: RunSource, captions: Caption[], attempt: any}} Lesson
- *   `attempt` is one thing to try at the end
+ * @typedef {{example: string} | {text: string, kind: "translator" | "gpt"}} RunSource  an example,
+ *   or a text for a model
+ * @typedef {{say: any, at: StateChange, run?: RunSource}} Caption  `run` where it differs from the
+ *   card's
+ * @typedef {{name: string, title: string, teaser: string, run: RunSource, captions: Caption[],
+ *   attempt: any}} Lesson `attempt` is one thing to try at the end
  */
 
 const JOURNEY = { example: "journey" };
@@ -52,7 +57,12 @@ export const LESSONS = [
         at: { screen: "walk", layer: 0, head: 0, query: 1, key: 1, walk: { step: "softmax" } },
       },
       {
-        say: "The context: every word’s vector times its weight, all added up. Journey’s becomes 0.4419, 0.6515, 0.5683.",
+        say: (
+          <>
+            The context: every word’s vector times its weight, all added up. Journey’s becomes
+            0.4419, 0.6515, 0.5683.
+          </>
+        ),
         at: { screen: "walk", layer: 0, head: 0, query: 1, walk: { step: "sum" } },
       },
       {
@@ -98,7 +108,12 @@ export const LESSONS = [
         at: { screen: "walk", layer: 1, head: 0, query: 1, walk: { step: "qkv" } },
       },
       {
-        say: "The query of journey is compared with every key: again a dot product, but of what was learnt, no longer of the words themselves.",
+        say: (
+          <>
+            The query of journey is compared with every key: again a dot product, but of what was
+            learnt, no longer of the words themselves.
+          </>
+        ),
         at: { screen: "walk", layer: 1, head: 0, query: 1, key: 1, walk: { step: "scores" } },
       },
       {
@@ -134,7 +149,12 @@ export const LESSONS = [
     run: { example: "thinking-machines" },
     captions: [
       {
-        say: "A query and two keys of 64 features each. The scores are 112 and 96: sums of 64 products become large.",
+        say: (
+          <>
+            A query and two keys of 64 features each. The scores are 112 and 96: sums of 64 products
+            become large.
+          </>
+        ),
         at: { screen: "walk", layer: 0, head: 0, query: 0, walk: { step: "scores" } },
       },
       {
@@ -142,7 +162,12 @@ export const LESSONS = [
         at: { screen: "walk", layer: 0, head: 0, query: 0, walk: { step: "softmax" } },
       },
       {
-        say: "What if they are not divided? Of 112 and 96, softmax makes 0.9999999 and 0.0000001: the second word is gone.",
+        say: (
+          <>
+            What if they are not divided? Of 112 and 96, softmax makes 0.9999999 and 0.0000001: the
+            second word is gone.
+          </>
+        ),
         at: {
           screen: "walk",
           layer: 0,
@@ -172,8 +197,12 @@ export const LESSONS = [
         at: { screen: "variance", features: 512 },
       },
     ],
-    attempt:
-      "Move the slider from 1 to 512 and watch both rows of weights. From which d on does one key win?",
+    attempt: (
+      <>
+        Move the slider from 1 to 512 and watch both rows of weights. From which d on does one key
+        win?
+      </>
+    ),
   },
   {
     name: "mask",
@@ -200,11 +229,21 @@ export const LESSONS = [
         at: { screen: "walk", layer: 2, head: 0, query: 1, walk: { step: "mask" } },
       },
       {
-        say: "e to the power of −∞ is 0: softmax gives later words exactly nothing, and what is left still sums to 1.",
+        say: (
+          <>
+            e to the power of −∞ is 0: softmax gives later words exactly nothing, and what is left
+            still sums to 1.
+          </>
+        ),
         at: { screen: "walk", layer: 2, head: 0, query: 1, walk: { step: "softmax" } },
       },
       {
-        say: "What if there were no mask? Later words take their share at once, and the others get less.",
+        say: (
+          <>
+            What if there were no mask? Later words take their share at once, and the others get
+            less.
+          </>
+        ),
         at: {
           screen: "walk",
           layer: 2,
@@ -215,7 +254,9 @@ export const LESSONS = [
         },
       },
       {
-        say: "All six queries: a triangle. The first word sees itself alone, the last one sees all.",
+        say: (
+          <>All six queries: a triangle. The first word sees itself alone, the last one sees all.</>
+        ),
         at: { screen: "alignment", layer: 2, head: 0, alignment: { word: 1, weightsOf: "head" } },
       },
     ],
@@ -242,11 +283,21 @@ export const LESSONS = [
         at: { screen: "geometry", layer: 0, query: 1, key: 0, geometry: { progress: 0 } },
       },
       {
-        say: "After attention each bank has moved towards its neighbour. The word is the same, its vector no longer: attention is aware of the context. Press play to see it again.",
+        say: (
+          <>
+            After attention each bank has moved towards its neighbour. The word is the same, its
+            vector no longer: attention is aware of the context. Press play to see it again.
+          </>
+        ),
         at: { screen: "geometry", layer: 0, query: 1, key: 0, geometry: { progress: 1 } },
       },
       {
-        say: "Why it moves: the context of bank is a mixture, and money takes part in it with its weight.",
+        say: (
+          <>
+            Why it moves: the context of bank is a mixture, and money takes part in it with its
+            weight.
+          </>
+        ),
         at: { screen: "walk", layer: 0, head: 0, query: 1, walk: { step: "sum" } },
       },
       {
@@ -339,7 +390,12 @@ export const LESSONS = [
     run: MONEY,
     captions: [
       {
-        say: "An encoder has read the sentence, a decoder has written the German one below it. Both are drawn above: every box is one attention that you can open.",
+        say: (
+          <>
+            An encoder has read the sentence, a decoder has written the German one below it. Both
+            are drawn above: every box is one attention that you can open.
+          </>
+        ),
         at: { screen: "output", layer: null },
       },
       {
@@ -361,7 +417,12 @@ export const LESSONS = [
         at: { screen: "walk", kind: "cross", walk: { step: "softmax" } },
       },
       {
-        say: "The encoder reads the sentence with several heads in several layers. Every square is one head: rows are queries, columns keys; the stronger the colour, the larger the weight.",
+        say: (
+          <>
+            The encoder reads the sentence with several heads in several layers. Every square is one
+            head: rows are queries, columns keys; the stronger the colour, the larger the weight.
+          </>
+        ),
         at: { screen: "heads", kind: "encoder" },
       },
     ],
@@ -375,7 +436,12 @@ export const LESSONS = [
     run: { text: "To be, or not to", kind: "gpt" },
     captions: [
       {
-        say: "A GPT has read these words and gives every token of its vocabulary a probability of being next. These are the ten likeliest.",
+        say: (
+          <>
+            A GPT has read these words and gives every token of its vocabulary a probability of
+            being next. These are the ten likeliest.
+          </>
+        ),
         at: { screen: "output" },
       },
       {
@@ -388,7 +454,12 @@ export const LESSONS = [
         at: { screen: "output", output: { temperature: 0.5 } },
       },
       {
-        say: "How it got there: the last word looks back at the words before it. It cannot look ahead, so the upper right of every head is hatched.",
+        say: (
+          <>
+            How it got there: the last word looks back at the words before it. It cannot look ahead,
+            so the upper right of every head is hatched.
+          </>
+        ),
         at: { screen: "heads" },
       },
       {
@@ -398,27 +469,6 @@ export const LESSONS = [
     ],
     attempt:
       "Append five words at temperature 0.1, and five at temperature 2. Which is Shakespeare?",
-  },
-];
-
-/**
- * Worked examples that no card has.
- * @type {{name: string, title: string, teaser: string, screen: ScreenName}[]}
- */
-export const MORE_EXAMPLES = [
-  { name: "lights", title: "Turn off the lights", teaser: "one sum, written out", screen: "walk" },
-  {
-    name: "luong",
-    title: "Luong attention",
-    teaser: "from one sequence to another",
-    screen: "alignment",
-  },
-  { name: "synthesizer", title: "The Synthesizer", teaser: "scores without keys", screen: "walk" },
-  {
-    name: "journey",
-    title: "Positions",
-    teaser: "how attention knows where a word is",
-    screen: "positions",
   },
 ];
 

@@ -1,4 +1,7 @@
-/** What every screen shows alike: an answer while it loads or fails, and the names of layers and heads. */
+/**
+ * What every screen shows alike: an answer while it loads or fails, and the names of layers and
+ * heads.
+ */
 
 /**
  * Show an answer's value by `children`, or that it is being computed, or its error.

@@ -3,13 +3,16 @@ import { useEffect, useState } from "preact/hooks";
 import { visible } from "./text.js";
 
 /**
- * @param {{run: Run, scene: number, chosen: number, go: Go, transport: Transport}} props  `chosen` is the row of the query
+ * @param {{run: Run, scene: number, chosen: number, go: Go, transport: Transport}} props  `chosen`
+ *   is the row of the query
  */
 export function Cells({ run, scene, chosen, go, transport }) {
   const example = /** @type {ExampleFacts} */ (run.example);
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
   useEffect(() => setProblem(null), [run.run]);
-  /** @type {(changed: {inputs?: Record<string, number[][]>, normalize?: string}) => Promise<void>} */
+  /**
+   * @type {(changed: {inputs?: Record<string, number[][]>, normalize?: string}) => Promise<void>}
+   */
   const send = async (changed) => {
     const inputs = Object.fromEntries(example.inputs.map((one) => [one.name, one.numbers]));
     try {
@@ -122,7 +125,8 @@ const widest = (numbers) => Math.max(6, ...numbers.flat().map((x) => String(x).l
 
 /**
  * One number. It is sent when the cell is left or Enter is pressed; Escape restores it.
- * @param {{x: number, name: string, edit: (text: string) => void, disabled: boolean, width: number}} props
+ * @param {{x: number, name: string, edit: (text: string) => void, disabled: boolean, width:
+ *   number}} props
  */
 function Cell({ x, name, edit, disabled, width }) {
   const [text, setText] = useState(/** @type {string | null} */ (null));

@@ -1,4 +1,7 @@
-/** Colours of numbers: weights by one palette on every screen, signed numbers by two hues around zero. */
+/**
+ * Colours of numbers: weights by one palette on every screen, signed numbers by two hues around
+ * zero.
+ */
 import { toNumber } from "./numbers.js";
 
 /** @param {string} hex  colours as six hexadecimal digits, separated by spaces */
@@ -6,7 +9,8 @@ const parseStops = (hex) =>
   hex.split(" ").map((stop) => [0, 2, 4].map((at) => parseInt(stop.slice(at, at + 2), 16)));
 
 /**
- * viridis and magma: van der Walt & Smith 2015, CC0; cividis: Nuñez, Anderton & Renslow 2018. At 0, 1/8, … 1.
+ * viridis and magma: van der Walt & Smith 2015, CC0; cividis: Nuñez, Anderton & Renslow 2018. At 0,
+ * 1/8, … 1.
  * @type {Record<string, Colour[]>}
  */
 export const PALETTES = {
@@ -15,7 +19,10 @@ export const PALETTES = {
   cividis: parseStops("00224e 1a386f 434e6c 61656f 7d7c78 9b9476 bcae6c dec958 fee838"),
 };
 
-/** From the colour of the page, for no weight, to the one that differs from it most. @type {Record<Theme, Colour[]>} */
+/**
+ * From the colour of the page, for no weight, to the one that differs from it most.
+ * @type {Record<Theme, Colour[]>}
+ */
 export const WEIGHTS = {
   light: parseStops("ecefe8 c6dfd9 9fcdca 75b9bc 4da2ab 2f899a 1f6d86 16516f 0f3455"),
   dark: parseStops("23282e 203c46 215262 266a7b 32858f 4da19f 7abdab b2d8b9 eef3cb"),
@@ -42,18 +49,20 @@ const SIGNED = {
 };
 
 /**
- * Return the colour of a signed number, t from -1 to 1: blue below zero, red above, the page's background at zero.
+ * Return the colour of a signed number, t from -1 to 1: blue below zero, red above, the page's
+ * background at zero.
  * @param {number} t
  * @param {Theme} theme
  */
 export function signedColour(t, theme) {
-  const strength = Math.sign(t) * Math.sqrt(Math.min(1, Math.abs(t || 0))); // the root makes small numbers visible
+  // the root makes small numbers visible
+  const strength = Math.sign(t) * Math.sqrt(Math.min(1, Math.abs(t || 0)));
   return paletteColour(SIGNED[theme], (strength + 1) / 2);
 }
 
 /**
- * Return the colour of a weight: the same on every screen, on every scale from 0 to 1. It follows the square root,
- * because among ten tokens most weights are small.
+ * Return the colour of a weight: the same on every screen, on every scale from 0 to 1. It follows
+ * the square root, because among ten tokens most weights are small.
  * @param {JsonNumber} weight
  * @param {Theme} theme
  */
@@ -61,8 +70,8 @@ export const weightColour = (weight, theme) =>
   paletteColour(WEIGHTS[theme], Math.sqrt(toNumber(weight)));
 
 /**
- * Return the function that colours the cells of a matrix of weights. Where there is a mask, a weight of zero is masked:
- * it stays transparent and shows the hatch.
+ * Return the function that colours the cells of a matrix of weights. Where there is a mask, a
+ * weight of zero is masked: it stays transparent and shows the hatch.
  * @param {Theme} theme
  * @param {boolean} masks
  * @returns {(weight: JsonNumber) => Colour}

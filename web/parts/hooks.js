@@ -20,7 +20,8 @@ const belongsToField = (event) => {
 export function useKeys(root, pressed) {
   useEffect(() => {
     const scope = root.id === "telescope" ? document : root;
-    // A shortcut may remove the focused button; without a focus, a notebook would take the next key.
+    // A shortcut may remove the focused button; without a focus, a notebook would take the next
+    // key.
     const keepFocus = () =>
       scope.contains(document.activeElement) || root.focus({ preventScroll: true });
     const listener = (/** @type {any} */ event) => {

@@ -1,7 +1,8 @@
 /** A few curves over one axis. A place on the axis is chosen by mouse, finger or arrow keys. */
 import { clamp, full, short } from "./numbers.js";
 
-const [WIDE, HIGH] = [100, 60]; // of the drawing, which is stretched to the page
+const WIDE = 100;
+const HIGH = 60; // of the drawing, which is stretched to the page
 
 /** A place on the axis, as text. @type {(x: number) => string} */
 const round = (x) => (Number.isInteger(x) ? full(x) : short(x, 3));
@@ -11,15 +12,17 @@ const round = (x) => (Number.isInteger(x) ? full(x) : short(x, 3));
  */
 
 /**
- * @param {{x: number[], curves: Curve[], name: string, axis: string, at: number | null, point: (at: number) => void,
- *   marks?: string[], low?: number}} props  `at` is an index into x, `marks` are names of its places, `low` is the
- *   lowest number that the axis must show
+ * @param {{x: number[], curves: Curve[], name: string, axis: string, at: number | null, point: (at:
+ *   number) => void, marks?: string[], low?: number}} props  `at` is an index into x, `marks` are
+ *   names of its places, `low` is the lowest number that the axis must show
  */
 export function LinePlot({ x, curves, name, axis, at, point, marks, low = 0 }) {
   const all = curves.flatMap((curve) => curve.numbers);
-  const [bottom, top] = [Math.min(low, ...all), Math.max(low, ...all)];
+  const bottom = Math.min(low, ...all);
+  const top = Math.max(low, ...all);
   const room = top - bottom || 1;
-  const [first, last] = [x[0], x[x.length - 1]];
+  const first = x[0];
+  const last = x[x.length - 1];
   /** @type {(value: number) => number} */
   const across = (value) => (last === first ? WIDE / 2 : (WIDE * (value - first)) / (last - first));
   /** @type {(value: number) => number} */
@@ -54,7 +57,8 @@ export function LinePlot({ x, curves, name, axis, at, point, marks, low = 0 }) {
   };
   const place = at === null ? null : clamp(at, 0, x.length - 1);
   const said = (/** @type {number} */ one) =>
-    `${axis} ${full(x[one])}${marks ? ` (${marks[one]})` : ""}: ${curves.map((curve) => `${curve.name} ${full(curve.numbers[one])}`).join("; ")}`;
+    `${axis} ${full(x[one])}${marks ? ` (${marks[one]})` : ""}: ` +
+    curves.map((curve) => `${curve.name} ${full(curve.numbers[one])}`).join("; ");
   const zero = bottom < 0 && top > 0;
   return (
     <figure class="plot">
@@ -160,7 +164,8 @@ export function LinePlot({ x, curves, name, axis, at, point, marks, low = 0 }) {
         <output class="figures">
           {place === null
             ? " "
-            : `${axis} ${round(x[place])}${marks ? ` (${marks[place]})` : ""}: ${curves.map((curve) => short(curve.numbers[place])).join(" · ")}`}
+            : `${axis} ${round(x[place])}${marks ? ` (${marks[place]})` : ""}: ` +
+              curves.map((curve) => short(curve.numbers[place])).join(" · ")}
         </output>
       </figcaption>
     </figure>

@@ -16,9 +16,11 @@ const SLANTED = 13; // pixels between two slanted labels
  * @param {(x: N) => Colour} colour
  */
 export function paint(canvas, rows, colour) {
-  const [height, width] = [rows.length, rows[0]?.length ?? 0];
+  const height = rows.length;
+  const width = rows[0]?.length ?? 0;
   if (!canvas || !height || !width) return;
-  [canvas.width, canvas.height] = [width, height];
+  canvas.width = width;
+  canvas.height = height;
   const picture = new ImageData(width, height);
   rows.flat().forEach((x, at) => {
     const [r, g, b, a = 255] = colour(x);
@@ -28,16 +30,21 @@ export function paint(canvas, rows, colour) {
 }
 
 /**
- * @param {{rows: number[][], colour: (x: number) => Colour, labels: string[], columns?: string[], name: string,
- *   cell: number, at: number[] | null, chosen?: number, point: (i: number, m: number) => void,
- *   pick?: (i: number, m: number) => void}} props  `cell` is the height of a row in pixels, `columns` are labels
+ * @param {{rows: number[][], colour: (x: number) => Colour, labels: string[], columns?: string[],
+ *   name: string, cell: number, at: number[] | null, chosen?: number, point: (i: number, m: number)
+ *   => void, pick?: (i: number, m: number) => void}} props  `cell` is the height of a row in
+ *   pixels, `columns` are labels
  */
 export function Matrix({ rows, colour, labels, columns, name, cell, at, chosen, point, pick }) {
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   useEffect(() => paint(canvas.current, rows, colour), [rows, colour]);
-  const [height, width] = [rows.length, rows[0].length];
+  const height = rows.length;
+  const width = rows[0].length;
   const [frame, frameWidth] = useWidth();
-  /** Where there is not enough room for all labels, only the column pointed at has one. @type {(j: number) => boolean} */
+  /**
+   * Where there is not enough room for all labels, only the column pointed at has one.
+   * @type {(j: number) => boolean}
+   */
   const labelled = (j) => frameWidth / width >= SLANTED || j === at?.[1];
   /** @type {(event: PointerEvent, use: (i: number, m: number) => void) => void} */
   const withCell = (event, use) => {

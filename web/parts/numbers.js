@@ -1,4 +1,7 @@
-/** Numbers as text: four digits or all that are true, a true minus sign, infinity as a symbol. And sums over arrays. */
+/**
+ * Numbers as text: four digits or all that are true, a true minus sign, infinity as a symbol. And
+ * sums over arrays.
+ */
 
 /**
  * Return a number of the API's JSON, where infinities and NaN are strings; null is NaN.
@@ -37,7 +40,8 @@ export function short(json, digits = 4) {
 const TRUE_DIGITS = 7;
 
 /**
- * Return a number with the digits that are true, without zeros at the end; a whole number with all of its digits.
+ * Return a number with the digits that are true, without zeros at the end; a whole number with all
+ * of its digits.
  * @param {JsonNumber} json
  */
 export function full(json) {
@@ -55,7 +59,8 @@ export function percent(json) {
   if (Number.isNaN(x)) return "—";
   if (x === 0) return "0 %";
   if (x < 0.01) return "< 0.01 %";
-  return `${x >= 99.95 ? "100" : x >= 10 ? String(Number(x.toFixed(1))) : String(Number(x.toPrecision(2)))} %`;
+  if (x >= 99.95) return "100 %";
+  return `${Number(x >= 10 ? x.toFixed(1) : x.toPrecision(2))} %`;
 }
 
 /**
@@ -106,7 +111,8 @@ export const argmax = (numbers) =>
   numbers.reduce((best, x, at) => (x > numbers[best] ? at : best), 0);
 
 /**
- * Return the right end of the bars of weights: 1, or less where many keys share the weight; the table prints it.
+ * Return the right end of the bars of weights: 1, or less where many keys share the weight; the
+ * table prints it.
  * @param {number[]} weights
  */
 export const weightScale = (weights) => {

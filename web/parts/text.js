@@ -1,7 +1,14 @@
-/** Token text made visible: characters without a shape, or that would change the writing direction, are spelled out. */
+/**
+ * Token text made visible: characters without a shape, or that would change the writing direction,
+ * are spelled out.
+ */
 
-const HIDDEN =
-  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+/** Control characters, soft hyphens, marks of direction, spaces without a width, annotations. */
+const HIDDEN = new RegExp(
+  "[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e" +
+    "\u2060-\u206f\ufeff\ufff9-\ufffb]",
+  "g",
+);
 
 /** @param {string} character */
 const spelled = (character) => {
@@ -22,7 +29,8 @@ export function visible(text) {
 }
 
 /**
- * Return a text with its line breaks as they are, and other hidden characters spelled out; blank text becomes ␣.
+ * Return a text with its line breaks as they are, and other hidden characters spelled out; blank
+ * text becomes ␣.
  * @param {string} text
  */
 export const visibleLines = (text) =>

@@ -1,12 +1,16 @@
-/** A vector as a strip of coloured cells or of bars. A number is chosen by mouse, finger or arrow keys. */
+/**
+ * A vector as a strip of coloured cells or of bars. A number is chosen by mouse, finger or arrow
+ * keys.
+ */
 import { css, readableInk, signedColour } from "./colour.js";
 import { FEW } from "./matrix.jsx";
 import { clamp, full, largest, short } from "./numbers.js";
 
 /**
- * @param {{numbers: number[], name: string, theme: Theme, most?: number, bars?: boolean, marked?: number | null,
- *   point: (m: number) => void, first?: number}} props  `most` is the number with the strongest colour, `first` the
- *   index of the first number, where the strip is a part of a longer vector
+ * @param {{numbers: number[], name: string, theme: Theme, most?: number, bars?: boolean, marked?:
+ *   number | null, point: (m: number) => void, first?: number}} props  `most` is the number with
+ *   the strongest colour, `first` the index of the first number, where the strip is a part of a
+ *   longer vector
  */
 export function Vector(props) {
   const {

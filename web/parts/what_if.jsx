@@ -1,4 +1,7 @@
-/** What if: change one attention, and see one query and the model's output before and after, on one fixed scale. */
+/**
+ * What if: change one attention, and see one query and the model's output before and after, on one
+ * fixed scale.
+ */
 import { useAnswer } from "../answers.js";
 import { useState } from "preact/hooks";
 import { css, weightColour } from "./colour.js";
@@ -6,8 +9,9 @@ import { full, percent, short } from "./numbers.js";
 import { visible } from "./text.js";
 
 /**
- * @param {{run: Run, attention: Attention, h: number, i: number, keyWords: TokenRange | null, state: State, go: Go,
- *   answers: import("../answers.js").Answers, transport: Transport, theme: Theme, query: string}} props  `query` is the word that is followed
+ * @param {{run: Run, attention: Attention, h: number, i: number, keyWords: TokenRange | null,
+ *   state: State, go: Go, answers: import("../answers.js").Answers, transport: Transport, theme:
+ *   Theme, query: string}} props  `query` is the word that is followed
  */
 export function WhatIf({
   run,
@@ -137,16 +141,20 @@ const wordChoices = ({ words, names, tokens }) =>
     ? names.map((name, word) => [words.lastIndexOf(word), name])
     : tokens.map((name, at) => [at, name]);
 
-/** @param {{found: any, keyWords: TokenRange | null, query: string, pieces: boolean, theme: Theme}} props */
+/**
+ * @param {{found: any, keyWords: TokenRange | null, query: string, pieces: boolean, theme: Theme}}
+ *   props
+ */
 function Compared({ found, keyWords, query, pieces, theme }) {
   const rows = rowsOf(found, pieces ? null : keyWords);
   const most = Math.max(...rows.map((row) => Math.abs(row.after - row.before)));
-  const [low, high] = [
-    Math.min(0, ...rows.map((row) => row.after)),
-    Math.max(1, ...rows.map((row) => row.after)),
-  ];
+  const low = Math.min(0, ...rows.map((row) => row.after));
+  const high = Math.max(1, ...rows.map((row) => row.after));
   const x = (/** @type {number} */ w) => (100 * (w - low)) / (high - low);
-  /** The bar of a weight; before the change it is hollow. @type {(w: number, y: number, hollow: boolean) => any} */
+  /**
+   * The bar of a weight; before the change it is hollow.
+   * @type {(w: number, y: number, hollow: boolean) => any}
+   */
   const bar = (w, y, hollow) => {
     if (!Number.isFinite(w)) return null;
     const colour = css(weightColour(Math.abs(w), theme));

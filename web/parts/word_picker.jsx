@@ -1,4 +1,7 @@
-/** The tokens of a sentence as buttons, one of them chosen. A token that continues a word is set close to it. */
+/**
+ * The tokens of a sentence as buttons, one of them chosen. A token that continues a word is set
+ * close to it.
+ */
 import { useEffect, useRef } from "preact/hooks";
 import { clamp, count } from "./numbers.js";
 import { visible } from "./text.js";
@@ -13,7 +16,8 @@ export function WordPicker({ words: { tokens, start, n }, at, choose, label }) {
   useEffect(() => {
     const button = list.current?.querySelector("[aria-pressed=true]");
     if (!list.current || !button) return;
-    const [all, one] = [list.current.getBoundingClientRect(), button.getBoundingClientRect()];
+    const all = list.current.getBoundingClientRect();
+    const one = button.getBoundingClientRect();
     if (one.top < all.top || one.bottom > all.bottom)
       list.current.scrollTop += one.top - all.top - (all.height - one.height) / 2;
   }, [at, tokens]);

@@ -2,8 +2,9 @@
 import { argmax, sum } from "./numbers.js";
 
 /**
- * @typedef {{range: TokenRange, at: (i: number) => number, query: (place: number) => number, joined: boolean}} Shown
- *   what a picker shows, the place of query i in it, and the query of a place: the last piece of a word
+ * @typedef {{range: TokenRange, at: (i: number) => number, query: (place: number) => number,
+ *   joined: boolean}} Shown what a picker shows, the place of query i in it, and the query of a
+ *   place: the last piece of a word
  */
 
 /**
@@ -26,8 +27,8 @@ export function wordsOrPieces(range, pieces) {
 }
 
 /**
- * Return a trace in which the keys of a word are one: its weight and its part of the context are those of its pieces
- * together, its scores those of the piece with the largest weight.
+ * Return a trace in which the keys of a word are one: its weight and its part of the context are
+ * those of its pieces together, its scores those of the piece with the largest weight.
  * @param {Trace} trace
  * @param {TokenRange} keys
  * @returns {Trace & {members?: number[][], weightsOf?: number[][]}}

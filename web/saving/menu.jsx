@@ -7,8 +7,8 @@ import { statePath } from "../state/state.js";
 import { asPng, asSvg, saveFile } from "./save.js";
 
 /**
- * @param {{run: Run | null, state: State, shown: {attention?: Attention, h: number} | null, transport: Transport,
- *   root: HTMLElement}} props
+ * @param {{run: Run | null, state: State, shown: {attention?: Attention, h: number} | null,
+ *   transport: Transport, root: HTMLElement}} props
  */
 export function SaveMenu({ run, state, shown, transport, root }) {
   const [open, setOpen] = useState(false);

@@ -39,7 +39,8 @@ export async function asPng(root, caption) {
     await image.decode();
     const canvas = document.createElement("canvas");
     const scale = Math.min(2, 8192 / Math.max(width, height));
-    [canvas.width, canvas.height] = [width * scale, height * scale];
+    canvas.width = width * scale;
+    canvas.height = height * scale;
     canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
     return await new Promise((resolve) =>
       canvas.toBlob(/** @type {BlobCallback} */ (resolve), "image/png"),

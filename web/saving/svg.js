@@ -1,21 +1,36 @@
 /**
- * Draw a part of the page, as the browser has laid it out, as an SVG that stands alone: text as text, drawings as
- * drawings, canvases as images. The SVG is built node by node, so that no token can become markup.
+ * Draw a part of the page, as the browser has laid it out, as an SVG that stands alone: text as
+ * text, drawings as drawings, canvases as images. The SVG is built node by node, so that no token
+ * can become markup.
  */
 
 const SVG = "http://www.w3.org/2000/svg";
-const NOT_XML =
-  /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+/** Characters that XML does not allow, and halves of surrogate pairs. */
+const NOT_XML = new RegExp(
+  [
+    /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/,
+    /[\ud800-\udbff](?![\udc00-\udfff])/,
+    /(?<![\ud800-\udbff])[\udc00-\udfff]/,
+  ]
+    .map((part) => part.source)
+    .join("|"),
+  "g",
+);
 const TRANSPARENT = /^(transparent|none|rgba\(.*, 0\))$/;
-const STYLED =
-  "fill fill-opacity stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap opacity font-family font-size font-weight text-anchor paint-order shape-rendering vector-effect".split(
-    " ",
-  );
+/** The properties of a drawing that the page's style sheets set. */
+const STYLED = [
+  "fill fill-opacity stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap",
+  "opacity font-family font-size font-weight text-anchor paint-order shape-rendering",
+  "vector-effect",
+].flatMap((names) => names.split(" "));
 
-/** @typedef {{left: number, top: number, right: number, bottom: number}} Edges  in pixels of the window */
 /**
- * @typedef {{svg: Element, left: number, top: number, ruler: CanvasRenderingContext2D}} Pen  the drawing, its corner on
- *   the page, and a context that measures fonts
+ * @typedef {{left: number, top: number, right: number, bottom: number}} Edges  in pixels of the
+ *   window
+ */
+/**
+ * @typedef {{svg: Element, left: number, top: number, ruler: CanvasRenderingContext2D}} Pen  the
+ *   drawing, its corner on the page, and a context that measures fonts
  */
 
 /**
@@ -27,7 +42,8 @@ const STYLED =
  */
 export function toSvg(element, background, caption, ink) {
   const edge = element.getBoundingClientRect();
-  const [width, inner] = [Math.ceil(edge.width), Math.ceil(edge.height)];
+  const width = Math.ceil(edge.width);
+  const inner = Math.ceil(edge.height);
   const height = inner + (caption ? 34 : 0);
   const svg = createSvg("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
   svg.append(createSvg("rect", { width, height, fill: background }));
@@ -61,11 +77,15 @@ function createSvg(name, attributes) {
   return element;
 }
 
-/** Controls are no part of a picture, except those that are its labels: words, steps and cells. @param {Element} node */
-const isControl = (node) =>
-  node.matches(
-    ".mapbar, .switches, .fold, .slide, .settings, .button, .segments, label, select, summary, input[type=range], [data-no-picture]",
-  ) && !node.closest(".ledger, .words");
+const CONTROLS =
+  ".mapbar, .switches, .fold, .slide, .settings, .button, .segments, label, select, summary, " +
+  "input[type=range], [data-no-picture]";
+
+/**
+ * Controls are no part of a picture, except those that are its labels: words, steps and cells.
+ * @param {Element} node
+ */
+const isControl = (node) => node.matches(CONTROLS) && !node.closest(".ledger, .words");
 
 /**
  * Draw a node and its children, without what `clip` hides.
@@ -118,12 +138,10 @@ const intersection = (a, b) => ({
 function drawBox(pen, node, style, edge, clip) {
   const seen = intersection(clip, edge);
   if (seen.right <= seen.left || seen.bottom <= seen.top) return;
-  const [x, y, width, height] = [
-    seen.left - pen.left,
-    seen.top - pen.top,
-    seen.right - seen.left,
-    seen.bottom - seen.top,
-  ];
+  const x = seen.left - pen.left;
+  const y = seen.top - pen.top;
+  const width = seen.right - seen.left;
+  const height = seen.bottom - seen.top;
   const rx = Math.min(parseFloat(style.borderTopLeftRadius) || 0, width / 2, height / 2);
   const framed =
     style.borderTopWidth !== "0px" &&
@@ -167,7 +185,8 @@ function drawBox(pen, node, style, edge, clip) {
   if (node.classList.contains("hatch")) {
     const lines = [];
     for (let at = -height; at < width; at += 7) {
-      const [from, to] = [Math.max(at, 0), Math.min(at + height, width)];
+      const from = Math.max(at, 0);
+      const to = Math.min(at + height, width);
       if (to > from)
         lines.push(`M${x + from} ${y + height - (from - at)}L${x + to} ${y + height - (to - at)}`);
     }
@@ -250,10 +269,8 @@ const round = (x) => Math.round(x * 100) / 100;
  */
 function drawSvg(pen, node, edge) {
   const copy = /** @type {SVGElement} */ (node.cloneNode(true));
-  const [old, fresh] = [
-    [node, ...node.querySelectorAll("*")],
-    [copy, ...copy.querySelectorAll("*")],
-  ];
+  const old = [node, ...node.querySelectorAll("*")];
+  const fresh = [copy, ...copy.querySelectorAll("*")];
   fresh.forEach((element, at) => {
     const style = getComputedStyle(old[at]);
     for (const name of [...element.getAttributeNames()])
@@ -363,16 +380,16 @@ function drawFraction(pen, node, style) {
  */
 function drawRoot(pen, node, style, edge) {
   const inside = /** @type {Element} */ (node.firstElementChild).getBoundingClientRect();
-  const [left, top, right, bottom] = [
-    edge.left - pen.left,
-    edge.top - pen.top + 1.5,
-    edge.right - pen.left,
-    edge.bottom - pen.top,
-  ];
+  const left = edge.left - pen.left;
+  const top = edge.top - pen.top + 1.5;
+  const right = edge.right - pen.left;
+  const bottom = edge.bottom - pen.top;
   const start = inside.left - pen.left - 2;
+  const hook = `M${left + 1} ${(top + bottom) / 2 + 2}l${(start - left) / 3} -2`;
+  const stroke = `L${(left + start) / 2 + 1} ${bottom - 1}L${start} ${top}H${right}`;
   pen.svg.append(
     createSvg("path", {
-      d: `M${left + 1} ${(top + bottom) / 2 + 2}l${(start - left) / 3} -2L${(left + start) / 2 + 1} ${bottom - 1}L${start} ${top}H${right}`,
+      d: hook + stroke,
       fill: "none",
       stroke: style.color,
       "stroke-width": 1.2,

@@ -1,6 +1,6 @@
 /** The screens, in the order of their tabs. A new screen is imported and entered here. */
 import * as alignment from "./alignment/index.jsx";
-import * as geometry from "./geometry.jsx";
+import * as geometry from "./geometry/index.jsx";
 import * as heads from "./heads/index.jsx";
 import * as map from "./map/index.jsx";
 import * as output from "./output.jsx";

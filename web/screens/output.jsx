@@ -1,4 +1,7 @@
-/** Output: the likeliest tokens after a position, as bars, with the settings by which one of them is chosen. */
+/**
+ * Output: the likeliest tokens after a position, as bars, with the settings by which one of them is
+ * chosen.
+ */
 import { useAnswer } from "../answers.js";
 import { Answered } from "../parts/answered.jsx";
 import { count, full, percent, short } from "../parts/numbers.js";
@@ -44,9 +47,18 @@ function OutputScreen(props) {
     <>
       <h2>{gpt ? "Which word comes next" : "What it could have written"}</h2>
       <p class="lede">
-        {gpt
-          ? "The vector of the last word becomes one logit for every token of the vocabulary; softmax makes them probabilities."
-          : "For every piece of a word the decoder gave each token of its vocabulary a logit. A word may have several pieces, and its probability is the product of theirs. The likeliest tokens at one piece, and the one that was written:"}
+        {gpt ? (
+          <>
+            The vector of the last word becomes one logit for every token of the vocabulary; softmax
+            makes them probabilities.
+          </>
+        ) : (
+          <>
+            For every piece of a word the decoder gave each token of its vocabulary a logit. A word
+            may have several pieces, and its probability is the product of theirs. The likeliest
+            tokens at one piece, and the one that was written:
+          </>
+        )}
       </p>
       {!gpt && <Written made={made} i={i} word={found.value?.word} go={go} />}
       <div class="output">
@@ -64,7 +76,10 @@ function OutputScreen(props) {
   );
 }
 
-/** @param {{made: NonNullable<Run["output"]>, i: number | undefined, word: OutputAnswer["word"] | undefined, go: Go}} props */
+/**
+ * @param {{made: NonNullable<Run["output"]>, i: number | undefined, word: OutputAnswer["word"] |
+ *   undefined, go: Go}} props
+ */
 function Written({ made, i, word: chosen, go }) {
   return (
     <>
@@ -84,7 +99,10 @@ function Written({ made, i, word: chosen, go }) {
   );
 }
 
-/** A word's probability, and those of its pieces, which can be clicked. @param {{chosen: NonNullable<OutputAnswer["word"]>, i: number | undefined, go: Go}} props */
+/**
+ * A word's probability, and those of its pieces, which can be clicked.
+ * @param {{chosen: NonNullable<OutputAnswer["word"]>, i: number | undefined, go: Go}} props
+ */
 function ChosenWord({ chosen, i, go }) {
   /** @type {(p: number) => any} */
   const chance = (p) => (
@@ -215,7 +233,10 @@ function Bars({ found, run, openRun, transport }) {
 
 /** @param {{chosen: State["output"], go: Go, kept?: number, vocabulary?: number}} props */
 function Settings({ chosen, go, kept, vocabulary }) {
-  /** @type {(name: keyof State["output"], label: string, min: number, max: number, step: number, said: any, text: string) => any} */
+  /**
+   * @type {(name: keyof State["output"], label: string, min: number, max: number, step: number,
+   *   said: any, text: string) => any}
+   */
   const slider = (name, label, min, max, step, said, text) => (
     <div class="setting">
       <label>
@@ -242,7 +263,10 @@ function Settings({ chosen, go, kept, vocabulary }) {
         0.1,
         3,
         0.1,
-        "Logits are divided by it. Below 1 the likely become likelier, above 1 all become more alike.",
+        <>
+          Logits are divided by it. Below 1 the likely become likelier, above 1 all become more
+          alike.
+        </>,
         temperature.toFixed(1),
       )}
       {slider(

@@ -1,10 +1,18 @@
-/** Fields of the page's state: what each is called in the page's address, and its value at first. */
+/**
+ * Fields of the page's state: what each is called in the page's address, and its value at first.
+ */
 
-/** A field that holds a number; without an initial value, null until a reader chooses. @type {NumberField} */
+/**
+ * A field that holds a number; without an initial value, null until a reader chooses.
+ * @type {NumberField}
+ */
 export const number = (address, initial = null) =>
   /** @type {Field<any>} */ ({ address, initial, isNumber: true, perRun: false });
 
-/** A field that holds a text; without an initial value, null until a reader chooses. @type {TextField} */
+/**
+ * A field that holds a text; without an initial value, null until a reader chooses.
+ * @type {TextField}
+ */
 export const text = (address, initial = null) =>
   /** @type {Field<any>} */ ({ address, initial, isNumber: false, perRun: false });
 

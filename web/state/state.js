@@ -1,4 +1,7 @@
-/** The state of the page, and where it is kept: in the page's address, behind its #, or in a notebook's cell. */
+/**
+ * The state of the page, and where it is kept: in the page's address, behind its #, or in a
+ * notebook's cell.
+ */
 import * as atlas from "../screens/atlas/index.jsx";
 import { SCREEN_NAMES, SCREENS } from "../screens/index.js";
 import { SHARED, shared } from "./fields.js";
@@ -27,7 +30,9 @@ const ON_ATLAS = placesOf("atlas", atlas.fields);
 
 const PLACES = [...placesOf(null, SHARED), ...Object.values(ON_SCREEN).flat(), ...ON_ATLAS];
 
-/** Every field by its name in the page's address. These names are stable: readers share addresses. */
+/**
+ * Every field by its name in the page's address. These names are stable: readers share addresses.
+ */
 export const BY_ADDRESS = new Map(PLACES.map((place) => [place.field.address, place]));
 
 /**
@@ -47,7 +52,10 @@ export function merge(state, change) {
   return /** @type {S} */ (next);
 }
 
-/** Return the change that gives one field a value. @type {(place: Place, value: any) => StateChange} */
+/**
+ * Return the change that gives one field a value.
+ * @type {(place: Place, value: any) => StateChange}
+ */
 const setting = ({ group, name }, value) =>
   /** @type {any} */ (group ? { [group]: { [name]: value } } : { [name]: value });
 
@@ -96,7 +104,8 @@ export function parseState(path, query) {
 const knownScreen = (name) => SCREEN_NAMES.find((one) => one === name) ?? DEFAULTS.screen;
 
 /**
- * Return the state with a field of an address; a field that is unknown or not valid changes nothing.
+ * Return the state with a field of an address; a field that is unknown or not valid changes
+ * nothing.
  * @type {(state: State, field: [string, unknown]) => State}
  */
 const withField = (state, [address, value]) => {
@@ -181,8 +190,8 @@ export const hashStore = (start) => {
 
 /**
  * Keep the state in memory: a notebook may show several explorers.
- * @param {{run?: string, screen?: string} & Record<string, unknown>} start  the run, the screen, and
- *   fields by their names in an address
+ * @param {{run?: string, screen?: string} & Record<string, unknown>} start  the run, the screen,
+ *   and fields by their names in an address
  * @returns {StateStore}
  */
 export const memoryStore = ({ run, screen, ...fields }) => ({

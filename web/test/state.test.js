@@ -5,7 +5,10 @@ import { importBundled } from "../bundle.js";
 const { BY_ADDRESS, DEFAULTS, memoryStore, merge, NOTHING_CHOSEN, parseState, statePath } =
   await importBundled("state/state.js");
 
-/** Where each name of an address lies in the state. Readers share addresses: no name may change or go. */
+/**
+ * Where each name of an address lies in the state. Readers share addresses: no name may change or
+ * go.
+ */
 const STABLE = {
   ...{ l: "layer", h: "head", i: "query", j: "key", kind: "kind", edits: "edits" },
   ...{ pieces: "pieces", d: "features", card: "lesson", at: "caption", step: "walk.step" },

@@ -1,8 +1,11 @@
-/** Requests to a notebook's kernel, through anywidget's messages: a reply has the id of its request. */
+/**
+ * Requests to a notebook's kernel, through anywidget's messages: a reply has the id of its request.
+ */
 import { Failure, textEntries } from "./http.js";
 
 /**
- * @typedef {{id: number, error?: {message: string, code: string}, body?: any, exact?: boolean, samples?: number}} Reply
+ * @typedef {{id: number, error?: {message: string, code: string}, body?: any, exact?: boolean,
+ *   samples?: number}} Reply
  * @typedef {{on: (event: string, listener: (reply: Reply, buffers?: DataView[]) => void) => void,
  *   send: (message: object) => void, get: (name: string) => string}} WidgetModel
  */
@@ -12,7 +15,10 @@ import { Failure, textEntries } from "./http.js";
  * @returns {Transport}
  */
 export function kernelTransport(model) {
-  /** @type {Map<number, {resolve: (answer: {reply: Reply, buffer?: DataView}) => void, reject: (error: Error) => void}>} */
+  /**
+   * @type {Map<number, {resolve: (answer: {reply: Reply, buffer?: DataView}) => void, reject:
+   *   (error: Error) => void}>}
+   */
   const pending = new Map();
   let lastId = 0;
   model.on("msg:custom", (reply, buffers) => {
@@ -23,7 +29,10 @@ export function kernelTransport(model) {
     else request.resolve({ reply, buffer: buffers?.[0] });
   });
 
-  /** @type {(method: string, path: string, content: object, signal?: AbortSignal) => Promise<{reply: Reply, buffer?: DataView}>} */
+  /**
+   * @type {(method: string, path: string, content: object, signal?: AbortSignal) => Promise<{reply:
+   *   Reply, buffer?: DataView}>}
+   */
   const request = (method, path, content, signal) =>
     new Promise((resolve, reject) => {
       const id = (lastId += 1);

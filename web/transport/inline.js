@@ -5,7 +5,8 @@ import { Failure, textEntries } from "./http.js";
 const DEFAULTS = { b: "0", fmt: "f16" };
 
 /**
- * Return the key of an answer in the file: path and sorted parameters, without those at their defaults.
+ * Return the key of an answer in the file: path and sorted parameters, without those at their
+ * defaults.
  * @param {string} path
  * @param {Query} [query]
  */
@@ -23,7 +24,8 @@ const decodeBase64 = (base64) =>
   Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer;
 
 /**
- * Return the bytes of a tile or track. Below the last query a tile is not in the file: NaN in half precision.
+ * Return the bytes of a tile or track. Below the last query a tile is not in the file: NaN in half
+ * precision.
  * @param {{base64: string, length?: number}} packed
  */
 function pictureBytes({ base64, length }) {
@@ -70,7 +72,8 @@ const asJson = (x) => (Number.isFinite(x) ? x : String(x).toLowerCase().replace(
 
 /**
  * Return the steps of a trace; each is packed as numbers, or as a change of the step before.
- * @param {({name: string, formula: string} & (PackedNumbers | {times: number} | {hidden: [number, number][]}))[]} packed
+ * @param {({name: string, formula: string} & (PackedNumbers | {times: number} | {hidden: [number,
+ *   number][]}))[]} packed
  */
 function stepsOf(packed) {
   /** @type {number[]} */
@@ -99,7 +102,11 @@ export const fileTransport = (answers) => {
     if (answer.error) throw new Failure(answer.error.message, answer.error.code);
     return answer;
   };
-  /** Put a trace together again: keys and values are stored once for a head, the stream once for a query. @type {(path: string, query?: Query) => Promise<any>} */
+  /**
+   * Put a trace together again: keys and values are stored once for a head, the stream once for a
+   * query.
+   * @type {(path: string, query?: Query) => Promise<any>}
+   */
   const inflate = async (path, query) => {
     const trace = await find(path, query);
     const { l, h, i } = trace;
@@ -128,9 +135,16 @@ export const fileTransport = (answers) => {
       rest: { keys: 0, weight: 0, context: null },
     };
   };
-  /** Return the answer about the same run at another path. @type {(path: string, name: string, query?: Query) => Promise<any>} */
+  /**
+   * Return the answer about the same run at another path.
+   * @type {(path: string, name: string, query?: Query) => Promise<any>}
+   */
   const beside = (path, name, query) => find(path.replace(/\/\w+$/, name), query);
-  /** Return the weights between words of an attention: a matrix for each head. @type {(path: string, l: number) => Promise<{words: any, heads: number[], matrices: number[][][]}>} */
+  /**
+   * Return the weights between words of an attention: a matrix for each head.
+   * @type {(path: string, l: number) => Promise<{words: any, heads: number[], matrices:
+   *   number[][][]}>}
+   */
   const findWords = async (path, l) => {
     const { weights, heads, ...words } = await beside(path, "/words", { l });
     const rows = /** @type {number[][]} */ (rowsOf(weights));
@@ -143,7 +157,10 @@ export const fileTransport = (answers) => {
       ),
     };
   };
-  /** @type {(path: string, query: any) => Promise<{trace: Trace, step: (name: string) => JsonNumber[] | undefined}>} */
+  /**
+   * @type {(path: string, query: any) => Promise<{trace: Trace, step: (name: string) =>
+   *   JsonNumber[] | undefined}>}
+   */
   const findTrace = async (path, { l, h, i }) => {
     const trace = await inflate(path.replace(/cells?$/, "trace"), { l, h, i });
     return {
@@ -151,7 +168,10 @@ export const fileTransport = (answers) => {
       step: (name) => trace.steps.find((/** @type {any} */ one) => one.name === name)?.numbers,
     };
   };
-  /** @type {Record<string, (path: string, query: any) => Promise<any>>} what the file holds in another form */
+  /**
+   * @type {Record<string, (path: string, query: any) => Promise<any>>} what the file holds in
+   *   another form
+   */
   const unpacked = {
     trace: inflate,
     async heads(path, query) {

@@ -23,7 +23,8 @@ export const fields = {
 export { Alignment as view };
 
 /**
- * @typedef {{side: 0 | 1, at: number}} Word  side 0 holds the keys (columns, above), side 1 the queries (rows, below)
+ * @typedef {{side: 0 | 1, at: number}} Word  side 0 holds the keys (columns, above), side 1 the
+ *   queries (rows, below)
  * @typedef {{rows: string[], columns: string[], weights: number[][], lit: Word}} Aligned
  * @typedef {{setHover: (word: Word | null) => void, pin: (word: Word) => void}} Pointing
  */
@@ -38,9 +39,17 @@ function Alignment(props) {
     <>
       <h2>{cross ? "Which words each written word attends to" : "Which words attend to which"}</h2>
       <p class="lede">
-        {cross
-          ? "Below is what the model wrote, above what it read. A ribbon is the attention to a word above while writing a word below."
-          : "Below are the queries, above the keys. A ribbon is the attention of a word below to a word above."}{" "}
+        {cross ? (
+          <>
+            Below is what the model wrote, above what it read. A ribbon is the attention to a word
+            above while writing a word below.
+          </>
+        ) : (
+          <>
+            Below are the queries, above the keys. A ribbon is the attention of a word below to a
+            word above.
+          </>
+        )}{" "}
         The wider the ribbon, the larger the share. Hover, tap or focus a word to highlight its
         ribbons.
       </p>
@@ -153,9 +162,14 @@ function AlignedWords({ found, run, attention, state, go, answers, transport, th
               : `the mean of ${attention.heads.length} heads of ${attention.name}`}
             . Tokens are joined into words: a word’s row is the mean over its tokens, its column
             their sum.{" "}
-            {(found.known ?? 1) < 0.999
-              ? `Only the largest weights of each query were kept, ${percent(found.known)} of all weight. `
-              : ""}
+            {(found.known ?? 1) < 0.999 ? (
+              <>
+                Only the largest weights of each query were kept, {percent(found.known)} of all
+                weight.{" "}
+              </>
+            ) : (
+              ""
+            )}
             Ribbons under {percent(THINNEST)} are not drawn; the matrix shows all.
           </p>
         </div>

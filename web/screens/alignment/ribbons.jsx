@@ -7,11 +7,12 @@ import { clipped, visible } from "../../parts/text.js";
 
 /** @typedef {import("./index.jsx").Word} Word */
 /**
- * @typedef {{vertical: boolean, size: number, height: number, points: number[][][], widths: number[][], side: number,
- *   step: number}} Layout  font size, height of the drawing, the point of each word by side, and either the widths of
- *   words, or the width of a column and the distance of its lines
- * @typedef {import("./index.jsx").Aligned & import("./index.jsx").Pointing & {textWords: Set<number>[],
- *   theme: Theme}} RibbonProps
+ * @typedef {{vertical: boolean, size: number, height: number, points: number[][][], widths:
+ *   number[][], side: number, step: number}} Layout  font size, height of the drawing, the point of
+ *   each word by side, and either the widths of words, or the width of a column and the distance of
+ *   its lines
+ * @typedef {import("./index.jsx").Aligned & import("./index.jsx").Pointing & {textWords:
+ *   Set<number>[], theme: Theme}} RibbonProps
  */
 
 export const THINNEST = 0.02; // the smallest share that is drawn
@@ -56,7 +57,8 @@ function wordWidth(word, size) {
  */
 function layOutLines(columns, rows, width) {
   for (const size of [21, 18, 15.5]) {
-    const [top, bottom] = [layOutLine(columns, size, width), layOutLine(rows, size, width)];
+    const top = layOutLine(columns, size, width);
+    const bottom = layOutLine(rows, size, width);
     if (Math.max(top.total, bottom.total) > width - 8) continue;
     const high = clamp(width * 0.3, 200, 300);
     const points = [
@@ -131,12 +133,16 @@ function Drawing({ rows, columns, weights, lit, textWords, setHover, pin, layout
     const [[fromX, fromY], [toX, toY]] = [points[0][j], points[1][i]];
     const [x0, y0] = vertical ? [fromX + 2, fromY] : [fromX, fromY + lift];
     const [x1, y1] = vertical ? [toX - 2, toY] : [toX, toY - size - lift * 0.4];
-    const [mx, my] = [(x0 + x1) / 2, (y0 + y1) / 2];
+    const mx = (x0 + x1) / 2;
+    const my = (y0 + y1) / 2;
     return vertical
       ? `M${x0} ${y0}C${mx} ${y0} ${mx} ${y1} ${x1} ${y1}`
       : `M${x0} ${y0}C${x0} ${my} ${x1} ${my} ${x1} ${y1}`;
   };
-  /** The share between a word and the highlighted one; 1 for the highlighted word itself. @type {(word: Word) => number} */
+  /**
+   * The share between a word and the highlighted one; 1 for the highlighted word itself.
+   * @type {(word: Word) => number}
+   */
   const strength = ({ side, at }) => {
     if (side === lit.side) return at === lit.at ? 1 : 0;
     return side ? weights[at][lit.at] : weights[lit.at][at];

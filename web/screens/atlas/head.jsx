@@ -1,4 +1,7 @@
-/** One head of an atlas: its habits, where its weight goes, its averaged map, and its strongest texts. */
+/**
+ * One head of an atlas: its habits, where its weight goes, its averaged map, and its strongest
+ * texts.
+ */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
@@ -58,7 +61,11 @@ export function AtlasHead({ atlas, l, h, titled, ...props }) {
   );
 }
 
-/** The share of each habit: a bar for the mean over all queries, and a line from 5 to 95 % of the texts. @param {{atlas: AtlasAnswer, head: AtlasHeadAnswer}} props */
+/**
+ * The share of each habit: a bar for the mean over all queries, and a line from 5 to 95 % of the
+ * texts.
+ * @param {{atlas: AtlasAnswer, head: AtlasHeadAnswer}} props
+ */
 function Habits({ atlas, head }) {
   const habits = Object.keys(atlas.habit_keys).filter((habit) => head[habit] !== null);
   const numbers = ["entropy", "spread", "largest_logit"].filter(
@@ -83,7 +90,10 @@ function Habits({ atlas, head }) {
             return (
               <tr
                 class={head[habit] >= atlas.clear ? "chosen" : ""}
-                title={`the share on ${atlas.habit_keys[habit]}; from 5 to 95 % of the texts: ${percent(low / 100)} to ${percent(high / 100)}`}
+                title={
+                  `the share on ${atlas.habit_keys[habit]}; from 5 to 95 % of the texts: ` +
+                  `${percent(low / 100)} to ${percent(high / 100)}`
+                }
               >
                 <td>{habit}</td>
                 <td class="now" title={full(head[habit])}>

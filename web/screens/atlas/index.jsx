@@ -1,4 +1,7 @@
-/** Atlas: every head of a model over a corpus, as a scatter or a grid; one head in full; two atlases side by side. */
+/**
+ * Atlas: every head of a model over a corpus, as a scatter or a grid; one head in full; two atlases
+ * side by side.
+ */
 import { useMemo } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
@@ -115,7 +118,10 @@ export function AtlasScreen(props) {
   );
 }
 
-/** @param {{label: string, value: string | null, options: string[], pick: (name: string) => void, none?: string}} props */
+/**
+ * @param {{label: string, value: string | null, options: string[], pick: (name: string) => void,
+ *   none?: string}} props
+ */
 const Choice = ({ label, value, options, pick, none }) => (
   <label class="labelled">
     {label}{" "}
@@ -144,7 +150,8 @@ function Heads({ value, other, ...props }) {
       : null;
   const chosen =
     value.heads.find((one) => one.layer === layer && one.head === state.head) ?? clearest;
-  const [l, h] = [value.layers.indexOf(chosen.layer), chosen.head];
+  const l = value.layers.indexOf(chosen.layer);
+  const h = chosen.head;
   /** @param {HeadOfAtlas} head */
   const choose = (head) => go({ layer: value.layers.indexOf(head.layer), head: head.head }, false);
   const atlases = other ? [value, other] : [value];
@@ -194,7 +201,10 @@ function clearestHead(atlas) {
   return [...(named.length ? named : atlas.heads)].sort((a, b) => share(b) - share(a))[0];
 }
 
-/** Return the ticks of a column's axis, round numbers around all of its values in all atlases. @type {(atlases: AtlasAnswer[], name: string) => number[]} */
+/**
+ * Return the ticks of a column's axis, round numbers around all of its values in all atlases.
+ * @type {(atlases: AtlasAnswer[], name: string) => number[]}
+ */
 function columnTicks(atlases, name) {
   const numbers = atlases
     .flatMap((one) => one.heads.map((head) => head[name]))
@@ -248,7 +258,10 @@ function Legend({ atlases, only, go }) {
 
 const ROWS = 24; // heads of a comparison that are shown
 
-/** @param {AtlasProps & {before: AtlasAnswer, after: AtlasAnswer, chosen: HeadOfAtlas, choose: (head: HeadOfAtlas) => void}} props */
+/**
+ * @param {AtlasProps & {before: AtlasAnswer, after: AtlasAnswer, chosen: HeadOfAtlas, choose:
+ *   (head: HeadOfAtlas) => void}} props
+ */
 function Compared({ before, after, answers, chosen, choose }) {
   const found = useAnswer(
     answers,

@@ -1,4 +1,7 @@
-/** The mark of each kind of head: a shape and a colour, so that neither alone has to tell kinds apart. */
+/**
+ * The mark of each kind of head: a shape and a colour, so that neither alone has to tell kinds
+ * apart.
+ */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { themeColour } from "../../parts/answered.jsx";
 import { clamp, count, percent, short } from "../../parts/numbers.js";
@@ -6,8 +9,8 @@ import { clipped, visible } from "../../parts/text.js";
 import { useCanvasSize } from "../map/hooks.js";
 
 /**
- * Colours are those of Okabe and Ito (2008), which people with any colour vision tell apart; shapes are paths between
- * -1 and 1.
+ * Colours are those of Okabe and Ito (2008), which people with any colour vision tell apart; shapes
+ * are paths between -1 and 1.
  * @type {Record<string, {path: string, light: string, dark: string}>}
  */
 export const KIND_MARKS = {
@@ -52,8 +55,8 @@ const REACH = 18; // pixels within which a mark is pointed at
 /** @typedef {{head: HeadOfAtlas, x: number, y: number, size: number}} Placed */
 
 /**
- * @param {{atlas: AtlasAnswer, chosen: HeadOfAtlas, choose: (head: HeadOfAtlas) => void, ticks: number[][], settings: State["atlas"],
- *   root: HTMLElement, theme: Theme}} props
+ * @param {{atlas: AtlasAnswer, chosen: HeadOfAtlas, choose: (head: HeadOfAtlas) => void, ticks:
+ *   number[][], settings: State["atlas"], root: HTMLElement, theme: Theme}} props
  */
 export function AtlasPicture({ atlas, chosen, choose, ticks, settings, root, theme }) {
   const frame = useRef(/** @type {HTMLDivElement | null} */ (null));
@@ -86,12 +89,15 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, settings, root, the
   /** @param {MouseEvent} event */
   const nearest = (event) => {
     const box = /** @type {HTMLElement} */ (frame.current).getBoundingClientRect();
-    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-    let [best, least] = [/** @type {Placed | null} */ (null), REACH];
+    const x = event.clientX - box.left;
+    const y = event.clientY - box.top;
+    let best = null;
+    let least = REACH;
     for (const one of placed) {
       if (settings.only && one.head.kind !== settings.only) continue;
       const away = Math.hypot(one.x - x, one.y - y);
-      if (away < least) [best, least] = [one, away];
+      if (away < least) best = one;
+      least = away;
     }
     return best?.head ?? null;
   };
@@ -152,8 +158,11 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, settings, root, the
 }
 
 /** @type {(head: HeadOfAtlas, settings: State["atlas"], atlas: AtlasAnswer) => string} */
-const describe = (head, settings, atlas) =>
-  `${head.layer}, head ${head.head}: ${head.kind}; ${[...new Set([settings.across, settings.up])].map((name) => `${label(name)} ${numberText(head[name], name, atlas)}`).join(", ")}`;
+const describe = (head, settings, atlas) => {
+  const columns = new Set([settings.across, settings.up]);
+  const said = [...columns].map((name) => `${label(name)} ${numberText(head[name], name, atlas)}`);
+  return `${head.layer}, head ${head.head}: ${head.kind}; ${said.join(", ")}`;
+};
 
 /** @type {(x: string | number | null, name: string, atlas: AtlasAnswer) => string} */
 const numberText = (x, name, atlas) =>
@@ -162,11 +171,15 @@ const numberText = (x, name, atlas) =>
 /** @param {string} name */
 const label = (name) => `${name.replace(/_/g, " ")}${name === "entropy" ? " (nats)" : ""}`;
 
-/** @type {(atlas: AtlasAnswer, size: CanvasSize, ticks: number[][], settings: State["atlas"]) => Placed[]} */
+/**
+ * @type {(atlas: AtlasAnswer, size: CanvasSize, ticks: number[][], settings: State["atlas"]) =>
+ *   Placed[]}
+ */
 function scatterPlaces(atlas, { width, height }, ticks, settings) {
   const size = clamp(90 / Math.sqrt(atlas.heads.length), 4.5, 8);
   return atlas.heads.flatMap((head) => {
-    const [x, y] = [head[settings.across], head[settings.up]];
+    const x = head[settings.across];
+    const y = head[settings.up];
     if (typeof x !== "number" || typeof y !== "number") return [];
     return [{ head, x: across(x, ticks[0], width), y: up(y, ticks[1], height), size }];
   });
@@ -177,7 +190,10 @@ const across = (x, ticks, width) => EDGE.left + within(x, ticks) * (width - EDGE
 /** @type {(y: number, ticks: number[], height: number) => number} */
 const up = (y, ticks, height) =>
   height - EDGE.bottom - within(y, ticks) * (height - EDGE.top - EDGE.bottom);
-/** Where a number lies between the first and the last tick, from 0 to 1. @type {(x: number, ticks: number[]) => number} */
+/**
+ * Where a number lies between the first and the last tick, from 0 to 1.
+ * @type {(x: number, ticks: number[]) => number}
+ */
 const within = (x, ticks) => (x - ticks[0]) / (ticks[ticks.length - 1] - ticks[0]);
 
 /** @type {(atlas: AtlasAnswer, width: number) => {columns: number, cell: number, left: number}} */
@@ -203,8 +219,10 @@ function gridPlaces(atlas, { width }) {
 }
 
 /**
- * The next head in a direction: of a grid the one beside it, of a scatter the next in the order of that axis.
- * @type {(shown: Placed[], own: Placed | undefined, arrow: number[], grid: boolean) => Placed | undefined}
+ * The next head in a direction: of a grid the one beside it, of a scatter the next in the order of
+ * that axis.
+ * @type {(shown: Placed[], own: Placed | undefined, arrow: number[], grid: boolean) => Placed |
+ *   undefined}
  */
 function neighbour(shown, own, [dx, dy], grid) {
   if (!own) return shown[0];
@@ -218,8 +236,9 @@ function neighbour(shown, own, [dx, dy], grid) {
 }
 
 /**
- * @typedef {CanvasSize & {placed: Placed[], atlas: AtlasAnswer, ticks: number[][], settings: State["atlas"], theme: Theme, grid: boolean,
- *   hover: HeadOfAtlas | null, chosen: HeadOfAtlas | null}} Scene
+ * @typedef {CanvasSize & {placed: Placed[], atlas: AtlasAnswer, ticks: number[][], settings:
+ *   State["atlas"], theme: Theme, grid: boolean, hover: HeadOfAtlas | null, chosen: HeadOfAtlas |
+ *   null}} Scene
  */
 
 /** @type {(canvas: HTMLCanvasElement, scene: Scene, colour: (name: string) => string) => void} */
@@ -263,7 +282,10 @@ function draw(canvas, scene, colour) {
   }
 }
 
-/** @type {(context: CanvasRenderingContext2D, scene: Scene, colour: (name: string) => string) => void} */
+/**
+ * @type {(context: CanvasRenderingContext2D, scene: Scene, colour: (name: string) => string) =>
+ *   void}
+ */
 function drawAxes(context, { width, height, ticks, settings, atlas }, colour) {
   context.strokeStyle = colour("faint");
   context.lineWidth = 1;
@@ -302,7 +324,11 @@ function drawAxes(context, { width, height, ticks, settings, atlas }, colour) {
   context.restore();
 }
 
-/** Draw the cells of the grid: their shade is the chosen column. @type {(context: CanvasRenderingContext2D, scene: Scene, colour: (name: string) => string) => void} */
+/**
+ * Draw the cells of the grid: their shade is the chosen column.
+ * @type {(context: CanvasRenderingContext2D, scene: Scene, colour: (name: string) => string) =>
+ *   void}
+ */
 function drawLayers(context, { width, placed, atlas, ticks, settings }, colour) {
   const { cell, left, columns } = gridShape(atlas, width);
   for (const { head, x, y } of placed) {

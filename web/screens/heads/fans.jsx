@@ -1,4 +1,6 @@
-/** Two heads side by side: the sentence, and a ribbon from the query to every word it attends to. */
+/**
+ * Two heads side by side: the sentence, and a ribbon from the query to every word it attends to.
+ */
 import { css, weightColour } from "../../parts/colour.js";
 import { argmax, percent } from "../../parts/numbers.js";
 import { clipped, visible } from "../../parts/text.js";
@@ -15,7 +17,8 @@ const HABITS = {
 };
 
 /**
- * @param {{compared: PerspectivesAnswer, A: HeadPlace, B: HeadPlace, nameOf: (l: number, h: number) => string, byHand: boolean, go: Go, theme: Theme}} props
+ * @param {{compared: PerspectivesAnswer, A: HeadPlace, B: HeadPlace, nameOf: (l: number, h: number)
+ *   => string, byHand: boolean, go: Go, theme: Theme}} props
  */
 export function Fans({ compared, A, B, nameOf, byHand, go, theme }) {
   const { names, word, heads, pair } = compared;
@@ -107,7 +110,8 @@ export function Fans({ compared, A, B, nameOf, byHand, go, theme }) {
 const MOST = 20; // words of a fan
 
 /**
- * Return the words that are shown, by index: all of a short text, of a long one the query and the largest weights.
+ * Return the words that are shown, by index: all of a short text, of a long one the query and the
+ * largest weights.
  * @param {(PerspectivesAnswer["heads"][0] | undefined)[]} heads
  * @param {PerspectivesAnswer} compared
  */
@@ -126,19 +130,21 @@ const LINE = 26;
 
 /**
  * The words below each other, the query on the left, and a ribbon to every word.
- * @param {{weights: number[], words: string[], from: number | null, query: string, theme: Theme}} props
+ * @param {{weights: number[], words: string[], from: number | null, query: string, theme: Theme}}
+ *   props
  */
 function Fan({ weights, words, from, query, theme }) {
   const high = words.length * LINE + 6;
   const y = (/** @type {number} */ at) => at * LINE + LINE / 2 + 3;
   const start = from === null ? high / 2 : y(from);
   const top = argmax(weights);
+  const shares = words.map((word, at) => `${visible(word)} ${percent(weights[at])}`);
   return (
     <svg
       class="fan"
       viewBox={`0 0 420 ${high}`}
       role="img"
-      aria-label={`${visible(query)} attends to ${words.map((word, at) => `${visible(word)} ${percent(weights[at])}`).join(", ")}`}
+      aria-label={`${visible(query)} attends to ${shares.join(", ")}`}
     >
       <text
         x="104"

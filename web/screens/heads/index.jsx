@@ -1,25 +1,16 @@
 /** Heads: a small map of every head, two heads compared on one query, and the habits of all. */
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useAnswer, useAnswers } from "../../answers.js";
 import { Answered, allAnswers, headName, layerOf } from "../../parts/answered.jsx";
 import { cellColour, css, weightColour } from "../../parts/colour.js";
 import { paint } from "../../parts/matrix.jsx";
-import {
-  argmax,
-  count,
-  full,
-  percent,
-  short,
-  sum,
-  traceWeights,
-  weightScale,
-} from "../../parts/numbers.js";
-import { clipped, visible } from "../../parts/text.js";
 import { WhatIf } from "../../parts/what_if.jsx";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { tokenRange, wordsOrPieces } from "../../parts/words.js";
-import { Fans } from "./fans.jsx";
 import { number, perRun, shared } from "../../state/fields.js";
+import { Fans } from "./fans.jsx";
+import { Habits, LookedAt } from "./habits.jsx";
+import { Readings } from "./readings.jsx";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 export const title = "Heads";
 export const needs = "map";
@@ -39,7 +30,7 @@ export { Heads as view };
 /** @typedef {{l: number, h: number}} HeadPlace */
 
 /** @param {ScreenProps} props */
-export const Heads = (props) => <HeadsOfKind key={props.attention.kind} {...props} />;
+const Heads = (props) => <HeadsOfKind key={props.attention.kind} {...props} />;
 
 /**
  * All heads of the attentions that are of the same kind as the chosen one.
@@ -100,7 +91,10 @@ function HeadsOfKind(props) {
   );
 }
 
-/** @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, keyWords: TokenRange | null, i: number, compared: PerspectivesAnswer | null}} props */
+/**
+ * @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, keyWords:
+ *   TokenRange | null, i: number, compared: PerspectivesAnswer | null}} props
+ */
 function Comparison({
   run,
   attention,
@@ -294,7 +288,10 @@ function Scale({ theme }) {
   );
 }
 
-/** @param {{map: HeadMap, mark: string, name: string, masks: boolean, theme: Theme, choose: () => void}} props */
+/**
+ * @param {{map: HeadMap, mark: string, name: string, masks: boolean, theme: Theme, choose: () =>
+ *   void}} props
+ */
 function Mini({ map, mark, name, masks, theme, choose }) {
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   useEffect(() => paint(canvas.current, map.share, cellColour(theme, masks)), [map, theme]);
@@ -309,269 +306,5 @@ function Mini({ map, mark, name, masks, theme, choose }) {
       <canvas ref={canvas} />
       {mark && <span class={`mark ${mark}`}>{mark.toUpperCase()}</span>}
     </button>
-  );
-}
-
-/**
- * One query in both heads. Short texts read its weights from the small maps; long ones request its trace.
- * @param {{run: Run, answers: import("../../answers.js").Answers, A: HeadPlace, B: HeadPlace, i: number,
- *   nameOf: (l: number, h: number) => string, layers: HeadsAnswer[], words: TokenRange | null, theme: Theme}} props
- */
-function Readings({ run, answers, A, B, i, nameOf, layers, words, theme }) {
-  const places = [A, B];
-  const whole = run.attentions[A.l]?.has?.trace !== false; // otherwise the largest weights alone are known
-  const fromMaps = places.map(({ l, h }) => {
-    const row = layers.find((layer) => layer.l === l)?.maps.find((map) => map.h === h)?.share[i];
-    if (!words || !row || !whole) return null;
-    const steps = [{ name: "weights", numbers: row }];
-    return {
-      token: words.tokens[i],
-      tokens: words.tokens,
-      keys: [...row.keys()],
-      n_k: row.length,
-      steps,
-    };
-  });
-  const requests = places.map(({ l, h }, at) => ({
-    path: fromMaps[at] ? null : `runs/${run.run}/${whole ? "trace" : "top"}`,
-    query: { l, h, i },
-  }));
-  const fetched = useAnswers(answers, requests);
-  const [a, b] = fromMaps.map((value, at) =>
-    value ? { value, error: null, slow: false } : fetched[at],
-  );
-  return (
-    <Answered answer={allAnswers(a, b)}>
-      {(/** @type {Trace[]} */ traces) => {
-        const rows = traces.map(traceWeights);
-        const best = rows.map(argmax);
-        const tops = traces.map((trace, at) => trace.tokens[best[at]]);
-        const same = traces[0].keys[best[0]] === traces[1].keys[best[1]];
-        const top = Math.max(...rows.map(weightScale));
-        return (
-          <>
-            <div class="readings">
-              {traces.map((trace, at) => (
-                <div class="reading card">
-                  <h3>
-                    <span class={`mark ${"ab"[at]}`}>{"AB"[at]}</span>
-                    {nameOf(places[at].l, places[at].h)}
-                  </h3>
-                  <Reading trace={trace} weights={rows[at]} top={top} theme={theme} />
-                </div>
-              ))}
-            </div>
-            <p class="said">
-              {same ? (
-                <>
-                  Both attend most to <b class="k">{visible(tops[0])}</b>:{" "}
-                  {percent(rows[0][best[0]])} in A, {percent(rows[1][best[1]])} in B.
-                </>
-              ) : (
-                <>
-                  From <b class="q">{visible(traces[0].token)}</b>, A attends most to{" "}
-                  <b class="k">{visible(tops[0])}</b> ({percent(rows[0][best[0]])}), B to{" "}
-                  <b class="k">{visible(tops[1])}</b> ({percent(rows[1][best[1]])}).
-                </>
-              )}
-            </p>
-          </>
-        );
-      }}
-    </Answered>
-  );
-}
-
-/**
- * The text of a recording; the more a token is attended to by all queries, the stronger its background.
- * @param {{run: Run, answers: import("../../answers.js").Answers, attention: Attention, h: number, i: number, name: string}} props
- */
-function LookedAt({ run, answers, attention, h, i, name }) {
-  const start = attention.n_k <= 512 ? 0 : Math.max(0, Math.min(i - 256, attention.n_k - 512));
-  const query = { l: attention.l, h, start, stop: Math.min(attention.n_k, start + 512) };
-  const found = useAnswer(answers, `runs/${run.run}/received`, query);
-  if (found.error) return null;
-  return (
-    <>
-      <h2 style={{ margin: "38px 0 0" }}>The text, as it is looked at</h2>
-      <p class="lede">
-        The weight that each token gets from all queries of {name}, from none to{" "}
-        {short(found.value?.most ?? 0, 3)}.
-      </p>
-      <Answered answer={found}>
-        {(/** @type {any} */ value) => (
-          <p class="looked-at">
-            {value.tokens.map((/** @type {string} */ token, /** @type {number} */ at) => (
-              <>
-                <span
-                  title={full(value.received[at])}
-                  style={{
-                    background: `color-mix(in srgb, var(--bar) ${Math.round(62 * Math.sqrt(value.received[at] / (value.most || 1)))}%, transparent)`,
-                  }}
-                >
-                  {visible(token).replace(/^·/, "")}
-                </span>
-                {value.tokens[at + 1]?.startsWith("·") ? "" : " "}
-              </>
-            ))}
-          </p>
-        )}
-      </Answered>
-    </>
-  );
-}
-
-const LINES = 14;
-
-/**
- * The largest weights of one query, in the order of the text.
- * @param {{trace: Trace, weights: number[], top: number, theme: Theme}} props
- */
-function Reading({ trace, weights, top, theme }) {
-  const order = weights
-    .map((_, at) => at)
-    .sort((a, b) => weights[b] - weights[a])
-    .slice(0, LINES)
-    .sort((a, b) => a - b);
-  const rest = sum(weights.filter((_, at) => !order.includes(at))) + (trace.rest?.weight ?? 0);
-  return (
-    <table class="ledger" style={{ marginTop: "10px" }}>
-      <caption class="hidden">the largest weights of {visible(trace.token)}</caption>
-      <thead>
-        <tr>
-          <th scope="col">key</th>
-          <th scope="col">weight</th>
-          <th scope="col" class="share">
-            <span class="ends">
-              <span>0</span>
-              <span>{short(top, 3)}</span>
-            </span>
-          </th>
-        </tr>
-      </thead>
-      <tbody>
-        {order.map((at) => (
-          <tr>
-            <td style={{ fontFamily: "var(--serif)" }}>{clipped(trace.tokens[at], 24)}</td>
-            <td title={full(weights[at])}>{short(weights[at])}</td>
-            <td class="share">
-              <svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
-                <rect
-                  y="1"
-                  height="8"
-                  width={Math.max((100 * weights[at]) / top, 0.3)}
-                  fill={css(weightColour(weights[at], theme))}
-                />
-              </svg>
-            </td>
-          </tr>
-        ))}
-        {weights.length > LINES && (
-          <tr>
-            <td class="soft">{count(trace.n_k - LINES)} others</td>
-            <td title={full(rest)}>{short(rest)}</td>
-            <td />
-          </tr>
-        )}
-      </tbody>
-    </table>
-  );
-}
-
-/**
- * The share of weight that each head gives to each habit, as a table that can be sorted.
- * @param {{layers: HeadsAnswer[], mark: (l: number, h: number) => string, choose: (l: number, h: number) => void,
- *   nameOf: (l: number, h: number) => string}} props
- */
-function Habits({ layers, mark, choose, nameOf }) {
-  const heads = useMemo(
-    () =>
-      layers.flatMap((layer) =>
-        (layer.habits ?? [])
-          .map((one) => /** @type {Record<string, any>} */ ({ l: layer.l, ...one }))
-          .sort((x, y) => x.h - y.h),
-      ),
-    [layers],
-  );
-  const [by, setBy] = useState("layer");
-  if (!heads.length)
-    return (
-      <p class="soft" style={{ marginTop: "30px" }}>
-        Habits are measured on short texts only.
-      </p>
-    );
-  const { habit_keys: habitKeys, clear } = layers[0];
-  const habits = Object.keys(habitKeys).filter((habit) =>
-    heads.some((head) => typeof head[habit] === "number"),
-  );
-  const sorted =
-    by === "layer"
-      ? heads
-      : [...heads].sort((x, y) =>
-          by === "kind" ? (x.kind < y.kind ? -1 : 1) : (y[by] ?? -1) - (x[by] ?? -1),
-        );
-  /** @type {(name: string, label: string, title: string, kind?: string) => any} */
-  const sortable = (name, label, title, kind = "") => (
-    <th
-      scope="col"
-      class={kind}
-      aria-sort={
-        by === name ? (name === "layer" || name === "kind" ? "ascending" : "descending") : undefined
-      }
-    >
-      <button type="button" title={title} onClick={() => setBy(name)}>
-        {label}
-      </button>
-    </th>
-  );
-  return (
-    <>
-      <h2 style={{ margin: "38px 0 0" }}>Habits</h2>
-      <p class="lede">
-        Where each of these {count(heads.length)} heads puts its weight. A share of {percent(clear)}{" "}
-        or more is marked; the largest names the head’s kind.
-      </p>
-      <div
-        class="scroller"
-        tabindex={0}
-        role="region"
-        aria-label="habits of all heads"
-        style={{ marginTop: "14px" }}
-      >
-        <table class="habits">
-          <thead>
-            <tr>
-              {sortable("layer", "head", "by layer", "name")}
-              {sortable(
-                "kind",
-                "kind",
-                `the habit with the largest share, if it is ${percent(clear)} or more`,
-                "name",
-              )}
-              {habits.map((habit) => sortable(habit, habit, `the share on ${habitKeys[habit]}`))}
-              {sortable("spread", "spread", "the effective number of keys: exp(entropy)")}
-            </tr>
-          </thead>
-          <tbody>
-            {sorted.map((head) => (
-              <tr key={`${head.l}/${head.h}`} class={mark(head.l, head.h)}>
-                <td class="name">
-                  <button type="button" onClick={() => choose(head.l, head.h)}>
-                    {nameOf(head.l, head.h)}
-                  </button>
-                </td>
-                <td class="name">{head.kind}</td>
-                {habits.map((habit) => (
-                  <td class={head[habit] >= clear ? "much" : ""} title={full(head[habit])}>
-                    {percent(head[habit])}
-                  </td>
-                ))}
-                <td title={full(head.spread)}>{short(head.spread, 3)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
-    </>
   );
 }

@@ -1,10 +1,15 @@
-/** Half-precision tiles: each number is coloured by a table with one colour for each of the 65,536 bit patterns. */
+/**
+ * Half-precision tiles: each number is coloured by a table with one colour for each of the 65,536
+ * bit patterns.
+ */
 import { PALETTES, WEIGHTS, paletteColour } from "../../parts/colour.js";
 import { clamp } from "../../parts/numbers.js";
 
 /** The number that each pattern of 16 bits stands for. */
 export const FLOAT16 = Float32Array.from({ length: 65536 }, (_, bits) => {
-  const [sign, exponent, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+  const sign = bits >> 15 ? -1 : 1;
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
   if (exponent === 31) return fraction ? NaN : sign * Infinity;
   return (
     sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024))
@@ -12,23 +17,27 @@ export const FLOAT16 = Float32Array.from({ length: 65536 }, (_, bits) => {
 });
 
 /**
- * @typedef {{low: number, high: number, scale: string}} ColourRange  limits in powers of two; scale "root", "log" or "linear"
+ * @typedef {{low: number, high: number, scale: string}} ColourRange  limits in powers of two; scale
+ *   "root", "log" or "linear"
  */
 
 /**
- * Return the function that maps log2 of a number to its position between the limits, 0 to 1 inside of them.
+ * Return the function that maps log2 of a number to its position between the limits, 0 to 1 inside
+ * of them.
  * @param {ColourRange} range
  * @returns {(log2: number) => number}
  */
 export function positionIn({ low, high, scale }) {
   if (scale === "log") return (log2) => (log2 - low) / (high - low);
   const power = scale === "root" ? 0.5 : 1;
-  const [a, b] = [2 ** (low * power), 2 ** (high * power)];
+  const a = 2 ** (low * power);
+  const b = 2 ** (high * power);
   return (log2) => (2 ** (log2 * power) - a) / (b - a);
 }
 
 /**
- * Return a colour, as ABGR bytes, for every bit pattern. Masked (-inf) and outside (NaN) are transparent.
+ * Return a colour, as ABGR bytes, for every bit pattern. Masked (-inf) and outside (NaN) are
+ * transparent.
  * @param {ColourRange & {palette: Colour[]}} range
  * @param {number} offset  added to log2 of every number
  */
@@ -52,7 +61,8 @@ export function colourTable(range, offset) {
  * @param {ArrayLike<number>} tile
  * @param {number} size  pixels of a side
  * @param {Uint32Array} colours
- * @param {{column: number, colours: Uint32Array} | null} last  the last column, if its pixels cover fewer keys
+ * @param {{column: number, colours: Uint32Array} | null} last  the last column, if its pixels cover
+ *   fewer keys
  */
 export function paintTile(tile, size, colours, last) {
   const canvas = document.createElement("canvas");
@@ -76,8 +86,8 @@ export const context2d = (canvas) =>
 // How a tile's numbers are shown: which aggregate, between which limits, in which colours.
 
 /**
- * What a pixel can show, and the aggregate that the server sends for it. `mean` and `lift` are `share` times a
- * constant, so that they need no request.
+ * What a pixel can show, and the aggregate that the server sends for it. `mean` and `lift` are
+ * `share` times a constant, so that they need no request.
  * @type {Record<string, {from: string, means: string}>}
  */
 export const AGGREGATES = {
@@ -97,8 +107,8 @@ export const log2Shift = (how, keys, info) =>
   how === "mean" ? -Math.log2(keys) : how === "lift" ? Math.log2(info.n_k / keys) : 0;
 
 /**
- * Return default limits in powers of two, around uniform attention. They follow the zoom and not the numbers, so that
- * two heads can be compared.
+ * Return default limits in powers of two, around uniform attention. They follow the zoom and not
+ * the numbers, so that two heads can be compared.
  * @param {string} how
  * @param {number} bin  keys in a pixel
  * @param {MapInfo} info
@@ -128,8 +138,9 @@ export const ZERO = -40; // a power of two that counts as no weight
 const SINGLE = 256; // tokens; up to here, every weight has its own pixel
 
 /**
- * Return the settings of the map with their scale and its palette: as on the other screens, unless the reader has chosen others. On a
- * longer text, where nearly all weights are tiny, the scale is logarithmic.
+ * Return the settings of the map with their scale and its palette: as on the other screens, unless
+ * the reader has chosen others. On a longer text, where nearly all weights are tiny, the scale is
+ * logarithmic.
  * @param {State["map"]} chosen
  * @param {MapInfo} info
  * @param {Theme} theme

@@ -81,7 +81,8 @@ export function hatchPattern(context, colours) {
   return /** @type {CanvasPattern} */ (context.createPattern(cell, "repeat"));
 }
 
-// Draw the labels of rows and columns: tokens where cells are large enough, otherwise positions at round numbers.
+// Draw the labels of rows and columns: tokens where cells are large enough, otherwise positions at
+// round numbers.
 
 /**
  * @param {CanvasRenderingContext2D} context
@@ -164,7 +165,8 @@ export function roundStep(cells) {
   return Math.max(1, ([1, 2, 5].find((factor) => factor * power >= cells) ?? 10) * power);
 }
 
-// Draw the tracks: left of the rows the entropy of each query, above the columns the weight that each key receives.
+// Draw the tracks: left of the rows the entropy of each query, above the columns the weight that
+// each key receives.
 
 /**
  * Draw both tracks; bars from a sample are orange.
@@ -189,7 +191,8 @@ export function drawTracks(context, scene) {
 }
 
 /**
- * Draw one track along axis 0, the keys, or axis 1, the queries; bars are relative to the largest visible one.
+ * Draw one track along axis 0, the keys, or axis 1, the queries; bars are relative to the largest
+ * visible one.
  * @param {CanvasRenderingContext2D} context
  * @param {PaintedScene} scene
  * @param {string} kind
@@ -218,7 +221,8 @@ function drawTrack(context, scene, kind, n, axis, area) {
   const pixel = (cell) => Math.round(toPixel(view, info, box, cell, cell)[axis] * dense) / dense;
   clipTo(context, area, () => {
     for (const { cell, value, exact } of bars) {
-      const [a, b] = [pixel(cell), pixel(Math.min(n, cell + bin))];
+      const a = pixel(cell);
+      const b = pixel(Math.min(n, cell + bin));
       const long = Math.max(1, (value / most) * (TRACK - 3));
       const wide = Math.max(b - a - (b - a > 6 ? 1 : 0), 1 / dense);
       context.fillStyle = exact ? colours.bar : colours.warn;

@@ -15,7 +15,8 @@ import {
 } from "./viewport.js";
 
 /**
- * Draw the visible tiles; a tile that has not arrived is shown enlarged from the nearest coarser one.
+ * Draw the visible tiles; a tile that has not arrived is shown enlarged from the nearest coarser
+ * one.
  * @param {CanvasRenderingContext2D} context
  * @param {PaintedScene} scene
  * @returns {Quality}
@@ -42,7 +43,8 @@ export function drawTiles(context, scene) {
       context.fillRect(left, top, right - left, bottom - top);
       if (!tile) continue;
       const part = info.tile / 2 ** up;
-      const [fromX, fromY] = [(x % 2 ** up) * part, (y % 2 ** up) * part];
+      const fromX = (x % 2 ** up) * part;
+      const fromY = (y % 2 ** up) * part;
       const [wide, high] = corner((x + 1) * cells, (y + 1) * cells);
       const picture = tilePicture(tile, { z: z - up, x: x >> up, y: y >> up }, scene);
       context.imageSmoothingEnabled = (wide - left) * dense < info.tile;
@@ -152,7 +154,8 @@ function drawGrid(context, scene) {
 }
 
 /**
- * Write the weights into the visible cells. They come from the API in full precision, not from the tile's pixels.
+ * Write the weights into the visible cells. They come from the API in full precision, not from the
+ * tile's pixels.
  * @param {CanvasRenderingContext2D} context
  * @param {PaintedScene} scene
  */

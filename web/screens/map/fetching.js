@@ -1,4 +1,7 @@
-/** Tiles and tracks of one head: requested on demand, at most six at a time; the 192 last used are kept. */
+/**
+ * Tiles and tracks of one head: requested on demand, at most six at a time; the 192 last used are
+ * kept.
+ */
 import { count } from "../../parts/numbers.js";
 import { tokenRange } from "../../parts/words.js";
 
@@ -6,7 +9,8 @@ const CONCURRENT = 6; // requests at a time: as many connections as a browser op
 const CAPACITY = 192;
 
 /**
- * @typedef {{key: string, path: string, query: Query, read: (buffer: ArrayBuffer) => Tile["values"], effort?: number}} TileRequest
+ * @typedef {{key: string, path: string, query: Query, read: (buffer: ArrayBuffer) =>
+ *   Tile["values"], effort?: number}} TileRequest
  */
 
 /**
@@ -35,7 +39,10 @@ export class TileCache {
     this.tiles = new Map();
     /** @type {Map<string, AbortController>} */
     this.pending = new Map();
-    /** @type {Map<string, number>} keys of failed requests, and the time in milliseconds before which they wait */
+    /**
+     * @type {Map<string, number>} keys of failed requests, and the time in milliseconds before
+     *   which they wait
+     */
     this.failed = new Map();
     /** @type {TileRequest[]} */
     this.wanted = [];
@@ -55,7 +62,8 @@ export class TileCache {
   }
 
   /**
-   * Replace the list of wanted tiles, the most urgent first; pending requests that are not in the list are aborted.
+   * Replace the list of wanted tiles, the most urgent first; pending requests that are not in the
+   * list are aborted.
    * @param {TileRequest[]} requests
    */
   want(requests) {
@@ -77,7 +85,8 @@ export class TileCache {
 
   #fetchNext() {
     for (const { key, path, query, read, effort = 1 } of this.wanted) {
-      if (this.pending.size >= (effort > 1 ? 1 : CONCURRENT)) return; // refining one tile must not delay the next view
+      // refining one tile must not delay the next view
+      if (this.pending.size >= (effort > 1 ? 1 : CONCURRENT)) return;
       const tile = this.tiles.get(key);
       const enough = tile && (tile.exact || tile.effort >= effort);
       if (enough || this.pending.has(key) || (this.failed.get(key) ?? 0) > Date.now()) continue;
@@ -104,7 +113,8 @@ export class TileCache {
   }
 }
 
-// Tokens and weights that the map writes: requested when they are first drawn, and drawn again when they arrive.
+// Tokens and weights that the map writes: requested when they are first drawn, and drawn again when
+// they arrive.
 
 const CELLS = 32; // weights in one answer to /cells
 const MOST_WAITING = 64;

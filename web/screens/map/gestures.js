@@ -13,13 +13,16 @@ const inside = ({ left, top }, box) =>
   left >= box.left && top >= box.top && left < box.left + box.width && top < box.top + box.height;
 
 /**
- * Return the event handlers of the map's frame; the wheel is handled by a listener, which may prevent scrolling.
- * @param {{frame: {current: HTMLElement | null}, scene: {view: View, info: MapInfo, box: Box} | null,
- *   move: (view: View, step?: boolean) => void, point: (i: number, j: number, now?: boolean) => void,
- *   overview?: (scene: {view: View, info: MapInfo, box: Box}) => Box | null}} props  `overview` is where an overview lies on the map, if it has one
+ * Return the event handlers of the map's frame; the wheel is handled by a listener, which may
+ * prevent scrolling.
+ * @param {{frame: {current: HTMLElement | null}, scene: {view: View, info: MapInfo, box: Box} |
+ *   null, move: (view: View, step?: boolean) => void, point: (i: number, j: number, now?: boolean)
+ *   => void, overview?: (scene: {view: View, info: MapInfo, box: Box}) => Box | null}} props
+ *   `overview` is where an overview lies on the map, if it has one
  */
 export function useGestures({ frame, scene, move, point, overview = overviewBox }) {
-  const pressed = useRef(/** @type {Map<number, Point>} */ (new Map())); // pointers that are down, by their id
+  // pointers that are down, by their id
+  const pressed = useRef(/** @type {Map<number, Point>} */ (new Map()));
   const latest = useRef({ scene, move });
   latest.current = { scene, move };
 

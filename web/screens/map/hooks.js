@@ -34,10 +34,8 @@ export function useCanvasSize(frame, canvas, redraw) {
       if (!frame.current || !canvas.current) return;
       const { clientWidth: width, clientHeight: height } = frame.current;
       const dense = Math.min(2, devicePixelRatio || 1);
-      [canvas.current.width, canvas.current.height] = [
-        Math.round(width * dense),
-        Math.round(height * dense),
-      ];
+      canvas.current.width = Math.round(width * dense);
+      canvas.current.height = Math.round(height * dense);
       setSize({ width, height, dense });
       redraw();
     };
@@ -51,7 +49,8 @@ export function useCanvasSize(frame, canvas, redraw) {
 const COLOURS = "paper raised ink soft line faint warn bar query key sans serif figures".split(" ");
 
 /**
- * Return how exact the drawn tiles are, a ref for the scene, and `redraw`, which draws the scene in the next frame.
+ * Return how exact the drawn tiles are, a ref for the scene, and `redraw`, which draws the scene in
+ * the next frame.
  * @param {CanvasRef} canvas
  * @param {HTMLElement} root
  */
@@ -147,7 +146,8 @@ export function useTileRequests(scene, effort, redraw) {
 const EFFORTS = [1, 4, 16];
 
 /**
- * Return the effort with which tiles are requested: while sampled tiles stay in view, it rises from 1 to 4 and 16.
+ * Return the effort with which tiles are requested: while sampled tiles stay in view, it rises from
+ * 1 to 4 and 16.
  * @param {Quality} quality
  * @param {string} place  a text that changes with the view; a new place starts from 1
  * @param {boolean} canRefine  false for an exported file, which has nothing better
@@ -166,8 +166,8 @@ export function useEffort(quality, place, canRefine) {
 }
 
 /**
- * Return the visible part of the matrix and the functions that change it. While the map moves the view is kept here;
- * the state, and so the page's address, follows after 180 ms.
+ * Return the visible part of the matrix and the functions that change it. While the map moves the
+ * view is kept here; the state, and so the page's address, follows after 180 ms.
  * @param {{chosen: State["map"], go: Go, info: MapInfo, size: CanvasSize | null}} props
  */
 export function useViewport({ chosen: { column, row, zoom }, go, info, size }) {
@@ -217,8 +217,10 @@ export function useViewport({ chosen: { column, row, zoom }, go, info, size }) {
 }
 
 /**
- * Return the cell last pointed at, computed by the server in float64, and `point`, which requests another.
- * @param {{answers: import("../../answers.js").Answers, run: Run, info: MapInfo, query: MapQuery}} props
+ * Return the cell last pointed at, computed by the server in float64, and `point`, which requests
+ * another.
+ * @param {{answers: import("../../answers.js").Answers, run: Run, info: MapInfo, query: MapQuery}}
+ *   props
  */
 export function usePointedCell({ answers, run, info, query }) {
   const [cell, setCell] = useState(/** @type {Cell | null} */ (null));

@@ -103,7 +103,8 @@ function Viewer({ run, attention, info, state, go, answers, transport, root, the
   /** @type {(event: KeyboardEvent) => void} */
   const pressKey = (event) => {
     if (event.target !== frame.current || !view) return;
-    const [x, y] = [Math.floor(view.x), Math.floor(view.y)];
+    const x = Math.floor(view.x);
+    const y = Math.floor(view.y);
     const stride = 60 / cellSize(view, info);
     const arrow = ARROWS[event.key];
     if (arrow && event.shiftKey)
@@ -150,7 +151,10 @@ function Viewer({ run, attention, info, state, go, answers, transport, root, the
           aria-roledescription="map"
           onKeyDown={pressKey}
           {...pointers}
-          aria-label={`map of ${count(info.n_q)} queries and ${count(info.n_k)} keys; arrows move it, plus and minus zoom, Shift and arrows go from cell to cell, Home shows all`}
+          aria-label={
+            `map of ${count(info.n_q)} queries and ${count(info.n_k)} keys; arrows move it, ` +
+            "plus and minus zoom, Shift and arrows go from cell to cell, Home shows all"
+          }
         >
           <canvas ref={canvas} data-picture="map" />
         </div>

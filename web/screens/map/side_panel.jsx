@@ -1,4 +1,7 @@
-/** What is written beside the map: how exact it is, the chosen cell, the colour scale, and a query's largest weights. */
+/**
+ * What is written beside the map: how exact it is, the chosen cell, the colour scale, and a query's
+ * largest weights.
+ */
 import { useEffect, useRef } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
@@ -70,8 +73,8 @@ export function QualityNote({ quality, bin, top = false }) {
 
 /**
  * The largest weights of one query, as a table.
- * @param {{run: Run, answers: import("../../answers.js").Answers, jump: (i: number, j: number) => void,
- *   l: number, h: number, i: number}} props
+ * @param {{run: Run, answers: import("../../answers.js").Answers, jump: (i: number, j: number) =>
+ *   void, l: number, h: number, i: number}} props
  */
 export function LargestWeights({ run, answers, jump, l, h, i }) {
   const trace = useAnswer(
@@ -272,7 +275,8 @@ export function ColourScale({ chosen, go, info, bin, sampled }) {
  */
 function paintScale(canvas, palette, sampled) {
   const context = context2d(canvas);
-  [canvas.width, canvas.height] = [256, 16];
+  canvas.width = 256;
+  canvas.height = 16;
   for (let at = 0; at < 256; at += 1) {
     context.fillStyle = css(paletteColour(palette, at / 255));
     context.fillRect(at, 0, 1, 16);

@@ -5,8 +5,9 @@ import { clamp } from "../../parts/numbers.js";
 import { AGGREGATES } from "./colouring.js";
 
 /**
- * @param {{run: Run, l: number, answers: import("../../answers.js").Answers, info: MapInfo, chosen: State["map"], go: Go, zoomBy: (levels: number) => void, showAll: () => void,
- *   jump: (i: number, j: number) => void, queryField: {current: HTMLInputElement | null}}} props
+ * @param {{run: Run, l: number, answers: import("../../answers.js").Answers, info: MapInfo, chosen:
+ *   State["map"], go: Go, zoomBy: (levels: number) => void, showAll: () => void, jump: (i: number,
+ *   j: number) => void, queryField: {current: HTMLInputElement | null}}} props
  */
 export function Toolbar({ run, l, answers, info, chosen, go, zoomBy, showAll, jump, queryField }) {
   const available = Object.entries(AGGREGATES).filter(([, { from }]) => info.how.includes(from));

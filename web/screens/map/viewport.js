@@ -1,6 +1,6 @@
 /**
- * The visible part of the matrix: its centre in cells, and its zoom. A cell is 2^(z - max_zoom) pixels wide, so that at
- * max_zoom a cell is a pixel.
+ * The visible part of the matrix: its centre in cells, and its zoom. A cell is 2^(z - max_zoom)
+ * pixels wide, so that at max_zoom a cell is a pixel.
  */
 import { clamp } from "../../parts/numbers.js";
 import { tilePicture } from "./draw_tiles.js";
@@ -27,7 +27,8 @@ export const wholeMatrix = (info, box) => {
 };
 
 /**
- * Return the view with its centre inside the matrix, and its zoom between half of the whole and the largest cell.
+ * Return the view with its centre inside the matrix, and its zoom between half of the whole and the
+ * largest cell.
  * @param {View} view
  * @param {MapInfo} info
  * @param {Box} box
@@ -75,7 +76,8 @@ export const toPixel = (view, info, box, x, y) => {
 };
 
 /**
- * Return the view zoomed by `levels` doublings, with the cell at a pixel of the canvas kept in place.
+ * Return the view zoomed by `levels` doublings, with the cell at a pixel of the canvas kept in
+ * place.
  * @param {View} view
  * @param {MapInfo} info
  * @param {Box} box
@@ -96,7 +98,8 @@ export const zoomAt = (view, info, box, levels, left, top) => {
 };
 
 /**
- * Return the level of tiles whose pixels are about as large as the screen's, and how many cells wide such a pixel is.
+ * Return the level of tiles whose pixels are about as large as the screen's, and how many cells
+ * wide such a pixel is.
  * @param {View} view
  * @param {MapInfo} info
  * @param {number} dense  device pixels per pixel of the page
@@ -158,7 +161,8 @@ export function visibleTiles(view, info, box, z) {
 
 // Sizes on the map's canvas: where the matrix, its labels and its tracks are.
 
-export const LABELLED = 12; // pixels of a cell from which on its tokens are written beside the matrix
+// pixels of a cell from which on its tokens are written beside the matrix
+export const LABELLED = 12;
 export const NUMBERED = 44; // pixels of a cell from which on its weight is written inside
 export const TRACK = 26; // pixels of a track's height
 
@@ -181,7 +185,8 @@ export function matrixBox(width, height, labelled) {
 }
 
 /**
- * Return the view that shows the whole matrix on a canvas, with room for tokens if cells are large enough for them.
+ * Return the view that shows the whole matrix on a canvas, with room for tokens if cells are large
+ * enough for them.
  * @param {MapInfo} info
  * @param {CanvasSize} size
  */
@@ -193,7 +198,8 @@ export function initialView(info, size) {
 }
 
 /**
- * Return the edges of the visible matrix: those of its box, or closer where the matrix is smaller than the box.
+ * Return the edges of the visible matrix: those of its box, or closer where the matrix is smaller
+ * than the box.
  * @param {MapScene} scene
  */
 export function matrixEdges({ view, info, box }) {
@@ -225,7 +231,8 @@ export function clipTo(context, { left, top, width, height }, body) {
 // The overview: the whole matrix in a corner of the map, with a frame around the visible part.
 
 /**
- * Return where on the canvas the overview is, or null while more than 60 % of the matrix is visible.
+ * Return where on the canvas the overview is, or null while more than 60 % of the matrix is
+ * visible.
  * @param {{view: View, info: MapInfo, box: Box}} scene
  * @returns {Box | null}
  */
@@ -279,8 +286,10 @@ export function drawOverview(context, scene) {
   const across = (x) => map.left + (clamp(x, 0, info.n_k) / info.n_k) * map.width;
   /** @type {(y: number) => number} */
   const down = (y) => map.top + (clamp(y, 0, info.n_q) / info.n_q) * map.height;
-  const [left, top] = [across(x0), down(y0)];
-  const [width, height] = [Math.max(5, across(x1) - left), Math.max(5, down(y1) - top)];
+  const left = across(x0);
+  const top = down(y0);
+  const width = Math.max(5, across(x1) - left);
+  const height = Math.max(5, down(y1) - top);
   for (const [line, colour] of /** @type {const} */ ([
     [3.5, "#000"],
     [1.5, "#fff"],

@@ -4,8 +4,9 @@ import { clamp, count } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 
 /**
- * @param {{asked: AnswerOfRun, first: number, end: number, choose: (span: number[]) => void, next: boolean}} props
- *   `next` is whether the last token is one that the model has not read: what it would write next
+ * @param {{asked: AnswerOfRun, first: number, end: number, choose: (span: number[]) => void, next:
+ *   boolean}} props `next` is whether the last token is one that the model has not read: what it
+ *   would write next
  */
 export function AnswerPicker({ asked, first, end, choose, next }) {
   const words = wordsOf(asked);
@@ -14,11 +15,13 @@ export function AnswerPicker({ asked, first, end, choose, next }) {
   const chosen = words
     .filter((word) => word.start < end && word.stop > first)
     .map((word) => word.at);
-  const [low, high] = [chosen[0] ?? 0, chosen.at(-1) ?? 0];
+  const low = chosen[0] ?? 0;
+  const high = chosen.at(-1) ?? 0;
   useEffect(() => {
     const button = list.current?.querySelector("[aria-pressed=true]");
     if (!list.current || !button) return;
-    const [all, one] = [list.current.getBoundingClientRect(), button.getBoundingClientRect()];
+    const all = list.current.getBoundingClientRect();
+    const one = button.getBoundingClientRect();
     if (one.top < all.top || one.bottom > all.bottom)
       list.current.scrollTop += one.top - all.top - (all.height - one.height) / 2;
   }, [first, asked]);

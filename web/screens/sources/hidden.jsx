@@ -6,8 +6,9 @@ import { count, full, percent, short } from "../../parts/numbers.js";
 import { clipped, visible, visibleLines } from "../../parts/text.js";
 
 /**
- * @param {{run: Run, answers: import("../../answers.js").Answers, go: Go, first: number, end: number, text: string,
- *   hidden: {start: number, stop: number}, scroll: boolean}} props  `scroll` is whether to scroll the new answer into view
+ * @param {{run: Run, answers: import("../../answers.js").Answers, go: Go, first: number, end:
+ *   number, text: string, hidden: {start: number, stop: number}, scroll: boolean}} props  `scroll`
+ *   is whether to scroll the new answer into view
  */
 export function HiddenSegment({ run, answers, go, first, end, hidden, text, scroll }) {
   const found = useAnswer(answers, `runs/${run.run}/hidden`, { first, end, ...hidden });
@@ -131,7 +132,8 @@ function Changed({ before, after }) {
 }
 
 /**
- * Return the words of a text and the spaces between them, and whether each is a word that another text does not have.
+ * Return the words of a text and the spaces between them, and whether each is a word that another
+ * text does not have.
  * @type {(before: string, after: string) => [string, boolean][]}
  */
 export function newWords(before, after) {

@@ -1,4 +1,7 @@
-/** Sources: choose words of the answer, and see which parts of the context they come from; hide one and run again. */
+/**
+ * Sources: choose words of the answer, and see which parts of the context they come from; hide one
+ * and run again.
+ */
 import { useRef, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
@@ -114,7 +117,8 @@ function Asked({ asked: described, ...props }) {
     lacks === null && !found.error ? found.value : null
   );
   const hidden = hiddenSegment(chosen);
-  const opened = useRef(chosen.hidden); // hidden when the screen was opened: the page stays at its top
+  // hidden when the screen was opened: the page stays at its top
+  const opened = useRef(chosen.hidden);
   /** @type {(span: number[]) => void} */
   const choose = ([from, to]) => {
     setLit(null);
@@ -229,7 +233,10 @@ function Asked({ asked: described, ...props }) {
   );
 }
 
-/** Return the segment that the state hides, start to stop - 1, or null. @param {State["sources"]} chosen */
+/**
+ * Return the segment that the state hides, start to stop - 1, or null.
+ * @param {State["sources"]} chosen
+ */
 function hiddenSegment(chosen) {
   const [start, stop] = (chosen.hidden ?? "").split("-").map(Number);
   return chosen.hidden && Number.isInteger(start) && Number.isInteger(stop)
@@ -267,16 +274,24 @@ function Cut({ value, chosen, go }) {
   );
 }
 
-/** The colour behind a segment; in dark colours it is weaker, so that the text on it stays readable. @type {(score: number, most: number, theme: Theme) => string} */
+/**
+ * The colour behind a segment; in dark colours it is weaker, so that the text on it stays readable.
+ * @type {(score: number, most: number, theme: Theme) => string}
+ */
 const background = (score, most, theme) => {
   const strength = Math.sqrt(Math.min(1, Math.abs(score) / (most || 1)));
-  return `color-mix(in srgb, var(--${score < 0 ? "query" : "bar"}) ${Math.round((theme === "dark" ? 40 : 62) * strength)}%, transparent)`;
+  const share = Math.round((theme === "dark" ? 40 : 62) * strength);
+  return `color-mix(in srgb, var(--${score < 0 ? "query" : "bar"}) ${share}%, transparent)`;
 };
 
-/** @typedef {{asked: AnswerOfRun, value: SourcesAnswer, go: Go, lit: number | null, point: (row: SourceRow) => void, hidden: {start: number, stop: number} | null, theme: Theme}} Shared */
+/**
+ * @typedef {{asked: AnswerOfRun, value: SourcesAnswer, go: Go, lit: number | null, point: (row:
+ *   SourceRow) => void, hidden: {start: number, stop: number} | null, theme: Theme}} Shared
+ */
 
 /**
- * The visible tokens of the context, by segments; the stronger a segment's score, the stronger its background.
+ * The visible tokens of the context, by segments; the stronger a segment's score, the stronger its
+ * background.
  * @param {Shared} props
  */
 function Context({ value, lit, point, hidden, theme }) {
@@ -301,7 +316,8 @@ function Context({ value, lit, point, hidden, theme }) {
       {segments.map((one) => {
         const isHidden = hidden && one.start >= hidden.start && one.start < hidden.stop;
         const space = one.text.match(/^\s*/)?.[0] ?? "";
-        const kinds = `${one.start === lit || (lit === null && one.start === strongest?.start) ? "lit" : ""} ${isHidden ? "away" : ""}`;
+        const isLit = one.start === (lit ?? strongest?.start);
+        const kinds = `${isLit ? "lit" : ""} ${isHidden ? "away" : ""}`;
         return (
           <>
             {space.includes("\n") ? space : space && " "}

@@ -1,4 +1,6 @@
-/** The minimap of a long text: the scores of all its tokens as bars, zoomed and moved as the map is. */
+/**
+ * The minimap of a long text: the scores of all its tokens as bars, zoomed and moved as the map is.
+ */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { themeColour } from "../../parts/answered.jsx";
 import { count } from "../../parts/numbers.js";
@@ -10,12 +12,14 @@ const AXIS = 18; // pixels below the bars
 const SETTLES = 120; // milliseconds after which a view is requested and written into the address
 
 /**
- * @param {{value: SourcesAnswer, chosen: State["sources"], go: Go, root: HTMLElement, theme: Theme, setCentre: (token: number | null) => void}} props
+ * @param {{value: SourcesAnswer, chosen: State["sources"], go: Go, root: HTMLElement, theme: Theme,
+ *   setCentre: (token: number | null) => void}} props
  */
 export function Minimap({ value, chosen, go, root, theme, setCentre }) {
   const frame = useRef(/** @type {HTMLDivElement | null} */ (null));
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
-  const [moved, setMoved] = useState(/** @type {View | null} */ (null)); // a view that is not in the address yet
+  // a view that is not in the address yet
+  const [moved, setMoved] = useState(/** @type {View | null} */ (null));
   const timer = useRef(0);
   const size = useCanvasSize(frame, canvas, () => {});
   /** @type {MapInfo} */
@@ -43,7 +47,10 @@ export function Minimap({ value, chosen, go, root, theme, setCentre }) {
     }, SETTLES);
   };
   const scene = view && box ? { view, info, box } : null;
-  /** A click shows the text there; a drag moves the view. @type {(i: number, j: number, now?: boolean) => void} */
+  /**
+   * A click shows the text there; a drag moves the view.
+   * @type {(i: number, j: number, now?: boolean) => void}
+   */
   const point = (_, j, now) => {
     if (now && j >= 0 && j < value.n) setCentre(j);
   };
@@ -74,7 +81,10 @@ export function Minimap({ value, chosen, go, root, theme, setCentre }) {
         aria-roledescription="minimap"
         onKeyDown={pressKey}
         {...pointers}
-        aria-label={`scores of ${count(value.n)} tokens; arrows move, plus and minus zoom, Home shows all, Enter shows the text in the middle`}
+        aria-label={
+          `scores of ${count(value.n)} tokens; arrows move, plus and minus zoom, ` +
+          "Home shows all, Enter shows the text in the middle"
+        }
       >
         <canvas ref={canvas} data-picture="sources" />
       </div>
@@ -120,7 +130,10 @@ const rangeView = (low, high, box) => ({
   z: Math.log2(box.width / Math.max(1, high - low)),
 });
 
-/** Return the tokens of a view, low to high - 1, within the text. @type {(view: View, info: MapInfo, box: Box) => [number, number]} */
+/**
+ * Return the tokens of a view, low to high - 1, within the text.
+ * @type {(view: View, info: MapInfo, box: Box) => [number, number]}
+ */
 function viewRange(view, info, box) {
   const half = box.width / cellSize(view, info) / 2;
   const wide = Math.min(info.n_k, Math.max(8, Math.round(2 * half)));
@@ -148,10 +161,12 @@ function draw(canvas, { width, height, dense, view, info, box, value }, root) {
   const seen = bins.filter(
     (_, at) => x(value.low + (at + 1) * wide) > 0 && x(value.low + at * wide) < width,
   );
-  const [most, least] = [Math.max(1e-30, ...seen), Math.min(0, ...seen)];
+  const most = Math.max(1e-30, ...seen);
+  const least = Math.min(0, ...seen);
   const zero = floor - ((floor - 6) * -least) / (most - least);
   bins.forEach((score, at) => {
-    const [a, b] = [x(value.low + at * wide), x(value.low + (at + 1) * wide)];
+    const a = x(value.low + at * wide);
+    const b = x(value.low + (at + 1) * wide);
     if (b < 0 || a > width) return;
     const tall = (Math.abs(score) / (most - least)) * (floor - 6);
     context.fillStyle = colour(score < 0 ? "query" : "bar");

@@ -1,4 +1,6 @@
-/** After the head: one vector on its way from the heads to the next layer, with sizes and lengths. */
+/**
+ * After the head: one vector on its way from the heads to the next layer, with sizes and lengths.
+ */
 import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
 import { count, full, percent, short } from "../../parts/numbers.js";

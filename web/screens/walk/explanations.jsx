@@ -1,11 +1,14 @@
-/** The explanation beside each step, with this query's numbers, and the readout of what is pointed at. */
+/**
+ * The explanation beside each step, with this query's numbers, and the readout of what is pointed
+ * at.
+ */
 import { argmax, count, full, percent, short, sum } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 
 /**
- * @typedef {StepProps & {query: any, key: any, seen: number, best: number, d: number, feature: number | null}} Facts
- *   the names of query and key as nodes, how many keys are visible, the key with the largest weight, and the feature
- *   pointed at
+ * @typedef {StepProps & {query: any, key: any, seen: number, best: number, d: number, feature:
+ *   number | null}} Facts the names of query and key as nodes, how many keys are visible, the key
+ *   with the largest weight, and the feature pointed at
  * @typedef {{title: string, prose: any, readout: any}} Explanation
  */
 
@@ -16,10 +19,8 @@ import { visible } from "../../parts/text.js";
  */
 export function explain(props) {
   const { trace, row, attention, step, j, m } = props;
-  const [query, key] = [
-    <b class="q">{visible(trace.token)}</b>,
-    <b class="k">{visible(row.tokens[j])}</b>,
-  ];
+  const query = <b class="q">{visible(trace.token)}</b>;
+  const key = <b class="k">{visible(row.tokens[j])}</b>;
   const seen = row.steps.mask.filter((x) => x !== -Infinity).length;
   return EXPLANATIONS[step]({
     ...props,
@@ -245,9 +246,14 @@ const EXPLANATIONS = {
     prose: (
       <>
         <p>
-          {usual.softmax
-            ? "The exponential makes every score positive; dividing by the sum makes them shares of one."
-            : "Every score is divided by the sum of all, which makes them shares of one."}{" "}
+          {usual.softmax ? (
+            <>
+              The exponential makes every score positive; dividing by the sum makes them shares of
+              one.
+            </>
+          ) : (
+            "Every score is divided by the sum of all, which makes them shares of one."
+          )}{" "}
           {query} gives most, <b>{percent(row.weights[best])}</b>, to{" "}
           <b class="k">{visible(row.tokens[best])}</b>. Uniform attention would give{" "}
           {percent(1 / (seen + trace.rest.keys))} to each{row.split ? " word" : ""}.

@@ -1,18 +1,21 @@
-/** Walk: from tokens to context, one step at a time, for one query of one head. Every number can be pointed at. */
+/**
+ * Walk: from tokens to context, one step at a time, for one query of one head. Every number can be
+ * pointed at.
+ */
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered, KINDS, allAnswers, headName } from "../../parts/answered.jsx";
 import { FORMULAS } from "../../parts/formula.jsx";
 import { useKeys } from "../../parts/hooks.js";
-import { argmax, sum, toNumber } from "../../parts/numbers.js";
+import { argmax, short, sum, toNumber } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 import { WhatIf } from "../../parts/what_if.jsx";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { joinKeys, tokenRange, wordsOrPieces } from "../../parts/words.js";
 import { AfterHead } from "./after_head.jsx";
 import { explain } from "./explanations.jsx";
-import { Context, Embedding, Ledger, Projections, Sum, Tokens } from "./stages.jsx";
-import { stepLabels } from "./step_labels.js";
+import { Ledger } from "./ledger.jsx";
+import { Context, Embedding, Projections, Sum, Tokens } from "./stages.jsx";
 import { shared, text } from "../../state/fields.js";
 
 export const title = "Walk";
@@ -46,7 +49,8 @@ const STEPS = {
 };
 
 /**
- * Return the names of the steps that a trace has. A mask that hides nothing is a step too, which shows that it does.
+ * Return the names of the steps that a trace has. A mask that hides nothing is a step too, which
+ * shows that it does.
  * @param {Trace} trace
  * @param {boolean} example
  * @param {boolean} after  whether what follows the head is known
@@ -79,7 +83,10 @@ function Walk(props) {
   );
 }
 
-/** @param {ScreenProps & {words: TokenRange, keyWords: TokenRange, pieceTrace: Trace, i: number}} props */
+/**
+ * @param {ScreenProps & {words: TokenRange, keyWords: TokenRange, pieceTrace: Trace, i: number}}
+ *   props
+ */
 function Steps({
   run,
   words,
@@ -252,7 +259,10 @@ function Steps({
   );
 }
 
-/** The pieces of a word, as the model reads them. @type {(words: TokenRange, place: number) => string} */
+/**
+ * The pieces of a word, as the model reads them.
+ * @type {(words: TokenRange, place: number) => string}
+ */
 const piecesOf = (words, place) =>
   words.tokens
     .filter((_, at) => words.words?.[at] === place)
@@ -282,7 +292,8 @@ function traceRow(trace, pieces) {
   /** @param {Record<string, number[]>} steps */
   const beforeSoftmax = (steps) =>
     steps.masked ?? steps.biased ?? steps.capped ?? steps.scaled ?? steps.scores;
-  const [steps, all] = [numbers(trace), beforeSoftmax(numbers(pieces))];
+  const steps = numbers(trace);
+  const all = beforeSoftmax(numbers(pieces));
   const members = trace.members ?? trace.keys.map((_, at) => [at]);
   const top = Math.max(...all.filter(Number.isFinite));
   return {
@@ -298,4 +309,27 @@ function traceRow(trace, pieces) {
       trace.steps.map((step) => [step.name === "weights" ? "softmax" : step.name, step.formula]),
     ),
   };
+}
+
+/**
+ * Return which steps are the usual ones, and the labels of those that may not be, where the
+ * attention is not the usual softmax(q·k / √d); `d` is the length of a key.
+ * @param {Trace} trace
+ * @param {number} d
+ * @returns {{usual: Record<string, boolean>, labels: Record<string, string>}}
+ */
+function stepLabels(trace, d) {
+  const normaliser =
+    trace.steps.find((step) => step.name === "weights")?.formula.match(/^\w+/)?.[0] ?? "softmax";
+  const usual = {
+    scores: trace.score === "q·k",
+    scaled: Math.abs(trace.scale * Math.sqrt(d) - 1) < 1e-9,
+    softmax: normaliser === "softmax",
+  };
+  const labels = {
+    scores: trace.score.length <= 8 ? trace.score : "score",
+    scaled: usual.scaled ? "÷ √d" : `× ${short(trace.scale, 3)}`,
+    softmax: normaliser.replace("_", " "),
+  };
+  return { usual, labels };
 }
