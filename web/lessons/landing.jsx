@@ -2,9 +2,8 @@
 import { useState } from "preact/hooks";
 import { useAnswer } from "../answers.js";
 import { clipped, visible } from "../parts/text.js";
-import { LESSONS } from "./lessons.jsx";
 import { NOTHING_CHOSEN } from "../state/state.js";
-import { captionState, makeRun } from "./open_run.js";
+import { captionState, LESSONS, makeRun } from "./lessons.js";
 
 /**
  * @param {Pick<ScreenProps, "go" | "openRun" | "answers" | "transport"> & {runs: Run[],
@@ -31,13 +30,13 @@ export function Landing({ go, openRun, answers, transport, runs, onSent }) {
     }
     setBusy(null);
   };
-  /** @param {import("./lessons.jsx").Lesson} lesson */
+  /** @param {import("./lessons.js").Lesson} lesson */
   const start = (lesson) =>
     opening(lesson.name, async () => ({
       ...captionState(lesson, 0),
       run: await makeRun(lesson.captions[0].run ?? lesson.run, transport, answers),
     }));
-  /** @param {import("./lessons.jsx").Lesson} lesson */
+  /** @param {import("./lessons.js").Lesson} lesson */
   const lacks = (lesson) => "kind" in lesson.run && models && !kinds.has(lesson.run.kind);
   const recordings = runs.filter((run) => run.kind === "recording");
   return (

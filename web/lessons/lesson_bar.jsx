@@ -3,8 +3,7 @@
  * try.
  */
 import { useState } from "preact/hooks";
-import { findLesson } from "./lessons.jsx";
-import { captionState, makeRun } from "./open_run.js";
+import { captionState, findLesson, makeRun } from "./lessons.js";
 
 /**
  * @param {Pick<ScreenProps, "go" | "answers" | "transport"> & {state: State, run: Run | null}}

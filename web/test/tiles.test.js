@@ -65,7 +65,7 @@ test("a tile that is no longer wanted is aborted, one that is stays", () => {
   cache.close();
 });
 
-test("exact tiles are not requested again, sampled ones with more effort", async () => {
+test("exact tiles are kept; sampled ones are requested with more effort, one at a time", async () => {
   const { cache, calls } = manualCache();
   cache.want([request(0), request(1), request(2)]);
   calls[0].resolve(ANSWER);

@@ -1,25 +1,19 @@
-/**
- * The eight cards of the landing: each is a sequence of captions, and each caption opens a state of
- * the screens.
- */
+/** The lessons on worked examples, whose numbers a hand can check; the last ends with a model. */
 
-/**
- * @typedef {{example: string} | {text: string, kind: "translator" | "gpt"}} RunSource  an example,
- *   or a text for a model
- * @typedef {{say: any, at: StateChange, run?: RunSource}} Caption  `run` where it differs from the
- *   card's
- * @typedef {{name: string, title: string, teaser: string, run: RunSource, captions: Caption[],
- *   attempt: any}} Lesson `attempt` is one thing to try at the end
- */
-
+/** @type {import("./lessons.js").RunSource} */
 const JOURNEY = { example: "journey" };
-/** @type {RunSource} */
-const AMBIGUOUS = { text: "The man saw the astronomer with a telescope", kind: "translator" };
-/** @type {RunSource} */
-const MONEY = { text: "The money is in the bank.", kind: "translator" };
 
-/** @type {Lesson[]} */
-export const LESSONS = [
+/** @type {import("./lessons.js").RunSource} */
+export const MONEY = { text: "The money is in the bank.", kind: "translator" };
+
+/**
+ * Return the state of a caption that shows a step of the walk.
+ * @type {(step: string, place: StateChange) => StateChange}
+ */
+const walk = (step, place) => ({ screen: "walk", walk: { step }, ...place });
+
+/** @type {import("./lessons.js").Lesson[]} */
+export const BY_HAND = [
   {
     name: "journey",
     title: "Journey",
@@ -34,7 +28,7 @@ export const LESSONS = [
             other five words.
           </>
         ),
-        at: { screen: "walk", layer: 0, head: 0, query: 1, walk: { step: "embedding" } },
+        at: walk("embedding", { layer: 0, head: 0, query: 1 }),
       },
       {
         say: (
@@ -44,7 +38,7 @@ export const LESSONS = [
             products.
           </>
         ),
-        at: { screen: "walk", layer: 0, head: 0, query: 1, key: 2, walk: { step: "scores" } },
+        at: walk("scores", { layer: 0, head: 0, query: 1, key: 2 }),
       },
       {
         say: (
@@ -54,7 +48,7 @@ export const LESSONS = [
             negative.
           </>
         ),
-        at: { screen: "walk", layer: 0, head: 0, query: 1, key: 1, walk: { step: "softmax" } },
+        at: walk("softmax", { layer: 0, head: 0, query: 1, key: 1 }),
       },
       {
         say: (
@@ -63,7 +57,7 @@ export const LESSONS = [
             0.4419, 0.6515, 0.5683.
           </>
         ),
-        at: { screen: "walk", layer: 0, head: 0, query: 1, walk: { step: "sum" } },
+        at: walk("sum", { layer: 0, head: 0, query: 1 }),
       },
       {
         say: (
@@ -95,7 +89,7 @@ export const LESSONS = [
             <sub>v</sub>. In a model they are learnt; here they are small enough to read.
           </>
         ),
-        at: { screen: "walk", layer: 1, head: 0, query: 1, walk: { step: "embedding" } },
+        at: walk("embedding", { layer: 1, head: 0, query: 1 }),
       },
       {
         say: (
@@ -105,7 +99,7 @@ export const LESSONS = [
             passes on), two numbers each.
           </>
         ),
-        at: { screen: "walk", layer: 1, head: 0, query: 1, walk: { step: "qkv" } },
+        at: walk("qkv", { layer: 1, head: 0, query: 1 }),
       },
       {
         say: (
@@ -114,7 +108,7 @@ export const LESSONS = [
             learnt, no longer of the words themselves.
           </>
         ),
-        at: { screen: "walk", layer: 1, head: 0, query: 1, key: 1, walk: { step: "scores" } },
+        at: walk("scores", { layer: 1, head: 0, query: 1, key: 1 }),
       },
       {
         say: (
@@ -123,7 +117,7 @@ export const LESSONS = [
             turned into weights.
           </>
         ),
-        at: { screen: "walk", layer: 1, head: 0, query: 1, walk: { step: "softmax" } },
+        at: walk("softmax", { layer: 1, head: 0, query: 1 }),
       },
       {
         say: (
@@ -132,7 +126,7 @@ export const LESSONS = [
             This is <b>scaled dot-product attention</b>, softmax(q·k / √d) v.
           </>
         ),
-        at: { screen: "walk", layer: 1, head: 0, query: 1, walk: { step: "sum" } },
+        at: walk("sum", { layer: 1, head: 0, query: 1 }),
       },
     ],
     attempt: (
@@ -155,11 +149,11 @@ export const LESSONS = [
             become large.
           </>
         ),
-        at: { screen: "walk", layer: 0, head: 0, query: 0, walk: { step: "scores" } },
+        at: walk("scores", { layer: 0, head: 0, query: 0 }),
       },
       {
         say: "Divided by √64 = 8 they are 14 and 12, and softmax shares 0.88 to 0.12.",
-        at: { screen: "walk", layer: 0, head: 0, query: 0, walk: { step: "softmax" } },
+        at: walk("softmax", { layer: 0, head: 0, query: 0 }),
       },
       {
         say: (
@@ -168,14 +162,7 @@ export const LESSONS = [
             second word is gone.
           </>
         ),
-        at: {
-          screen: "walk",
-          layer: 0,
-          head: 0,
-          query: 0,
-          edits: "scale",
-          walk: { step: "softmax" },
-        },
+        at: walk("softmax", { layer: 0, head: 0, query: 0, edits: "scale" }),
       },
       {
         say: (
@@ -217,7 +204,7 @@ export const LESSONS = [
             not exist yet. Here are the scores of journey with all six words.
           </>
         ),
-        at: { screen: "walk", layer: 2, head: 0, query: 1, walk: { step: "scaled" } },
+        at: walk("scaled", { layer: 2, head: 0, query: 1 }),
       },
       {
         say: (
@@ -226,7 +213,7 @@ export const LESSONS = [
             everywhere on this page.
           </>
         ),
-        at: { screen: "walk", layer: 2, head: 0, query: 1, walk: { step: "mask" } },
+        at: walk("mask", { layer: 2, head: 0, query: 1 }),
       },
       {
         say: (
@@ -235,7 +222,7 @@ export const LESSONS = [
             still sums to 1.
           </>
         ),
-        at: { screen: "walk", layer: 2, head: 0, query: 1, walk: { step: "softmax" } },
+        at: walk("softmax", { layer: 2, head: 0, query: 1 }),
       },
       {
         say: (
@@ -244,14 +231,7 @@ export const LESSONS = [
             less.
           </>
         ),
-        at: {
-          screen: "walk",
-          layer: 2,
-          head: 0,
-          query: 1,
-          edits: "mask",
-          walk: { step: "softmax" },
-        },
+        at: walk("softmax", { layer: 2, head: 0, query: 1, edits: "mask" }),
       },
       {
         say: (
@@ -298,7 +278,7 @@ export const LESSONS = [
             weight.
           </>
         ),
-        at: { screen: "walk", layer: 0, head: 0, query: 1, walk: { step: "sum" } },
+        at: walk("sum", { layer: 0, head: 0, query: 1 }),
       },
       {
         say: (
@@ -318,159 +298,4 @@ export const LESSONS = [
       </>
     ),
   },
-  {
-    name: "heads",
-    title: "Two heads",
-    teaser: "Several heads look at one word from several sides.",
-    run: { example: "telescope" },
-    captions: [
-      {
-        say: (
-          <>
-            “The man saw the astronomer with a telescope.” Who had it? One attention can only give
-            one answer. These <b>two heads</b> are made by hand: from <b class="q">telescope</b>, A
-            looks at the man, B at the astronomer.
-          </>
-        ),
-        at: {
-          screen: "heads",
-          layer: 0,
-          head: 0,
-          query: 7,
-          heads: { layerA: 0, headA: 0, layerB: 0, headB: 1 },
-        },
-      },
-      {
-        say: (
-          <>
-            A head is its own W<sub>q</sub>, W<sub>k</sub> and W<sub>v</sub>. With the W<sub>q</sub>{" "}
-            of head A, the query of telescope fits the key of <b class="k">man</b> best.
-          </>
-        ),
-        at: { screen: "walk", layer: 0, head: 0, query: 7, walk: { step: "scores" } },
-      },
-      {
-        say: (
-          <>
-            In head B only W<sub>q</sub> differs: the same word asks for another one, and the keys,
-            which are the same, give other scores.
-          </>
-        ),
-        at: { screen: "walk", layer: 0, head: 1, query: 7, walk: { step: "scores" } },
-      },
-      {
-        say: (
-          <>
-            A translator has learnt the same sentence’s heads from data. These two differ most in
-            what <b class="q">telescope</b> looks at. Perspectives, not a decision: no single head
-            says who had the telescope.
-          </>
-        ),
-        at: { screen: "heads" },
-        run: AMBIGUOUS,
-      },
-      {
-        say: (
-          <>
-            What if head A is <b>mute</b>? The model runs again without it: below the fans are the
-            words that it wrote, each with its probability before and after. One head is seldom
-            missed: others see what it saw.
-          </>
-        ),
-        at: { screen: "heads", edits: "mute" },
-        run: AMBIGUOUS,
-      },
-    ],
-    attempt: "Choose other words as the query. For which do all heads agree?",
-  },
-  {
-    name: "translate",
-    title: "Translate",
-    teaser: "A whole Transformer at work: which words it reads while it writes.",
-    run: MONEY,
-    captions: [
-      {
-        say: (
-          <>
-            An encoder has read the sentence, a decoder has written the German one below it. Both
-            are drawn above: every box is one attention that you can open.
-          </>
-        ),
-        at: { screen: "output", layer: null },
-      },
-      {
-        say: (
-          <>
-            While it wrote a word below, it looked at the words above it. <b>Bank</b> comes from{" "}
-            <b>bank</b>, <b>Geld</b> from <b>money</b>: nobody told it so.
-          </>
-        ),
-        at: { screen: "alignment" },
-      },
-      {
-        say: (
-          <>
-            This is <b>encoder–decoder attention</b>: the query comes from the German side, keys and
-            values from the English side.
-          </>
-        ),
-        at: { screen: "walk", kind: "cross", walk: { step: "softmax" } },
-      },
-      {
-        say: (
-          <>
-            The encoder reads the sentence with several heads in several layers. Every square is one
-            head: rows are queries, columns keys; the stronger the colour, the larger the weight.
-          </>
-        ),
-        at: { screen: "heads", kind: "encoder" },
-      },
-    ],
-    attempt:
-      "Type a sentence of your own at the top. Click a German word: where does it come from?",
-  },
-  {
-    name: "next",
-    title: "Next word",
-    teaser: "A GPT guesses what follows, and writes on.",
-    run: { text: "To be, or not to", kind: "gpt" },
-    captions: [
-      {
-        say: (
-          <>
-            A GPT has read these words and gives every token of its vocabulary a probability of
-            being next. These are the ten likeliest.
-          </>
-        ),
-        at: { screen: "output" },
-      },
-      {
-        say: (
-          <>
-            A low <b>temperature</b> makes likely words likelier, a high one makes the choice more
-            even. Append a word, and the model guesses again.
-          </>
-        ),
-        at: { screen: "output", output: { temperature: 0.5 } },
-      },
-      {
-        say: (
-          <>
-            How it got there: the last word looks back at the words before it. It cannot look ahead,
-            so the upper right of every head is hatched.
-          </>
-        ),
-        at: { screen: "heads" },
-      },
-      {
-        say: "One of these heads, step by step, for the last word.",
-        at: { screen: "walk", walk: { step: "softmax" } },
-      },
-    ],
-    attempt:
-      "Append five words at temperature 0.1, and five at temperature 2. Which is Shakespeare?",
-  },
 ];
-
-/** @param {string | null} name */
-export const findLesson = (name) => LESSONS.find((lesson) => lesson.name === name);

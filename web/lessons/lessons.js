@@ -1,10 +1,34 @@
-/** Open the run of a lesson: a worked example, or a text that a model reads. */
+/** The lessons: what each consists of, and how the run and the state of a caption are opened. */
+import { BY_HAND } from "./by_hand.jsx";
+import { BY_MODEL } from "./by_model.jsx";
 import { NOTHING_CHOSEN, merge } from "../state/state.js";
+
+/**
+ * An example, or a text for a model.
+ * @typedef {{example: string} | {text: string, kind: "translator" | "gpt"}} RunSource
+ */
+
+/**
+ * What is said, and the state of the screens that shows it; `run` where it differs from the lesson's.
+ * @typedef {{say: any, at: StateChange, run?: RunSource}} Caption
+ */
+
+/**
+ * A card of the landing: a sequence of captions, and one thing to try at the end.
+ * @typedef {{name: string, title: string, teaser: string, run: RunSource, captions: Caption[],
+ *   attempt: any}} Lesson
+ */
+
+/** All lessons, in the order of their cards. */
+export const LESSONS = [...BY_HAND, ...BY_MODEL];
+
+/** @param {string | null} name */
+export const findLesson = (name) => LESSONS.find((lesson) => lesson.name === name);
 
 /**
  * Return the name of a run, made by the server if it is a text; throw an error with one sentence if
  * no model fits.
- * @param {import("./lessons.jsx").RunSource} source
+ * @param {RunSource} source
  * @param {Transport} transport
  * @param {import("../answers.js").Answers} answers
  * @returns {Promise<string>}
@@ -32,7 +56,7 @@ const BEFORE_CAPTION = merge(NOTHING_CHOSEN, {
 
 /**
  * Return the state of a lesson's caption, without the run.
- * @param {import("./lessons.jsx").Lesson} lesson
+ * @param {Lesson} lesson
  * @param {number} caption
  */
 export const captionState = (lesson, caption) => ({
