@@ -1,7 +1,7 @@
 /** Answers of the API: cached, and shared by the components that request them. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
-const CAPACITY = 64;
+const CAPACITY = 64; // answers that are kept: those used last
 
 /**
  * @typedef {{promise: Promise<any>, value?: any}} Answer  `value` is there once the promise is
@@ -84,12 +84,16 @@ export function useAnswers(answers, requests) {
     const { path, query } = requests[at];
     return path && shown.current[at].key !== keys[at] ? answers.ask(path, query) : null;
   };
+
+  // What is in the cache is shown at once, in this render.
   keys.forEach((key, at) => {
     shown.current[at] ??= { key: null, value: null, error: null, slow: false };
     const answer = newAnswer(at);
     if (key && answer && "value" in answer)
       shown.current[at] = { key, value: answer.value, error: null, slow: false };
   });
+
+  // What is not is requested, and rendered when it arrives, unless the list has changed by then.
   useEffect(() => {
     let active = true;
     /** @type {(at: number, change: Partial<Fetched & {key: string | null}>) => void} */

@@ -29,7 +29,10 @@ export function mount(element, transport, store) {
   return () => render(null, element);
 }
 
-/** @param {{root: HTMLElement, transport: Transport, store: StateStore}} props */
+/**
+ * The whole page: it keeps the state, fetches the run, and hands both to its parts.
+ * @param {{root: HTMLElement, transport: Transport, store: StateStore}} props
+ */
 function App({ root, transport, store }) {
   const answers = useMemo(() => new Answers(transport), [transport]);
   const [theme, toggleTheme] = useTheme(root);
@@ -128,6 +131,7 @@ function useStored(store) {
   return { state, go, openRun };
 }
 
+/** What is said of a recording without any attention. */
 const EMPTY = (
   <>
     No attention was called while this was recorded. Run the model inside the block: with

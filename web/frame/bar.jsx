@@ -10,7 +10,10 @@ import { screenOf } from "../screens/index.js";
 import { statePath } from "../state/state.js";
 import { offeredScreens } from "./shown.js";
 
-/** @param {{run: Run | null, state: State, go: Go}} props */
+/**
+ * Links, so that a screen can be opened in another tab of the browser; a plain click stays here.
+ * @param {{run: Run | null, state: State, go: Go}} props
+ */
 export const Tabs = ({ run, state, go }) => (
   <nav class="tabs" aria-label="screens">
     {offeredScreens(run, state).map((screen) => (
@@ -28,7 +31,10 @@ export const Tabs = ({ run, state, go }) => (
   </nav>
 );
 
-/** @param {FrameProps & {run: Run, runs: Run[]}} props */
+/**
+ * The other runs that are open, and whether words or their pieces are shown.
+ * @param {FrameProps & {run: Run, runs: Run[]}} props
+ */
 export function Choices({ run, runs, state, go, openRun }) {
   const others = runs.some((one) => one.run === run.run) ? runs : [run, ...runs];
   const hasPieces = run.kind !== "example" && screenOf(state.screen).splitsWords;

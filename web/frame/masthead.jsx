@@ -9,7 +9,10 @@ import { visible } from "../parts/text.js";
 import { SaveMenu } from "../saving/menu.jsx";
 import { offeredScreens } from "./shown.js";
 
-/** @param {FrameProps & {run: Run | null, onSent: () => void, toggleTheme: () => void}} props */
+/**
+ * The name, which leads to all lessons, the sentence, and the tools.
+ * @param {FrameProps & {run: Run | null, onSent: () => void, toggleTheme: () => void}} props
+ */
 export function Masthead({ onSent, toggleTheme, ...props }) {
   const { state, go, transport } = props;
   /** @param {Event} event */
@@ -39,7 +42,10 @@ const LOGO = (
   </svg>
 );
 
-/** @param {FrameProps & {run: Run | null, onSent: () => void}} props */
+/**
+ * The text of the run in a field; where a model is at hand, another text can be run.
+ * @param {FrameProps & {run: Run | null, onSent: () => void}} props
+ */
 function Sentence({ run, transport, answers, openRun, onSent }) {
   const [text, setText] = useState(/** @type {string | null} */ (null));
   const [busy, setBusy] = useState(false);
@@ -122,7 +128,10 @@ function Sentence({ run, transport, answers, openRun, onSent }) {
   );
 }
 
-/** @param {FrameProps & {run: Run | null, toggleTheme: () => void}} props */
+/**
+ * Theme, saving and help, and the keys that work on every screen.
+ * @param {FrameProps & {run: Run | null, toggleTheme: () => void}} props
+ */
 function Tools({ toggleTheme, theme, ...rest }) {
   const [help, setHelp] = useState(false);
   const { run, state, go, root, shown } = rest;
@@ -170,6 +179,7 @@ function Tools({ toggleTheme, theme, ...rest }) {
   );
 }
 
+/** What the keys do; those of one screen are handled there. */
 const KEYS = [
   ["1 … 9", "the screens, from left to right"],
   ["← →", "Walk: previous and next step. Map: pan"],
@@ -182,7 +192,7 @@ const KEYS = [
   ["?", "this help"],
 ];
 
-/** @param {{close: () => void}} props */
+/** The keyboard shortcuts, in a dialog. @param {{close: () => void}} props */
 function Help({ close }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   useEffect(() => dialog.current?.showModal(), []);

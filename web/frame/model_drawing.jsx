@@ -9,6 +9,8 @@ import { screenOf } from "../screens/index.js";
 const MANY = 12; // layers; beyond, blocks are drawn without their parts
 
 /**
+ * The stacks of the model from the embedding to the output, and the heads of the attention that is
+ * shown.
  * @param {{run: Run, state: State, go: Go, shown: Shown}} props
  */
 export function ModelDrawing({ run, state, go, shown }) {
@@ -68,10 +70,13 @@ function stacksOf(run) {
  *   DrawingContext
  */
 
-/** @type {Record<string, string>} */
+/** What an attention is called in the drawing, by its kind. @type {Record<string, string>} */
 const ATTENTION_LABELS = { encoder: "self", decoder: "masked self", cross: "cross", self: "self" };
 
-/** @param {DrawingContext & {stack: ModelStack, last: boolean}} props */
+/**
+ * One stack of blocks: an encoder, a decoder, or all of a GPT.
+ * @param {DrawingContext & {stack: ModelStack, last: boolean}} props
+ */
 function Stack({ stack, last, ...context }) {
   const { run, go, state } = context;
   const compact = stack.blocks.length > MANY;
@@ -150,7 +155,10 @@ const NO_QUERY = {
   heads: { layerA: null, headA: null, layerB: null, headB: null },
 };
 
-/** @param {DrawingContext & {one: Attention, label: string}} props */
+/**
+ * One attention of the drawing; the one that is shown scrolls into view.
+ * @param {DrawingContext & {one: Attention, label: string}} props
+ */
 function AttentionBox({ one, label, go, able, lit, state }) {
   const element = useRef(/** @type {HTMLButtonElement | null} */ (null));
   const on = one.l === lit?.l;
@@ -191,6 +199,7 @@ function AttentionBox({ one, label, go, able, lit, state }) {
 const CHIPS = 16; // heads; beyond, a list
 
 /**
+ * The heads of an attention: buttons, or a list where they are many.
  * @param {{attention: Attention, h: number, go: Go, only?: number}} props  `only` is the head whose
  *   map a file holds
  */

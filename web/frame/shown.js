@@ -30,7 +30,7 @@ export function useShown(answers, run, state) {
   return { shown: run && choose(run, able, state, sharpest, start), sharpest, start };
 }
 
-/** @param {State} state */
+/** Return whether the screen begins where the API suggests. @param {State} state */
 const takesStart = (state) => ["start", "query"].includes(screenOf(state.screen).begins ?? "");
 
 /**

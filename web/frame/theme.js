@@ -17,7 +17,7 @@ function isDark(root) {
 
 const THEME_KEY = "telescope-theme";
 
-/** @returns {Theme | null} */
+/** Return the theme that the reader chose on an earlier visit. @returns {Theme | null} */
 const storedTheme = () => {
   try {
     return /** @type {Theme | null} */ (localStorage.getItem(THEME_KEY));

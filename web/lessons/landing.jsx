@@ -6,6 +6,7 @@ import { NOTHING_CHOSEN } from "../state/state.js";
 import { captionState, LESSONS, makeRun } from "./lessons.js";
 
 /**
+ * Cards of lessons, and every other way in: a sentence, a recording, an atlas, an example.
  * @param {Pick<ScreenProps, "go" | "openRun" | "answers" | "transport"> & {runs: Run[],
  *   onSent: () => void}} props
  */
@@ -161,6 +162,7 @@ telescope serve run.telescope`}</pre>
 }
 
 /**
+ * A field for a sentence; an empty one runs an example that suits the model.
  * @param {{models: any, opening: (what: string, open: () => Promise<StateChange>) => Promise<void>,
  *   transport: Transport, busy: string | null}} props
  */
@@ -236,24 +238,30 @@ const MORE_EXAMPLES = [
   },
 ];
 
-/** @type {Record<string, string>} */
+/** A text that suits each kind of model. @type {Record<string, string>} */
 const EXAMPLE_TEXTS = {
   translator: "The teacher reads a book.",
   gpt: "To be, or not to",
   encoder: "The man saw the astronomer with a telescope",
 };
 
-/** @type {(...inside: any[]) => any} */
+/**
+ * Return a small drawing of a card; the three functions below draw in its 96 × 56 units.
+ * @type {(...inside: any[]) => any}
+ */
 const drawing = (...inside) => (
   <svg class="drawing" viewBox="0 0 96 56" aria-hidden="true">
     {inside}
   </svg>
 );
-/** @type {(x: number, y: number, w: number, h: number, kind?: string, o?: number) => any} */
+/**
+ * Return a box in a colour of the theme.
+ * @type {(x: number, y: number, w: number, h: number, kind?: string, o?: number) => any}
+ */
 const box = (x, y, w, h, kind = "bar", o = 1) => (
   <rect x={x} y={y} width={w} height={h} rx="1.5" fill={`var(--${kind})`} fill-opacity={o} />
 );
-/** @type {(d: string, kind?: string, w?: number) => any} */
+/** Return a line in a colour of the theme. @type {(d: string, kind?: string, w?: number) => any} */
 const path = (d, kind = "soft", w = 1.5) => (
   <path d={d} fill="none" stroke={`var(--${kind})`} stroke-width={w} />
 );

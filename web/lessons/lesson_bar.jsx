@@ -6,6 +6,7 @@ import { useState } from "preact/hooks";
 import { captionState, findLesson, makeRun } from "./lessons.js";
 
 /**
+ * The caption that is being read, above the screen that it speaks of.
  * @param {Pick<ScreenProps, "go" | "answers" | "transport"> & {state: State, run: Run | null}}
  *   props
  */

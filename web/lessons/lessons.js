@@ -9,7 +9,8 @@ import { NOTHING_CHOSEN, merge } from "../state/state.js";
  */
 
 /**
- * What is said, and the state of the screens that shows it; `run` where it differs from the lesson's.
+ * What is said, and the state of the screens that shows it; `run` where it differs from the
+ * lesson's.
  * @typedef {{say: any, at: StateChange, run?: RunSource}} Caption
  */
 

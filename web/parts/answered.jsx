@@ -41,7 +41,7 @@ export const allAnswers = (...answers) => ({
   value: answers.every(({ value }) => value) ? answers.map(({ value }) => value) : null,
 });
 
-/** @type {Record<string, string>} */
+/** What each kind of attention is called in full. @type {Record<string, string>} */
 export const KINDS = {
   encoder: "Encoder self-attention",
   decoder: "Decoder self-attention",
@@ -56,6 +56,7 @@ export const KINDS = {
 export const layerOf = (attention) => attention.name.match(/\d+/)?.[0] ?? String(attention.l);
 
 /**
+ * Return what a head is called: by the title of its attention, or by its layer.
  * @param {Attention} attention
  * @param {number} h
  */

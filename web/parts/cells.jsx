@@ -3,6 +3,8 @@ import { useEffect, useState } from "preact/hooks";
 import { visible } from "./text.js";
 
 /**
+ * The matrices of a worked example. A changed number makes a new run, in which all steps are
+ * computed again.
  * @param {{run: Run, scene: number, chosen: number, go: Go, transport: Transport}} props  `chosen`
  *   is the row of the query
  */

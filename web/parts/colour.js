@@ -4,7 +4,10 @@
  */
 import { toNumber } from "./numbers.js";
 
-/** @param {string} hex  colours as six hexadecimal digits, separated by spaces */
+/**
+ * Return the colours of a row of hexadecimal numbers.
+ * @param {string} hex  colours as six hexadecimal digits, separated by spaces
+ */
 const parseStops = (hex) =>
   hex.split(" ").map((stop) => [0, 2, 4].map((at) => parseInt(stop.slice(at, at + 2), 16)));
 
@@ -43,6 +46,7 @@ export function paletteColour(palette, t) {
   );
 }
 
+/** From negative over zero to positive, in each theme. */
 const SIGNED = {
   light: parseStops("2a6cb0 f4f1ea b8402a"),
   dark: parseStops("6cb2f0 26282d ef8a6b"),
@@ -79,10 +83,10 @@ export const weightColour = (weight, theme) =>
 export const cellColour = (theme, masks) => (weight) =>
   masks && weight === 0 ? [0, 0, 0, 0] : weightColour(weight, theme);
 
-/** @param {Colour} colour */
+/** Return a colour as a style sheet writes it. @param {Colour} colour */
 export const css = ([r, g, b]) => `rgb(${r},${g},${b})`;
 
-/** @param {number} channel */
+/** Return the linear light of a channel of sRGB. @param {number} channel */
 const linear = (channel) =>
   channel / 255 <= 0.04045 ? channel / 255 / 12.92 : ((channel / 255 + 0.055) / 1.055) ** 2.4;
 

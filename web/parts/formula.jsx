@@ -1,13 +1,19 @@
 /** Formulas in MathML, which browsers typeset without a font or a library. */
 
-/** @type {(base: string, index: string, kind?: string) => any} */
+/**
+ * Return a letter with an index, in the colour of its kind.
+ * @type {(base: string, index: string, kind?: string) => any}
+ */
 const sub = (base, index, kind) => (
   <msub class={kind}>
     <mi>{base}</mi>
     <mi>{index}</mi>
   </msub>
 );
-/** @type {(base: string, a: string, b: string, kind?: string) => any} */
+/**
+ * Return a letter with two indices.
+ * @type {(base: string, a: string, b: string, kind?: string) => any}
+ */
 const subsub = (base, a, b, kind) => (
   <msub class={kind}>
     <mi>{base}</mi>
@@ -17,14 +23,14 @@ const subsub = (base, a, b, kind) => (
     </mrow>
   </msub>
 );
-/** @type {(index: string) => any} */
+/** Return the sign of a sum over an index. @type {(index: string) => any} */
 const over = (index) => (
   <munder>
     <mo>∑</mo>
     <mi>{index}</mi>
   </munder>
 );
-/** @type {(...parts: any[]) => any} */
+/** Return formulas, each on a line of its own. @type {(...parts: any[]) => any} */
 const math = (...parts) => (
   <div class="formula">
     {parts.map((inside) => (

@@ -1,4 +1,4 @@
-/** Keyboard shortcuts that work wherever the focus is, except in text fields. */
+/** Hooks that several screens use: keyboard shortcuts, and the width of an element. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
 /**
@@ -36,9 +36,10 @@ export function useKeys(root, pressed) {
   });
 }
 
-// The width of an element, measured again whenever it changes.
-
-/** Return a ref for the element, and its width in pixels, 0 before the first layout. */
+/**
+ * Return a ref for the element, and its width in pixels, 0 before the first layout; it follows
+ * every change.
+ */
 export function useWidth() {
   const element = useRef(/** @type {HTMLDivElement | null} */ (null));
   const [width, setWidth] = useState(0);

@@ -12,6 +12,7 @@ const round = (x) => (Number.isInteger(x) ? full(x) : short(x, 3));
  */
 
 /**
+ * Curves over one axis. Pointing, or an arrow key, reads all curves at one place.
  * @param {{x: number[], curves: Curve[], name: string, axis: string, at: number | null, point: (at:
  *   number) => void, marks?: string[], low?: number}} props  `at` is an index into x, `marks` are
  *   names of its places, `low` is the lowest number that the axis must show

@@ -30,6 +30,7 @@ export function paint(canvas, rows, colour) {
 }
 
 /**
+ * A matrix of numbers as colours on a canvas, with words beside it where they fit.
  * @param {{rows: number[][], colour: (x: number) => Colour, labels: string[], columns?: string[],
  *   name: string, cell: number, at: number[] | null, chosen?: number, point: (i: number, m: number)
  *   => void, pick?: (i: number, m: number) => void}} props  `cell` is the height of a row in

@@ -18,7 +18,7 @@ export const toNumber = (json) =>
 export const traceWeights = (trace) =>
   (trace.steps.find((step) => step.name === "weights")?.numbers ?? []).map(toNumber);
 
-/** @param {string} text */
+/** Return a text with minus signs instead of hyphens, as wide as a plus. @param {string} text */
 const minus = (text) => text.replace(/-/g, "−");
 
 /**

@@ -10,7 +10,7 @@ const HIDDEN = new RegExp(
   "g",
 );
 
-/** @param {string} character */
+/** Return what stands for a character without a shape. @param {string} character */
 const spelled = (character) => {
   const code = character.charCodeAt(0);
   if (character === "\n") return "↵";

@@ -7,6 +7,7 @@ import { FEW } from "./matrix.jsx";
 import { clamp, full, largest, short } from "./numbers.js";
 
 /**
+ * A short vector shows its numbers as text; a long one is a strip of colours or bars.
  * @param {{numbers: number[], name: string, theme: Theme, most?: number, bars?: boolean, marked?:
  *   number | null, point: (m: number) => void, first?: number}} props  `most` is the number with
  *   the strongest colour, `first` the index of the first number, where the strip is a part of a

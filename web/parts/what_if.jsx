@@ -9,6 +9,7 @@ import { full, percent, short } from "./numbers.js";
 import { visible } from "./text.js";
 
 /**
+ * Buttons that change the definition of one attention, and what follows from the change.
  * @param {{run: Run, attention: Attention, h: number, i: number, keyWords: TokenRange | null,
  *   state: State, go: Go, answers: import("../answers.js").Answers, transport: Transport, theme:
  *   Theme, query: string}} props  `query` is the word that is followed
@@ -142,6 +143,7 @@ const wordChoices = ({ words, names, tokens }) =>
     : tokens.map((name, at) => [at, name]);
 
 /**
+ * The weights of the query before and after the change, word by word.
  * @param {{found: any, keyWords: TokenRange | null, query: string, pieces: boolean, theme: Theme}}
  *   props
  */
@@ -232,7 +234,10 @@ function Compared({ found, keyWords, query, pieces, theme }) {
   );
 }
 
-/** @param {{output: any, reaches: boolean}} props */
+/**
+ * How the change moves the probabilities of the next word.
+ * @param {{output: any, reaches: boolean}} props
+ */
 function OutputChange({ output, reaches }) {
   if (!output)
     return (

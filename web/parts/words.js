@@ -67,7 +67,10 @@ export function joinKeys(trace, keys) {
   };
 }
 
-/** @type {(group: number[], weights: number[], values: number[][]) => number[]} */
+/**
+ * Return the mean of the values of a word’s pieces, weighted as the query weights them.
+ * @type {(group: number[], weights: number[], values: number[][]) => number[]}
+ */
 function meanValue(group, weights, values) {
   const total = sum(group.map((at) => weights[at]));
   if (!total) return values[group[0]];
@@ -76,10 +79,8 @@ function meanValue(group, weights, values) {
   );
 }
 
-// Which tokens to request: all of a short text, 256 around a position of a long one.
-
-const CHUNK = 256;
-const SHORT = 512;
+const CHUNK = 256; // tokens requested of a long text
+const SHORT = 512; // tokens; a text up to here is requested whole
 
 /**
  * Return the parameters of a /tokens request that includes a position of an axis.

@@ -7,6 +7,7 @@ import { statePath } from "../state/state.js";
 import { asPng, asSvg, saveFile } from "./save.js";
 
 /**
+ * The view as a picture or a drawing; a server also offers a page and its numbers.
  * @param {{run: Run | null, state: State, shown: {attention?: Attention, h: number} | null,
  *   transport: Transport, root: HTMLElement}} props
  */

@@ -15,7 +15,10 @@ export function saveFile(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** @type {(root: HTMLElement, caption: string) => {text: string, width: number, height: number}} */
+/**
+ * Return the screen as an SVG drawing with a caption, and its size.
+ * @type {(root: HTMLElement, caption: string) => {text: string, width: number, height: number}}
+ */
 export const asSvg = (root, caption) =>
   toSvg(
     /** @type {HTMLElement} */ (root.querySelector("main")),

@@ -67,6 +67,7 @@ export function toSvg(element, background, caption, ink) {
 }
 
 /**
+ * Return an element of SVG with attributes; those that are undefined are left out.
  * @param {string} name
  * @param {Record<string, string | number | undefined>} attributes
  */
@@ -77,6 +78,7 @@ function createSvg(name, attributes) {
   return element;
 }
 
+/** What a reader operates, and a picture does not need. */
 const CONTROLS =
   ".mapbar, .switches, .fold, .slide, .settings, .button, .segments, label, select, summary, " +
   "input[type=range], [data-no-picture]";
@@ -117,6 +119,7 @@ function drawNode(pen, node, clip) {
 }
 
 /**
+ * Return what two rectangles share.
  * @param {Edges} a
  * @param {Edges} b
  */

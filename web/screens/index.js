@@ -9,6 +9,7 @@ import * as sources from "./sources/index.jsx";
 import * as variance from "./variance.jsx";
 import * as walk from "./walk/index.jsx";
 
+/** Every screen by its name in the page’s address. */
 export const SCREENS = {
   walk,
   heads,

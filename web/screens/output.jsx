@@ -23,7 +23,10 @@ export const fields = {
 };
 export { OutputScreen as view };
 
-/** @param {ScreenProps} props */
+/**
+ * The likeliest tokens of a GPT’s next word, or at one piece of a translation.
+ * @param {ScreenProps} props
+ */
 function OutputScreen(props) {
   const { run, state, go, answers } = props;
   const { temperature, topK, topP } = state.output;
@@ -77,6 +80,7 @@ function OutputScreen(props) {
 }
 
 /**
+ * The words that were written, to choose from.
  * @param {{made: NonNullable<Run["output"]>, i: number | undefined, word: OutputAnswer["word"] |
  *   undefined, go: Go}} props
  */
@@ -133,7 +137,10 @@ function ChosenWord({ chosen, i, go }) {
   );
 }
 
-/** @param {ScreenProps & {found: OutputAnswer}} props */
+/**
+ * The ten likeliest tokens; of a GPT each can be appended, which makes a new run.
+ * @param {ScreenProps & {found: OutputAnswer}} props
+ */
 function Bars({ found, run, openRun, transport }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
@@ -231,7 +238,10 @@ function Bars({ found, run, openRun, transport }) {
   );
 }
 
-/** @param {{chosen: State["output"], go: Go, kept?: number, vocabulary?: number}} props */
+/**
+ * Temperature, top-k and top-p, and how many tokens they leave.
+ * @param {{chosen: State["output"], go: Go, kept?: number, vocabulary?: number}} props
+ */
 function Settings({ chosen, go, kept, vocabulary }) {
   /**
    * @type {(name: keyof State["output"], label: string, min: number, max: number, step: number,

@@ -18,7 +18,7 @@ export { Variance as view };
 /** The slider has the powers of two and a few numbers between them. */
 const STOPS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
 
-/** @param {ScreenProps} props */
+/** The same scores before and after the division, side by side. @param {ScreenProps} props */
 function Variance({ state, go, answers, theme }) {
   const d = Math.min(512, Math.max(1, Math.round(state.features)));
   const found = useAnswer(answers, "variance", { d });
@@ -87,7 +87,10 @@ function Variance({ state, go, answers, theme }) {
   );
 }
 
-/** @param {{part: any, edge: number, title: any, kind: string, said: any, theme: Theme}} props */
+/**
+ * The histogram of the scores, and the weights of one query.
+ * @param {{part: any, edge: number, title: any, kind: string, said: any, theme: Theme}} props
+ */
 function Panel({ part, edge, title, kind, said, theme }) {
   const { histogram, weights, scores } = part;
   const most = 2000; // counts; at d = 1, one bin holds about 1,900 of the 4,096 scores

@@ -11,7 +11,10 @@ import { SHARED, shared } from "./fields.js";
  * @typedef {{group: ScreenName | "atlas" | null, name: string, field: Field<any>}} Place
  */
 
-/** @type {(group: Place["group"], fields: Record<string, Field<any>>) => Place[]} */
+/**
+ * Return where the fields of a screen lie in the state.
+ * @type {(group: Place["group"], fields: Record<string, Field<any>>) => Place[]}
+ */
 const placesOf = (group, fields) =>
   Object.entries(fields).map(([name, field]) => ({
     group: name in SHARED ? null : group,
@@ -59,7 +62,10 @@ export function merge(state, change) {
 const setting = ({ group, name }, value) =>
   /** @type {any} */ (group ? { [group]: { [name]: value } } : { [name]: value });
 
-/** @type {(places: Iterable<Place>) => StateChange} */
+/**
+ * Return the change that gives fields their initial values.
+ * @type {(places: Iterable<Place>) => StateChange}
+ */
 const initialValues = (places) =>
   [...places].reduce(
     (values, place) => merge(values, setting(place, place.field.initial)),
@@ -100,7 +106,10 @@ export function parseState(path, query) {
   return [...new URLSearchParams(query)].reduce(withField, start);
 }
 
-/** @type {(name: unknown) => ScreenName} */
+/**
+ * Return a screen’s name if there is such a screen, otherwise the first.
+ * @type {(name: unknown) => ScreenName}
+ */
 const knownScreen = (name) => SCREEN_NAMES.find((one) => one === name) ?? DEFAULTS.screen;
 
 /**
@@ -135,6 +144,7 @@ export function statePath(state) {
 }
 
 /**
+ * Return a `listen` of a store: Back and Forward of the browser change the state.
  * @param {() => State} read
  * @returns {StateStore["listen"]}
  */
@@ -144,7 +154,10 @@ const listenToHistory = (read) => (changed) => {
   return () => removeEventListener("popstate", listener);
 };
 
-/** @type {(step: boolean, address: string) => void} */
+/**
+ * Add an entry to the browser’s history, or replace the last one.
+ * @type {(step: boolean, address: string) => void}
+ */
 const writeHistory = (step, address) =>
   history[step ? "pushState" : "replaceState"](null, "", address);
 

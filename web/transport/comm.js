@@ -11,6 +11,7 @@ import { Failure, textEntries } from "./http.js";
  */
 
 /**
+ * Reach the API through the messages of a notebook’s widget.
  * @param {WidgetModel} model
  * @returns {Transport}
  */

@@ -23,6 +23,7 @@ export const textEntries = (query = {}) =>
     .map(([name, value]) => [name, String(value)]);
 
 /**
+ * Return the address of a request; parameters without a value are left out.
  * @param {string} path
  * @param {Query} [query]
  */
@@ -52,7 +53,7 @@ async function request(url, options) {
   );
 }
 
-/** @type {Transport} */
+/** Reach the API of the server that sent this page. @type {Transport} */
 export const httpTransport = {
   canRun: true,
 

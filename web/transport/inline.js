@@ -19,7 +19,7 @@ export function answerKey(path, query) {
   return `/${path}${parameters ? `?${parameters}` : ""}`;
 }
 
-/** @param {string} base64 */
+/** Return the bytes of a base64 text. @param {string} base64 */
 const decodeBase64 = (base64) =>
   Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer;
 
@@ -90,6 +90,7 @@ function stepsOf(packed) {
 }
 
 /**
+ * Answer requests from what an exported file holds.
  * @param {Record<string, any>} answers
  * @returns {Transport}
  */

@@ -29,7 +29,7 @@ export { Alignment as view };
  * @typedef {{setHover: (word: Word | null) => void, pin: (word: Word) => void}} Pointing
  */
 
-/** @param {ScreenProps} props */
+/** The mean of all heads, or one head, as ribbons and as a matrix. @param {ScreenProps} props */
 function Alignment(props) {
   const { run, attention, state, go, answers, sharpest } = props;
   const h = state.alignment.weightsOf === "head" ? state.head : "mean";
@@ -101,7 +101,10 @@ function SharpestNote({ run, attention, sharpest, go }) {
   );
 }
 
-/** @param {ScreenProps & {found: AlignmentAnswer}} props */
+/**
+ * One word is lit: the one that is pointed at, or else the one that was clicked.
+ * @param {ScreenProps & {found: AlignmentAnswer}} props
+ */
 function AlignedWords({ found, run, attention, state, go, answers, transport, theme }) {
   const weights = useMemo(() => found.weights.map((row) => row.map(toNumber)), [found]);
   const { rows, columns } = found;

@@ -18,7 +18,10 @@ import { clipped, visible } from "../../parts/text.js";
 export const THINNEST = 0.02; // the smallest share that is drawn
 const LONGEST = 20; // characters of a word
 
-/** @param {RibbonProps} props */
+/**
+ * Words in two lines with ribbons between them; in two columns where the lines do not fit.
+ * @param {RibbonProps} props
+ */
 export function Ribbons(props) {
   const { rows, columns, setHover } = props;
   const [element, width] = useWidth();
@@ -114,7 +117,10 @@ function layOutColumns(columns, rows, width) {
   return { vertical: true, size, height: step * lines + 12, points, widths: [], side, step };
 }
 
-/** @param {RibbonProps & {layout: Layout, width: number}} props */
+/**
+ * The ribbons, lit and wide ones on top, and the words.
+ * @param {RibbonProps & {layout: Layout, width: number}} props
+ */
 function Drawing({ rows, columns, weights, lit, textWords, setHover, pin, layout, width, theme }) {
   const { vertical, size, points } = layout;
   /** @type {(i: number, j: number) => boolean} */

@@ -12,6 +12,7 @@ import { clipped, visible } from "../../parts/text.js";
 import { Mark } from "./picture.jsx";
 
 /**
+ * One head over the whole corpus: its habits, its distances, its mean map, its strongest texts.
  * @param {import("./index.jsx").AtlasProps & {atlas: AtlasAnswer, l: number, h: number,
  *   titled?: boolean}} props
  */
@@ -143,7 +144,10 @@ function Habits({ atlas, head }) {
   );
 }
 
-/** @param {{title: string, profile: {labels: string[], shares: (number | null)[]}}} props */
+/**
+ * A profile as bars: the weight by distance, or by kind of token.
+ * @param {{title: string, profile: {labels: string[], shares: (number | null)[]}}} props
+ */
 function Bars({ title, profile }) {
   const shares = profile.shares.map((share) => share ?? 0);
   const last = profile.shares.findLastIndex((share) => (share ?? 0) > 0.0005);
@@ -171,7 +175,11 @@ function Bars({ title, profile }) {
   );
 }
 
-/** @param {{maps: Record<string, number[][]>, sizes: Record<string, number>}} props */
+/**
+ * The mean of the head’s maps over texts of up to so many tokens; at first the length with most
+ * texts.
+ * @param {{maps: Record<string, number[][]>, sizes: Record<string, number>}} props
+ */
 function AveragedMap({ maps, sizes }) {
   const lengths = Object.keys(sizes);
   const most = lengths.reduce((best, one) => (sizes[one] > sizes[best] ? one : best), lengths[0]);
@@ -210,6 +218,7 @@ function AveragedMap({ maps, sizes }) {
 }
 
 /**
+ * The texts in which a habit is strongest; each can be opened as a run.
  * @param {Pick<import("./index.jsx").AtlasProps, "state" | "go" | "openRun" | "transport"> &
  *   {atlas: AtlasAnswer, head: AtlasHeadAnswer, l: number}} props
  */

@@ -26,7 +26,7 @@ export const fields = {
   habit: text("habit"),
 };
 
-/** @param {AtlasProps} props */
+/** One atlas or two, and what its picture shows. @param {AtlasProps} props */
 export function AtlasScreen(props) {
   const { state, go, answers } = props;
   const settings = state.atlas;
@@ -119,6 +119,7 @@ export function AtlasScreen(props) {
 }
 
 /**
+ * A list to choose from, with its label.
  * @param {{label: string, value: string | null, options: string[], pick: (name: string) => void,
  *   none?: string}} props
  */
@@ -139,7 +140,10 @@ const Choice = ({ label, value, options, pick, none }) => (
  * @typedef {Omit<FrameProps, "shown">} AtlasProps
  */
 
-/** @param {AtlasProps & {value: AtlasAnswer, other: AtlasAnswer | null}} props */
+/**
+ * The picture, and the head that is chosen: at first the one with the clearest habit.
+ * @param {AtlasProps & {value: AtlasAnswer, other: AtlasAnswer | null}} props
+ */
 function Heads({ value, other, ...props }) {
   const { state, go } = props;
   const settings = state.atlas;
@@ -221,7 +225,10 @@ function columnTicks(atlases, name) {
   );
 }
 
-/** @param {{atlases: AtlasAnswer[], only: string | null, go: Go}} props */
+/**
+ * The marks of the kinds, which fade all other kinds when pressed.
+ * @param {{atlases: AtlasAnswer[], only: string | null, go: Go}} props
+ */
 function Legend({ atlases, only, go }) {
   const kinds = Object.keys(KIND_MARKS).filter((kind) =>
     atlases.some((one) => one.heads.some((head) => head.kind === kind)),
@@ -259,6 +266,7 @@ function Legend({ atlases, only, go }) {
 const ROWS = 24; // heads of a comparison that are shown
 
 /**
+ * The heads whose habits differ most between two atlases.
  * @param {AtlasProps & {before: AtlasAnswer, after: AtlasAnswer, chosen: HeadOfAtlas, choose:
  *   (head: HeadOfAtlas) => void}} props
  */

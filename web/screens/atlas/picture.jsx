@@ -1,7 +1,4 @@
-/**
- * The mark of each kind of head: a shape and a colour, so that neither alone has to tell kinds
- * apart.
- */
+/** All heads of an atlas on one canvas: a scatter of two columns, or a grid of layers and heads. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { themeColour } from "../../parts/answered.jsx";
 import { clamp, count, percent, short } from "../../parts/numbers.js";
@@ -9,6 +6,8 @@ import { clipped, visible } from "../../parts/text.js";
 import { useCanvasSize } from "../map/hooks.js";
 
 /**
+ * The mark of each kind of head: a shape and a colour, so that neither alone has to tell kinds
+ * apart.
  * Colours are those of Okabe and Ito (2008), which people with any colour vision tell apart; shapes
  * are paths between -1 and 1.
  * @type {Record<string, {path: string, light: string, dark: string}>}
@@ -37,7 +36,7 @@ export const KIND_MARKS = {
   mixed: { path: "M-.7 0A.7.7 0 1 1 .7 0 .7.7 0 1 1-.7 0Z", light: "#8a857a", dark: "#8f8b82" },
 };
 
-/** @param {{kind: string}} props */
+/** The mark of a kind, for legends and tables. @param {{kind: string}} props */
 export function Mark({ kind }) {
   const { path, light, dark } = KIND_MARKS[kind] ?? KIND_MARKS.mixed;
   return (
@@ -47,14 +46,13 @@ export function Mark({ kind }) {
   );
 }
 
-// All heads of an atlas on one canvas: a scatter of two columns, or a grid of layers and heads.
-
 const EDGE = { left: 62, right: 16, top: 16, bottom: 44 }; // pixels around the scatter
 const REACH = 18; // pixels within which a mark is pointed at
 
 /** @typedef {{head: HeadOfAtlas, x: number, y: number, size: number}} Placed */
 
 /**
+ * The heads on a canvas: the nearest one is pointed at, arrow keys go from head to head.
  * @param {{atlas: AtlasAnswer, chosen: HeadOfAtlas, choose: (head: HeadOfAtlas) => void, ticks:
  *   number[][], settings: State["atlas"], root: HTMLElement, theme: Theme}} props
  */
@@ -70,6 +68,7 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, settings, root, the
     [atlas, size, ticks, grid, settings.across, settings.up],
   );
   const own = placed.find(({ head }) => head.layer === chosen.layer && head.head === chosen.head);
+  // Draw again whenever something that is seen has changed.
   useEffect(() => {
     if (!canvas.current || !size) return;
     const scene = {
@@ -86,7 +85,7 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, settings, root, the
     draw(canvas.current, scene, (name) => themeColour(root, name));
   }, [size, placed, hover, own, theme, settings.only]);
 
-  /** @param {MouseEvent} event */
+  /** Return the head that is pointed at; faded ones cannot be. @param {MouseEvent} event */
   const nearest = (event) => {
     const box = /** @type {HTMLElement} */ (frame.current).getBoundingClientRect();
     const x = event.clientX - box.left;
@@ -96,7 +95,8 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, settings, root, the
     for (const one of placed) {
       if (settings.only && one.head.kind !== settings.only) continue;
       const away = Math.hypot(one.x - x, one.y - y);
-      if (away < least) best = one;
+      if (away >= least) continue;
+      best = one;
       least = away;
     }
     return best?.head ?? null;
@@ -157,21 +157,28 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, settings, root, the
   );
 }
 
-/** @type {(head: HeadOfAtlas, settings: State["atlas"], atlas: AtlasAnswer) => string} */
+/**
+ * Return what a screen reader says of a head.
+ * @type {(head: HeadOfAtlas, settings: State["atlas"], atlas: AtlasAnswer) => string}
+ */
 const describe = (head, settings, atlas) => {
   const columns = new Set([settings.across, settings.up]);
   const said = [...columns].map((name) => `${label(name)} ${numberText(head[name], name, atlas)}`);
   return `${head.layer}, head ${head.head}: ${head.kind}; ${said.join(", ")}`;
 };
 
-/** @type {(x: string | number | null, name: string, atlas: AtlasAnswer) => string} */
+/**
+ * Return a number as its column shows it: a share as a percentage.
+ * @type {(x: string | number | null, name: string, atlas: AtlasAnswer) => string}
+ */
 const numberText = (x, name, atlas) =>
   typeof x !== "number" ? "unknown" : atlas.shares.includes(name) ? percent(x) : short(x, 3);
 
-/** @param {string} name */
+/** Return the name of a column, with its unit. @param {string} name */
 const label = (name) => `${name.replace(/_/g, " ")}${name === "entropy" ? " (nats)" : ""}`;
 
 /**
+ * Return where each head lies in the scatter; a head without both numbers is left out.
  * @type {(atlas: AtlasAnswer, size: CanvasSize, ticks: number[][], settings: State["atlas"]) =>
  *   Placed[]}
  */
@@ -185,9 +192,15 @@ function scatterPlaces(atlas, { width, height }, ticks, settings) {
   });
 }
 
-/** @type {(x: number, ticks: number[], width: number) => number} */
+/**
+ * Return the pixel of a number across.
+ * @type {(x: number, ticks: number[], width: number) => number}
+ */
 const across = (x, ticks, width) => EDGE.left + within(x, ticks) * (width - EDGE.left - EDGE.right);
-/** @type {(y: number, ticks: number[], height: number) => number} */
+/**
+ * Return the pixel of a number upwards.
+ * @type {(y: number, ticks: number[], height: number) => number}
+ */
 const up = (y, ticks, height) =>
   height - EDGE.bottom - within(y, ticks) * (height - EDGE.top - EDGE.bottom);
 /**
@@ -196,17 +209,23 @@ const up = (y, ticks, height) =>
  */
 const within = (x, ticks) => (x - ticks[0]) / (ticks[ticks.length - 1] - ticks[0]);
 
-/** @type {(atlas: AtlasAnswer, width: number) => {columns: number, cell: number, left: number}} */
+/**
+ * Return the number of columns and the size of a cell of the grid.
+ * @type {(atlas: AtlasAnswer, width: number) => {columns: number, cell: number, left: number}}
+ */
 function gridShape(atlas, width) {
   const columns = Math.max(...atlas.heads.map((head) => head.head)) + 1;
   const left = width < 480 ? 74 : 124;
   return { columns, left, cell: clamp((width - left - 8) / columns, 7, 34) };
 }
 
-/** @type {(atlas: AtlasAnswer, width: number) => number} */
+/** Return how high the grid is. @type {(atlas: AtlasAnswer, width: number) => number} */
 const gridHeight = (atlas, width) => 26 + gridShape(atlas, width).cell * atlas.layers.length + 8;
 
-/** @type {(atlas: AtlasAnswer, size: CanvasSize) => Placed[]} */
+/**
+ * Return where each head lies in the grid: a row for each layer.
+ * @type {(atlas: AtlasAnswer, size: CanvasSize) => Placed[]}
+ */
 function gridPlaces(atlas, { width }) {
   const { cell, left } = gridShape(atlas, width);
   const rows = new Map(atlas.layers.map((layer, at) => [layer, at]));
@@ -241,7 +260,10 @@ function neighbour(shown, own, [dx, dy], grid) {
  *   null}} Scene
  */
 
-/** @type {(canvas: HTMLCanvasElement, scene: Scene, colour: (name: string) => string) => void} */
+/**
+ * Draw the axes or the layers, then the marks.
+ * @type {(canvas: HTMLCanvasElement, scene: Scene, colour: (name: string) => string) => void}
+ */
 function draw(canvas, scene, colour) {
   const context = canvas.getContext("2d");
   if (!context) return;
@@ -283,6 +305,7 @@ function draw(canvas, scene, colour) {
 }
 
 /**
+ * Draw the ticks and names of both axes.
  * @type {(context: CanvasRenderingContext2D, scene: Scene, colour: (name: string) => string) =>
  *   void}
  */

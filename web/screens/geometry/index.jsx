@@ -20,7 +20,10 @@ export { Geometry as view };
 
 const MOST = 512; // tokens in one answer
 
-/** @param {ScreenProps} props */
+/**
+ * The points of a short text as words, of a long one 512 tokens around the query.
+ * @param {ScreenProps} props
+ */
 function Geometry(props) {
   const { run, attention, state, answers } = props;
   const from = Math.max(0, Math.min((state.query ?? 0) - MOST / 2, attention.n_q - MOST));
@@ -65,6 +68,7 @@ function Geometry(props) {
 }
 
 /**
+ * The points between before and after, a slider, and the cosines of the chosen word.
  * @param {ScreenProps & {found: GeometryAnswer, wordOf: (token: number) => number, queryOf: (point:
  *   number) => number}} props which point a token belongs to, and a token of a point
  */
@@ -202,7 +206,7 @@ function Neighbours({ cosines: { before, after }, tokens, i, j, pick }) {
   );
 }
 
-/** @param {number} x */
+/** Return a difference with its sign. @param {number} x */
 const signedShort = (x) => `${x > 0 ? "+" : ""}${x.toFixed(3)}`.replace("-", "−");
 
 /**

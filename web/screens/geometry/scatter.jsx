@@ -28,7 +28,10 @@ export function Scatter(props) {
   );
 }
 
-/** @param {ScatterProps & {wide: number, high: number}} props */
+/**
+ * The points, their trails, and the labels that find a place.
+ * @param {ScatterProps & {wide: number, high: number}} props
+ */
 function Points({ tokens, before, after, alpha, i, j, trails, explained, choose, wide, high }) {
   const [hover, setHover] = useState(/** @type {number | null} */ (null));
   const toPage = useMemo(() => {
@@ -49,6 +52,8 @@ function Points({ tokens, before, after, alpha, i, j, trails, explained, choose,
     ];
   }, [before, after, wide, high]);
   const [starts, ends] = useMemo(() => [before.map(toPage), after.map(toPage)], [toPage]);
+
+  // Where the points are now, between before and after.
   const now = starts.map((from, at) => from.map((x, axis) => x + (ends[at][axis] - x) * alpha));
   const labels = useMemo(() => placeLabels(now, tokens, wide, [i, j]), [now, tokens, wide, i, j]);
   /** @param {KeyboardEvent} event */

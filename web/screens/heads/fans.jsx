@@ -17,6 +17,7 @@ const HABITS = {
 };
 
 /**
+ * What two heads attend to from one word, and in one sentence how they differ.
  * @param {{compared: PerspectivesAnswer, A: HeadPlace, B: HeadPlace, nameOf: (l: number, h: number)
  *   => string, byHand: boolean, go: Go, theme: Theme}} props
  */
@@ -123,10 +124,10 @@ function largest(heads, { columns, word }) {
   return all.filter((at) => best.has(at));
 }
 
-/** @type {(a: string[], b: string[]) => boolean} */
+/** Return whether two lists hold the same words. @type {(a: string[], b: string[]) => boolean} */
 const sameWords = (a, b) => a.length === b.length && a.every((word, at) => word === b[at]);
 
-const LINE = 26;
+const LINE = 26; // pixels from one word to the next
 
 /**
  * The words below each other, the query on the left, and a ribbon to every word.

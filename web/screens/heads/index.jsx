@@ -29,7 +29,10 @@ export { Heads as view };
 
 /** @typedef {{l: number, h: number}} HeadPlace */
 
-/** @param {ScreenProps} props */
+/**
+ * Another kind of attention starts afresh, because its heads are others.
+ * @param {ScreenProps} props
+ */
 const Heads = (props) => <HeadsOfKind key={props.attention.kind} {...props} />;
 
 /**
@@ -92,6 +95,7 @@ function HeadsOfKind(props) {
 }
 
 /**
+ * Two heads in full, A and B, and all heads as small maps to choose them from.
  * @param {ScreenProps & {alike: Attention[], layers: HeadsAnswer[], words: TokenRange, keyWords:
  *   TokenRange | null, i: number, compared: PerspectivesAnswer | null}} props
  */
@@ -115,6 +119,8 @@ function Comparison({
     l !== null && h !== null && alike.some((one) => one.l === l && one.heads.includes(h))
       ? { l, h }
       : null;
+
+  // A and B: as chosen by hand, else the pair that the API suggests, else any two.
   const pair = compared?.pair?.map((at) => compared.heads[at]);
   const A = placeOf(state.heads.layerA, state.heads.headA) ??
     pair?.[0] ?? { l: attention.l, h: state.head };
@@ -123,8 +129,11 @@ function Comparison({
   const B = placeOf(state.heads.layerB, state.heads.headB) ??
     pair?.[1] ?? { l: last.l, h: another };
   const picked = wordsOrPieces(words, state.pieces === 1);
+  // A recording of summaries has no scores, and of each query the largest weights alone.
   const summary = attention.has?.trace === false;
   const byHand = state.heads.layerA !== null || state.heads.layerB !== null;
+
+  // A click chooses A and B in turn.
   const [turn, setTurn] = useState("a");
   /** @type {(l: number, h: number) => void} */
   const choose = (l, h) => {
@@ -142,6 +151,8 @@ function Comparison({
   /** @type {(l: number, h: number) => string} */
   const mark = (l, h) => (l === A.l && h === A.h ? "a" : l === B.l && h === B.h ? "b" : "");
   const wide = Math.max(...alike.map((one) => one.heads.length));
+
+  // In a long text a pixel of a small map covers several weights.
   const pooled = !layers.every(
     (one) => one.names || (one.rows === attention.n_q && one.columns === attention.n_k),
   );
@@ -266,7 +277,7 @@ function Comparison({
   );
 }
 
-/** @param {{theme: Theme}} props */
+/** The colours of the small maps, from 0 to 1. @param {{theme: Theme}} props */
 function Scale({ theme }) {
   return (
     <span class="legend">
@@ -289,6 +300,7 @@ function Scale({ theme }) {
 }
 
 /**
+ * The small map of a head.
  * @param {{map: HeadMap, mark: string, name: string, masks: boolean, theme: Theme, choose: () =>
  *   void}} props
  */

@@ -88,7 +88,7 @@ export function Readings({ run, answers, A, B, i, nameOf, layers, words, theme }
   );
 }
 
-const LINES = 14;
+const LINES = 14; // rows of the table; the others are one row together
 
 /**
  * The largest weights of one query, in the order of the text.

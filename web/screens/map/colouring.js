@@ -1,6 +1,6 @@
 /**
- * Half-precision tiles: each number is coloured by a table with one colour for each of the 65,536
- * bit patterns.
+ * The colours of a tile. Its numbers are half-precision: a table with one colour for each of the
+ * 65,536 bit patterns colours them without decoding.
  */
 import { PALETTES, WEIGHTS, paletteColour } from "../../parts/colour.js";
 import { clamp } from "../../parts/numbers.js";
@@ -157,7 +157,7 @@ export const withColours = (chosen, info, theme) => ({
 /** @type {Record<string, Colour[]>} */
 const ALL_PALETTES = { ...PALETTES, "weights-light": WEIGHTS.light, "weights-dark": WEIGHTS.dark };
 
-/** @param {State["map"]} chosen */
+/** Return the colours of the chosen palette. @param {State["map"]} chosen */
 export const chosenPalette = (chosen) => ALL_PALETTES[chosen.palette] ?? WEIGHTS.light;
 
 /** Colour tables, each made once; at most 25 are kept. */

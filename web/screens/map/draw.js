@@ -81,10 +81,9 @@ export function hatchPattern(context, colours) {
   return /** @type {CanvasPattern} */ (context.createPattern(cell, "repeat"));
 }
 
-// Draw the labels of rows and columns: tokens where cells are large enough, otherwise positions at
-// round numbers.
-
 /**
+ * Draw the labels of rows and columns: tokens where cells are large enough, otherwise positions at
+ * round numbers.
  * @param {CanvasRenderingContext2D} context
  * @param {PaintedScene} scene
  */

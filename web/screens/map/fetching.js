@@ -1,7 +1,4 @@
-/**
- * Tiles and tracks of one head: requested on demand, at most six at a time; the 192 last used are
- * kept.
- */
+/** What the map requests on demand: tiles and tracks of a head, tokens, and single weights. */
 import { count } from "../../parts/numbers.js";
 import { tokenRange } from "../../parts/words.js";
 

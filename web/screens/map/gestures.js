@@ -6,6 +6,7 @@ import { cellSize, overviewBox, toCell, zoomAt } from "./viewport.js";
 /** @typedef {{left: number, top: number}} Point  a pixel of the canvas */
 
 /**
+ * Return whether a point lies in a box.
  * @param {Point} point
  * @param {Box} box
  */

@@ -143,7 +143,7 @@ export function useTileRequests(scene, effort, redraw) {
   });
 }
 
-const EFFORTS = [1, 4, 16];
+const EFFORTS = [1, 4, 16]; // as the API takes them: more effort reads more queries for a pixel
 
 /**
  * Return the effort with which tiles are requested: while sampled tiles stay in view, it rises from

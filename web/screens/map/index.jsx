@@ -40,7 +40,10 @@ export const fields = {
 };
 export { MapScreen as view };
 
-/** @param {ScreenProps} props */
+/**
+ * The matrix of one head; the viewer starts afresh for a matrix of another size.
+ * @param {ScreenProps} props
+ */
 function MapScreen(props) {
   const { run, attention, state, answers } = props;
   const info = useAnswer(answers, `runs/${run.run}/map`, { l: attention.l, h: state.head });
@@ -61,7 +64,10 @@ function MapScreen(props) {
   );
 }
 
-/** @param {ScreenProps & {info: MapInfo}} props */
+/**
+ * The map on its canvas, its toolbar, and what is written beside it.
+ * @param {ScreenProps & {info: MapInfo}} props
+ */
 function Viewer({ run, attention, info, state, go, answers, transport, root, theme }) {
   const chosen = withColours(state.map, info, theme);
   const frame = useRef(/** @type {HTMLDivElement | null} */ (null));
@@ -74,6 +80,7 @@ function Viewer({ run, attention, info, state, go, answers, transport, root, the
   const size = useCanvasSize(frame, canvas, redraw);
   const { view, box, move, zoomBy, showAll, centre } = useViewport({ chosen, go, info, size });
 
+  // The request of all tiles, and the cell that was last pointed at.
   const query = {
     l: attention.l,
     h: state.head,
@@ -90,6 +97,8 @@ function Viewer({ run, attention, info, state, go, answers, transport, root, the
       weight: (i, j) => labels.weight(query, i, j),
       colourAt: (t) => paletteColour(chosenPalette(chosen), t),
     };
+
+  // Draw, and request what is visible; then the same in more detail where tiles are sampled.
   drawnScene.current = scene;
   const effort = useEffort(quality, JSON.stringify([view, query]), transport.canRun && !info.top);
   useTileRequests(scene, effort, redraw);

@@ -5,6 +5,7 @@ import { clamp } from "../../parts/numbers.js";
 import { AGGREGATES } from "./colouring.js";
 
 /**
+ * What a pixel shows, in which colours, how large, and where.
  * @param {{run: Run, l: number, answers: import("../../answers.js").Answers, info: MapInfo, chosen:
  *   State["map"], go: Go, zoomBy: (levels: number) => void, showAll: () => void, jump: (i: number,
  *   j: number) => void, queryField: {current: HTMLInputElement | null}}} props

@@ -1,6 +1,6 @@
 /**
  * The visible part of the matrix: its centre in cells, and its zoom. A cell is 2^(z - max_zoom)
- * pixels wide, so that at max_zoom a cell is a pixel.
+ * pixels wide, so that at max_zoom a cell is a pixel. Then where things lie on the canvas.
  */
 import { clamp } from "../../parts/numbers.js";
 import { tilePicture } from "./draw_tiles.js";
@@ -252,6 +252,7 @@ export function overviewBox(scene) {
 }
 
 /**
+ * Draw the whole matrix in a corner, with a frame around the visible part.
  * @param {CanvasRenderingContext2D} context
  * @param {PaintedScene} scene
  */

@@ -69,7 +69,10 @@ const KINDS = {
   },
 };
 
-/** @param {ScreenProps} props */
+/**
+ * Three encodings to choose from, with as many features as the slider says.
+ * @param {ScreenProps} props
+ */
 export function Encodings({ state, go, answers, theme }) {
   const kind = KINDS[state.positions.encoding] ? state.positions.encoding : "sinusoidal";
   const d = WIDTHS.reduce((best, one) =>
@@ -124,9 +127,13 @@ export function Encodings({ state, go, answers, theme }) {
   );
 }
 
+/** The numbers of features that the slider offers. */
 const WIDTHS = [4, 8, 16, 32, 64, 128];
 
-/** @param {{value: EncodingTable, theme: Theme}} props */
+/**
+ * An encoding as a table of positions and features, and as curves over the distance.
+ * @param {{value: EncodingTable, theme: Theme}} props
+ */
 function Encoding({ value, theme }) {
   const { kind, table, curves } = value;
   const [at, point] = useState(/** @type {number[] | null} */ (null));
@@ -202,7 +209,10 @@ function Encoding({ value, theme }) {
   );
 }
 
-/** @type {(value: EncodingTable, i: number, m: number) => string} */
+/**
+ * Return what a cell of the table is, as a formula with its value.
+ * @type {(value: EncodingTable, i: number, m: number) => string}
+ */
 function readTable({ kind, table, d }, i, m) {
   const x = table[i][m];
   if (kind === "alibi") return `head ${i}, distance ${m}: ${full(x)}`;

@@ -25,11 +25,14 @@ export const fields = {
 };
 export { Positions as view };
 
-/** @param {ScreenProps} props */
+/** A worked example has no model: it shows encodings alone. @param {ScreenProps} props */
 const Positions = (props) =>
   props.run.example ? <Encodings {...props} /> : <OfModel {...props} />;
 
-/** @param {ScreenProps} props */
+/**
+ * What the chosen layer does for positions, and one query with and without it.
+ * @param {ScreenProps} props
+ */
 function OfModel(props) {
   const { run, attention, state, answers } = props;
   const { l } = attention;
@@ -47,7 +50,7 @@ function OfModel(props) {
   );
 }
 
-/** @type {Record<string, any>} */
+/** What each kind of encoding does, in words. @type {Record<string, any>} */
 const DOES = {
   sinusoidal: (
     <>
@@ -81,6 +84,7 @@ const DOES = {
 };
 
 /**
+ * The parts that the model’s encoding has, one below the other.
  * @param {ScreenProps & {model: EncodingAnswer, row: PositionsAnswer, words: TokenRange, keyWords:
  *   TokenRange, i: number}} props
  */

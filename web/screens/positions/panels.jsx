@@ -22,6 +22,7 @@ import { SignedScale, Vector } from "../../parts/vector.jsx";
 import { useMemo, useState } from "preact/hooks";
 
 /**
+ * Embedding plus position: both vectors of a word, their sum, and the table of all positions.
  * @param {{model: EncodingAnswer, row: PositionsAnswer, word: string, i: number, theme: Theme,
  *   words: TokenRange}} props
  */
@@ -121,7 +122,10 @@ export function Added({ model, row, word, i, theme, words }) {
   );
 }
 
-/** @param {{model: EncodingAnswer, words: TokenRange, theme: Theme, i: number}} props */
+/**
+ * By which angle each pair of features is rotated at each position.
+ * @param {{model: EncodingAnswer, words: TokenRange, theme: Theme, i: number}} props
+ */
 export function Angles({ model, words, theme, i }) {
   const { radians, pairs } = /** @type {NonNullable<EncodingAnswer["angles"]>} */ (model.angles);
   const [at, setAt] = useState(/** @type {number[] | null} */ (null));
@@ -182,7 +186,10 @@ export function Angles({ model, words, theme, i }) {
   );
 }
 
-/** @param {{row: PositionsAnswer, i: number, word: string}} props */
+/**
+ * What is added to the scores of a query because of the distance.
+ * @param {{row: PositionsAnswer, i: number, word: string}} props
+ */
 export function Biases({ row, i, word }) {
   const [at, setAt] = useState(/** @type {number | null} */ (null));
   const numbers = /** @type {JsonNumber[]} */ (row.biases)
@@ -324,7 +331,10 @@ function joinRows(tokens, parts, keyWords) {
   });
 }
 
-/** @param {{model: EncodingAnswer, theme: Theme}} props */
+/**
+ * The mean weight and score at each distance, over the queries of this text.
+ * @param {{model: EncodingAnswer, theme: Theme}} props
+ */
 export function ByDistance({ model }) {
   const { distances, scores, weights, pairs, queries } = model.by_distance;
   const [at, setAt] = useState(/** @type {number | null} */ (null));

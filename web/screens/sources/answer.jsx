@@ -4,6 +4,8 @@ import { clamp, count } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 
 /**
+ * The words of the answer: a click chooses one; with Shift, a click or an arrow key chooses
+ * several.
  * @param {{asked: AnswerOfRun, first: number, end: number, choose: (span: number[]) => void, next:
  *   boolean}} props `next` is whether the last token is one that the model has not read: what it
  *   would write next

@@ -6,6 +6,7 @@ import { count, full, percent, short } from "../../parts/numbers.js";
 import { clipped, visible, visibleLines } from "../../parts/text.js";
 
 /**
+ * What the model does with a segment hidden; it scrolls into view when a reader hides one.
  * @param {{run: Run, answers: import("../../answers.js").Answers, go: Go, first: number, end:
  *   number, text: string, hidden: {start: number, stop: number}, scroll: boolean}} props  `scroll`
  *   is whether to scroll the new answer into view
@@ -39,7 +40,10 @@ export function HiddenSegment({ run, answers, go, first, end, hidden, text, scro
   );
 }
 
-/** @param {{found: HiddenAnswer, gpt: boolean}} props */
+/**
+ * How much more or less likely the answer became, and what the model writes now.
+ * @param {{found: HiddenAnswer, gpt: boolean}} props
+ */
 function Compared({ found, gpt }) {
   const fall = found.before - found.after;
   const { before, after } = found.wrote;

@@ -45,7 +45,7 @@ const HOWS = {
   hidden: "How much less likely is it if the model cannot see this part?",
 };
 
-/** @type {Record<string, string>} */
+/** What the ways to cut a context are called. @type {Record<string, string>} */
 const CUTS = {
   words: "words",
   sentences: "sentences",
@@ -54,7 +54,7 @@ const CUTS = {
   pieces: "pieces of words",
 };
 
-/** @param {ScreenProps} props */
+/** A run without an answer says why it has no sources. @param {ScreenProps} props */
 function Sources(props) {
   const { run, state, answers } = props;
   const at =
@@ -85,18 +85,25 @@ function Sources(props) {
 /** Return a class for segments of several words. @param {SourcesAnswer} value */
 const isLong = ({ by }) => (by === "words" || by === "pieces" ? "" : "long");
 
-/** @param {string} why */
+/** Return a reason of the API as a sentence. @param {string} why */
 const sentence = (why) => `${why[0].toUpperCase()}${why.slice(1)}.`;
 
-/** @param {ScreenProps & {asked: AnswerOfRun}} props */
+/**
+ * The answer and its context side by side, and the segments in the order of their scores.
+ * @param {ScreenProps & {asked: AnswerOfRun}} props
+ */
 function Asked({ asked: described, ...props }) {
   const { run, go, answers, root, theme, transport } = props;
   const chosen = props.state.sources;
+  // A saved file has no model that could run without a segment.
   const asked = transport.send
     ? described
     : { ...described, hide: described.hide ?? "a saved file cannot run the model" };
   const [first, end] =
     chosen.first !== null && chosen.end !== null ? [chosen.first, chosen.end] : asked.span;
+
+  // The first method that this run allows, unless one is chosen; `lacks` says why a chosen one
+  // fails.
   const how =
     chosen.method ?? Object.keys(asked.hows).find((one) => asked.hows[one] === null) ?? "weights";
   const lacks = asked.hows[how] ?? null;
@@ -112,6 +119,8 @@ function Asked({ asked: described, ...props }) {
     ...view,
   };
   const found = useAnswer(answers, lacks === null ? `runs/${run.run}/sources` : null, query);
+
+  // The segment that is pointed at in the list is lit in the text.
   const [lit, setLit] = useState(/** @type {number | null} */ (null));
   const value = /** @type {SourcesAnswer | null} */ (
     lacks === null && !found.error ? found.value : null
@@ -244,12 +253,18 @@ function hiddenSegment(chosen) {
     : null;
 }
 
-/** @type {(value: SourcesAnswer, hidden: {start: number, stop: number}) => string} */
+/**
+ * Return the text of the hidden segment.
+ * @type {(value: SourcesAnswer, hidden: {start: number, stop: number}) => string}
+ */
 const hiddenText = (value, { start, stop }) =>
   value.rows.find((row) => row.start === start && row.stop === stop)?.text ??
   value.tokens.slice(Math.max(0, start - value.start), Math.max(0, stop - value.start)).join("");
 
-/** @param {{value: SourcesAnswer, chosen: State["sources"], go: Go}} props */
+/**
+ * How the context is cut into segments, where the text can be cut so.
+ * @param {{value: SourcesAnswer, chosen: State["sources"], go: Go}} props
+ */
 function Cut({ value, chosen, go }) {
   const possible = Object.keys(CUTS).filter(
     (by) =>
@@ -340,7 +355,10 @@ function Context({ value, lit, point, hidden, theme }) {
 
 const RANKED = 12; // rows that are shown at first
 
-/** @param {Shared & {first: number, end: number}} props */
+/**
+ * The segments with the largest scores; each can be lit or hidden.
+ * @param {Shared & {first: number, end: number}} props
+ */
 function Ranked({ asked, value, go, lit, point, hidden, end, first }) {
   const [all, setAll] = useState(false);
   const rows = all ? value.rows : value.rows.slice(0, RANKED);

@@ -12,6 +12,7 @@ const AXIS = 18; // pixels below the bars
 const SETTLES = 120; // milliseconds after which a view is requested and written into the address
 
 /**
+ * The scores of a whole long text on one strip, which zooms and moves like a map.
  * @param {{value: SourcesAnswer, chosen: State["sources"], go: Go, root: HTMLElement, theme: Theme,
  *   setCentre: (token: number | null) => void}} props
  */
@@ -123,7 +124,10 @@ export function Minimap({ value, chosen, go, root, theme, setCentre }) {
   );
 }
 
-/** @type {(low: number, high: number, box: Box) => View} */
+/**
+ * Return the view that shows tokens `low` to `high`.
+ * @type {(low: number, high: number, box: Box) => View}
+ */
 const rangeView = (low, high, box) => ({
   x: (low + high) / 2,
   y: 0.5,
@@ -142,6 +146,7 @@ function viewRange(view, info, box) {
 }
 
 /**
+ * Draw the part that is shown as text, a bar for each bin of scores, and the axis.
  * @param {HTMLCanvasElement} canvas
  * @param {CanvasSize & {view: View, info: MapInfo, box: Box, value: SourcesAnswer}} scene
  * @param {HTMLElement} root

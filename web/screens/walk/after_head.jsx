@@ -26,7 +26,10 @@ const STAGES = {
   ],
 };
 
-/** @param {StepProps} props */
+/**
+ * Each vector between the heads and the next layer, with its features and its length.
+ * @param {StepProps} props
+ */
 export function AfterHead({ run, attention, answers, i, trace }) {
   const found = useAnswer(answers, `runs/${run.run}/after`, { l: attention.l, i });
   return (
@@ -116,7 +119,10 @@ export function AfterHead({ run, attention, answers, i, trace }) {
   );
 }
 
-/** @param {{heads: number[], all: number[]}} props */
+/**
+ * How much of the result is each head’s own, as bars.
+ * @param {{heads: number[], all: number[]}} props
+ */
 function Parts({ heads, all }) {
   const most = Math.max(...heads);
   return (

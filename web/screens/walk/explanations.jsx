@@ -33,18 +33,24 @@ export function explain(props) {
   });
 }
 
-/** @type {(left: any, x: JsonNumber) => any} */
+/**
+ * Return an equation with a number that is written out in full.
+ * @type {(left: any, x: JsonNumber) => any}
+ */
 const equals = (left, x) => (
   <>
     {left} = <b>{full(x)}</b>
   </>
 );
-/** @param {number} x */
+/** Return a factor as it is written after another: negative ones in brackets. @param {number} x */
 const bracketed = (x) => (x < 0 ? `(${short(x)})` : short(x));
-/** @param {string} text */
+/** Return what to point at, until something is pointed at. @param {string} text */
 const hint = (text) => <span class="soft">{text}</span>;
 
-/** @type {Record<string, (facts: Facts) => Explanation>} */
+/**
+ * For each step its title, its text, and what is said of the key or number pointed at.
+ * @type {Record<string, (facts: Facts) => Explanation>}
+ */
 const EXPLANATIONS = {
   tokens: ({ attention, query, m, words }) => ({
     title: "The text in tokens",

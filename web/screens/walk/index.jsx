@@ -66,7 +66,10 @@ const stepsOf = (trace, example, after) => {
   });
 };
 
-/** @param {ScreenProps} props */
+/**
+ * Every step of one query is one answer of the API, so that steps change at once.
+ * @param {ScreenProps} props
+ */
 function Walk(props) {
   const { run, attention, state, answers } = props;
   const { layer: l, head: h } = state;
@@ -84,6 +87,7 @@ function Walk(props) {
 }
 
 /**
+ * The rail of steps, the stage of one of them, and its explanation.
  * @param {ScreenProps & {words: TokenRange, keyWords: TokenRange, pieceTrace: Trace, i: number}}
  *   props
  */
@@ -107,10 +111,14 @@ function Steps({
     () => (pieces ? pieceTrace : named(joinKeys(pieceTrace, keyWords), picked, i)),
     [pieceTrace, keyWords, pieces],
   );
+
+  // The step: as chosen, or the first that this attention has.
   const steps = stepsOf(trace, run.example !== null, attention.has?.after === true);
   const at = Math.max(0, steps.indexOf(state.walk.step));
   const step = steps[at];
   const row = useMemo(() => traceRow(trace, pieceTrace), [trace]);
+
+  // The key: as chosen, or the one with the largest weight.
   const chosen =
     state.key === null ? -1 : row.members.findIndex((group) => group.includes(Number(state.key)));
   const j = chosen >= 0 ? chosen : argmax(row.weights);
@@ -129,6 +137,7 @@ function Steps({
     return true;
   });
 
+  // What the stage and its explanation have in common.
   const Stage = STEPS[step][1];
   const { usual, labels } = stepLabels(trace, attention.d_k);
   /** @param {string} name */

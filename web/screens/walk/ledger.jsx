@@ -4,7 +4,7 @@ import { count, full, largest, short, sum, weightScale } from "../../parts/numbe
 import { visible } from "../../parts/text.js";
 import { Vector } from "../../parts/vector.jsx";
 
-/** @type {Record<string, string>} */
+/** The heads of the columns. @type {Record<string, string>} */
 const HEADINGS = {
   capped: "capped",
   biased: "+ bias",
@@ -12,6 +12,7 @@ const HEADINGS = {
   powers: "eˢ⁻ᵐᵃˣ",
   softmax: "weight",
 };
+/** The columns from left to right; a step shows those up to its own. */
 const ORDER = ["scores", "scaled", "capped", "biased", "mask", "softmax"];
 
 /**

@@ -7,7 +7,7 @@ import { visible } from "../../parts/text.js";
 import { SignedScale, Vector } from "../../parts/vector.jsx";
 import { useMemo } from "preact/hooks";
 
-/** @param {StepProps} props */
+/** The text as the model reads it, with positions. @param {StepProps} props */
 export function Tokens({ words, place, point }) {
   return (
     <ol class="pieces">
@@ -24,7 +24,7 @@ export function Tokens({ words, place, point }) {
   );
 }
 
-const LINE = 64;
+const LINE = 64; // numbers in a line
 
 /**
  * A long vector, in lines of 64 numbers.
@@ -58,7 +58,10 @@ function Lines({ numbers, name, ...rest }) {
   );
 }
 
-/** @param {StepProps} props */
+/**
+ * The vector that this layer reads; of a worked example, its matrices, which can be changed.
+ * @param {StepProps} props
+ */
 export function Embedding({ trace, m, point, theme, cells }) {
   if (cells.run.example) return <Cells {...cells} />;
   const numbers = trace.stream.before;
@@ -83,7 +86,7 @@ export function Embedding({ trace, m, point, theme, cells }) {
 /** The height of a row in pixels, if n rows are shown. @type {(n: number) => number} */
 const rowHeight = (n) => clamp(Math.floor(420 / n), 2, 22);
 
-/** @param {StepProps} props */
+/** Query, keys and values; query and keys share one scale of colours. @param {StepProps} props */
 export function Projections({ trace, row, m, point, theme }) {
   const q = trace.query;
   const k = trace.key;
@@ -225,7 +228,10 @@ export function Sum({ trace, row, m, point, theme }) {
   );
 }
 
-/** @param {StepProps} props */
+/**
+ * The context, its heaviest parts, and how far the page’s own sum differs from it.
+ * @param {StepProps} props
+ */
 export function Context({ trace, row, m, point, theme }) {
   const recomputed = useMemo(
     () =>
