@@ -8,6 +8,7 @@ import { Answers, useAnswer } from "../answers.js";
 import { Landing } from "../lessons/landing.jsx";
 import { LessonBar } from "../lessons/lesson_bar.jsx";
 import { Answered } from "../parts/answered.jsx";
+import { asSentence } from "../parts/text.js";
 import { AtlasScreen } from "../screens/atlas/index.jsx";
 import { screenOf } from "../screens/index.js";
 import { merge, NOTHING_CHOSEN } from "../state/state.js";
@@ -154,7 +155,7 @@ function Screen({ run, state, shown, sharpest, start, ...rest }) {
       : EMPTY;
     return (
       <p class="failure" role="status">
-        {why ? `${why[0].toUpperCase()}${why.slice(1)}.` : empty}
+        {why ? asSentence(why) : empty}
       </p>
     );
   }

@@ -1,7 +1,7 @@
 /** The lessons: what each consists of, and how the run and the state of a caption are opened. */
+import { NOTHING_CHOSEN, merge } from "../state/state.js";
 import { BY_HAND } from "./by_hand.jsx";
 import { BY_MODEL } from "./by_model.jsx";
-import { NOTHING_CHOSEN, merge } from "../state/state.js";
 
 /**
  * An example, or a text for a model.

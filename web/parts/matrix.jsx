@@ -1,9 +1,9 @@
 /** A small matrix on a canvas. A cell is chosen by mouse, finger or arrow keys. */
 import { useEffect, useRef } from "preact/hooks";
 import { readableInk } from "./colour.js";
+import { useWidth } from "./hooks.js";
 import { clamp, short } from "./numbers.js";
 import { clipped, visible } from "./text.js";
-import { useWidth } from "./hooks.js";
 
 export const FEW = 8; // columns; up to here every cell shows its number
 const SLANTED = 13; // pixels between two slanted labels

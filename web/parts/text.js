@@ -42,6 +42,12 @@ export const visibleLines = (text) =>
         .join("\n");
 
 /**
+ * Return a reason of the API, which has no capital and no full stop, as a sentence.
+ * @param {string} why
+ */
+export const asSentence = (why) => `${why[0].toUpperCase()}${why.slice(1)}.`;
+
+/**
  * Return a visible text of at most `length` characters, with … at the end if it is cut.
  * @param {string} text
  * @param {number} length

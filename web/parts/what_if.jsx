@@ -2,8 +2,8 @@
  * What if: change one attention, and see one query and the model's output before and after, on one
  * fixed scale.
  */
-import { useAnswer } from "../answers.js";
 import { useState } from "preact/hooks";
+import { useAnswer } from "../answers.js";
 import { css, weightColour } from "./colour.js";
 import { full, percent, short } from "./numbers.js";
 import { visible } from "./text.js";

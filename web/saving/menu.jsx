@@ -1,7 +1,7 @@
 /** The menu that saves the current view. */
+import { useEffect, useRef, useState } from "preact/hooks";
 import { headName } from "../parts/answered.jsx";
 import { clipped } from "../parts/text.js";
-import { useEffect, useRef, useState } from "preact/hooks";
 import { screenOf } from "../screens/index.js";
 import { statePath } from "../state/state.js";
 import { asPng, asSvg, saveFile } from "./save.js";

@@ -2,11 +2,11 @@
  * Output: the likeliest tokens after a position, as bars, with the settings by which one of them is
  * chosen.
  */
+import { useState } from "preact/hooks";
 import { useAnswer } from "../answers.js";
 import { Answered } from "../parts/answered.jsx";
 import { count, full, percent, short } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
-import { useState } from "preact/hooks";
 import { number, shared } from "../state/fields.js";
 
 export const title = "Output";

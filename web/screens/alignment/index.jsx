@@ -7,8 +7,8 @@ import { Matrix } from "../../parts/matrix.jsx";
 import { argmax, clamp, full, percent, short, toNumber } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 import { WhatIf } from "../../parts/what_if.jsx";
-import { Ribbons, THINNEST } from "./ribbons.jsx";
 import { number, perRun, shared, text } from "../../state/fields.js";
+import { Ribbons, THINNEST } from "./ribbons.jsx";
 
 export const title = "Alignment";
 export const needs = "alignment";

@@ -7,9 +7,9 @@ import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
 import { count, full, percent, short } from "../../parts/numbers.js";
 import { clipped, visible } from "../../parts/text.js";
+import { shared, text } from "../../state/fields.js";
 import { AtlasHead } from "./head.jsx";
 import { AtlasPicture, KIND_MARKS, Mark } from "./picture.jsx";
-import { shared, text } from "../../state/fields.js";
 
 export const fields = {
   /** Another atlas beside the one that is shown. */

@@ -1,11 +1,11 @@
 /** Geometry: every token before and after attention, projected onto one plane. */
+import { useEffect, useRef, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered, layerOf } from "../../parts/answered.jsx";
 import { argmax, clamp, full, percent, short, sum } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 import { number, shared } from "../../state/fields.js";
 import { Scatter } from "./scatter.jsx";
-import { useEffect, useRef, useState } from "preact/hooks";
 
 export const title = "Geometry";
 export const needs = "geometry";

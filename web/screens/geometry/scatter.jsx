@@ -1,8 +1,8 @@
 /** Every token as a point, before and after attention, with labels that do not overlap. */
+import { useMemo, useState } from "preact/hooks";
 import { useWidth } from "../../parts/hooks.js";
 import { clamp, percent } from "../../parts/numbers.js";
 import { clipped, visible } from "../../parts/text.js";
-import { useMemo, useState } from "preact/hooks";
 
 const MARGIN = 46; // pixels
 

@@ -1,9 +1,9 @@
 /** What all heads do: where each puts its weight, and which tokens of a recording get it. */
+import { useMemo, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
 import { count, full, percent, short } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
-import { useMemo, useState } from "preact/hooks";
 
 /**
  * The share of weight that each head gives to each habit, as a table that can be sorted.

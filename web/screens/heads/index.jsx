@@ -1,4 +1,5 @@
 /** Heads: a small map of every head, two heads compared on one query, and the habits of all. */
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useAnswer, useAnswers } from "../../answers.js";
 import { Answered, allAnswers, headName, layerOf } from "../../parts/answered.jsx";
 import { cellColour, css, weightColour } from "../../parts/colour.js";
@@ -10,7 +11,6 @@ import { number, perRun, shared } from "../../state/fields.js";
 import { Fans } from "./fans.jsx";
 import { Habits, LookedAt } from "./habits.jsx";
 import { Readings } from "./readings.jsx";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 export const title = "Heads";
 export const needs = "map";

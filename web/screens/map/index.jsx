@@ -5,6 +5,7 @@ import { Answered, headName } from "../../parts/answered.jsx";
 import { paletteColour } from "../../parts/colour.js";
 import { useKeys } from "../../parts/hooks.js";
 import { count } from "../../parts/numbers.js";
+import { number, perRun, shared, text } from "../../state/fields.js";
 import { AGGREGATES, ColourTables, chosenPalette, withColours } from "./colouring.js";
 import { lazyLabels } from "./fetching.js";
 import { useGestures } from "./gestures.js";
@@ -20,7 +21,6 @@ import {
 import { CellReadout, ColourScale, LargestWeights, QualityNote } from "./side_panel.jsx";
 import { Toolbar } from "./toolbar.jsx";
 import { cellSize, tileLevel } from "./viewport.js";
-import { number, perRun, shared, text } from "../../state/fields.js";
 
 export const title = "Map";
 export const needs = "tiles";

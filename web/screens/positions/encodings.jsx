@@ -1,6 +1,7 @@
 /**
  * Position encodings without a model: what is added or rotated, and how alike two positions are.
  */
+import { useMemo, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
 import { signedColour } from "../../parts/colour.js";
@@ -8,7 +9,6 @@ import { LinePlot } from "../../parts/line_plot.jsx";
 import { Matrix } from "../../parts/matrix.jsx";
 import { clamp, full, largest, short } from "../../parts/numbers.js";
 import { SignedScale } from "../../parts/vector.jsx";
-import { useMemo, useState } from "preact/hooks";
 
 /**
  * What each encoding is, in words: its name, what it does, what the table and the curves show.

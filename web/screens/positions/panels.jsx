@@ -2,6 +2,7 @@
  * What a model does for positions: what it adds, rotates or subtracts, and what that changes for a
  * query.
  */
+import { useMemo, useState } from "preact/hooks";
 import { css, signedColour, weightColour } from "../../parts/colour.js";
 import { LinePlot } from "../../parts/line_plot.jsx";
 import { Matrix } from "../../parts/matrix.jsx";
@@ -19,7 +20,6 @@ import {
 } from "../../parts/numbers.js";
 import { clipped } from "../../parts/text.js";
 import { SignedScale, Vector } from "../../parts/vector.jsx";
-import { useMemo, useState } from "preact/hooks";
 
 /**
  * Embedding plus position: both vectors of a word, their sum, and the table of all positions.

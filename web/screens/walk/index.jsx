@@ -12,11 +12,11 @@ import { visible } from "../../parts/text.js";
 import { WhatIf } from "../../parts/what_if.jsx";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { joinKeys, tokenRange, wordsOrPieces } from "../../parts/words.js";
+import { shared, text } from "../../state/fields.js";
 import { AfterHead } from "./after_head.jsx";
 import { explain } from "./explanations.jsx";
 import { Ledger } from "./ledger.jsx";
 import { Context, Embedding, Projections, Sum, Tokens } from "./stages.jsx";
-import { shared, text } from "../../state/fields.js";
 
 export const title = "Walk";
 export const needs = "trace";

@@ -1,11 +1,11 @@
 /** The stage of each step of the walk: its tokens, vectors, scores or sums. */
+import { useMemo } from "preact/hooks";
 import { Cells } from "../../parts/cells.jsx";
 import { signedColour } from "../../parts/colour.js";
 import { Matrix } from "../../parts/matrix.jsx";
 import { clamp, cosine, count, full, largest, percent, short, sum } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 import { SignedScale, Vector } from "../../parts/vector.jsx";
-import { useMemo } from "preact/hooks";
 
 /** The text as the model reads it, with positions. @param {StepProps} props */
 export function Tokens({ words, place, point }) {
