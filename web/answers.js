@@ -1,9 +1,12 @@
 /** Answers of the API: cached, and shared by the components that request them. */
-import { useEffect, useRef, useState } from "./preact.js";
+import { useEffect, useRef, useState } from "preact/hooks";
 
-const CAPACITY = 64;
+const CAPACITY = 64; // answers that are kept: those used last
 
-/** @typedef {{promise: Promise<any>, value?: any}} Answer  `value` is there once the promise is fulfilled */
+/**
+ * @typedef {{promise: Promise<any>, value?: any}} Answer  `value` is there once the promise is
+ *   fulfilled
+ */
 
 export class Answers {
   /** @param {Transport} transport */
@@ -14,7 +17,8 @@ export class Answers {
   }
 
   /**
-   * Return the answer to a request, from the cache if it is among the last 64. Failed requests are not cached.
+   * Return the answer to a request, from the cache if it is among the last 64. Failed requests are
+   * not cached.
    * @param {string} path
    * @param {Query} [query]
    * @returns {Answer}
@@ -33,7 +37,8 @@ export class Answers {
       answer = requested;
     }
     this.cache.set(key, answer);
-    if (this.cache.size > CAPACITY) this.cache.delete(/** @type {string} */ (this.cache.keys().next().value));
+    if (this.cache.size > CAPACITY)
+      this.cache.delete(/** @type {string} */ (this.cache.keys().next().value));
     return answer;
   }
 }
@@ -44,11 +49,14 @@ export class Answers {
  */
 const requestKey = (path, query) => path + JSON.stringify(query ?? {});
 
-/** @typedef {{path: string | null | undefined | false, query?: Query}} Request  without a path nothing is requested */
+/**
+ * @typedef {{path: string | null | undefined | false, query?: Query}} Request  without a path
+ *   nothing is requested
+ */
 
 /**
- * Return the answer to a request, and render again when it arrives. While a new request is pending the previous value
- * stays, so that nothing flickers; `slow` becomes true after half a second.
+ * Return the answer to a request, and render again when it arrives. While a new request is pending
+ * the previous value stays, so that nothing flickers; `slow` becomes true after half a second.
  * @param {Answers} answers
  * @param {Request["path"]} path
  * @param {Query} [query]
@@ -57,7 +65,8 @@ const requestKey = (path, query) => path + JSON.stringify(query ?? {});
 export const useAnswer = (answers, path, query) => useAnswers(answers, [{ path, query }])[0];
 
 /**
- * Return the answers to a list of requests, as `useAnswer` does for one. The list may change its length.
+ * Return the answers to a list of requests, as `useAnswer` does for one. The list may change its
+ * length.
  * @param {Answers} answers
  * @param {Request[]} requests
  * @returns {Fetched[]}
@@ -67,16 +76,24 @@ export function useAnswers(answers, requests) {
   /** @type {{current: (Fetched & {key: string | null})[]}} */
   const shown = useRef([]);
   const keys = requests.map(({ path, query }) => path && requestKey(path, query));
-  /** Return the answer that is not shown yet; a failed request is not repeated. @type {(at: number) => Answer | null} */
+  /**
+   * Return the answer that is not shown yet; a failed request is not repeated.
+   * @type {(at: number) => Answer | null}
+   */
   const newAnswer = (at) => {
     const { path, query } = requests[at];
     return path && shown.current[at].key !== keys[at] ? answers.ask(path, query) : null;
   };
+
+  // What is in the cache is shown at once, in this render.
   keys.forEach((key, at) => {
     shown.current[at] ??= { key: null, value: null, error: null, slow: false };
     const answer = newAnswer(at);
-    if (key && answer && "value" in answer) shown.current[at] = { key, value: answer.value, error: null, slow: false };
+    if (key && answer && "value" in answer)
+      shown.current[at] = { key, value: answer.value, error: null, slow: false };
   });
+
+  // What is not is requested, and rendered when it arrives, unless the list has changed by then.
   useEffect(() => {
     let active = true;
     /** @type {(at: number, change: Partial<Fetched & {key: string | null}>) => void} */
@@ -105,5 +122,8 @@ export function useAnswers(answers, requests) {
       timers.forEach(clearTimeout);
     };
   }, [JSON.stringify(keys), answers]);
-  return requests.map((_, at) => ({ ...shown.current[at], fresh: shown.current[at].key === keys[at] }));
+  return requests.map((_, at) => ({
+    ...shown.current[at],
+    fresh: shown.current[at].key === keys[at],
+  }));
 }

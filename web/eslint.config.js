@@ -1,14 +1,21 @@
 import js from "@eslint/js";
 
-/** Hooks are called in the same order in every render: never in a loop, a condition or a callback of an array. */
+/**
+ * Hooks are called in the same order in every render: never in a loop, a condition or a callback of
+ * an array.
+ */
 const HOOK = "CallExpression[callee.name=/^use[A-Z]/]";
 const VARIES =
-  ":matches(ForStatement, ForInStatement, ForOfStatement, WhileStatement, IfStatement, ConditionalExpression, LogicalExpression)";
-const ARRAY_CALLBACK = "CallExpression[callee.property.name=/^(map|flatMap|filter|forEach|reduce|find|some|every)$/]";
+  ":matches(ForStatement, ForInStatement, ForOfStatement, WhileStatement, " +
+  "IfStatement, ConditionalExpression, LogicalExpression)";
+const ARRAY_CALLBACK =
+  "CallExpression[callee.property.name=/^(map|flatMap|filter|forEach|reduce|find|some|every)$/]";
 
 export default [
   js.configs.recommended,
   {
+    files: ["**/*.js", "**/*.jsx"],
+    languageOptions: { parserOptions: { ecmaFeatures: { jsx: true } } },
     rules: {
       "no-undef": "off", // the type checker does this, and knows the browser's names
       "no-unused-vars": ["error", { ignoreRestSiblings: true }],
@@ -19,7 +26,10 @@ export default [
       "no-restricted-syntax": [
         "error",
         { selector: `${VARIES} ${HOOK}`, message: "a hook is called in a loop or a condition" },
-        { selector: `${ARRAY_CALLBACK} > ArrowFunctionExpression ${HOOK}`, message: "a hook is called in a loop" },
+        {
+          selector: `${ARRAY_CALLBACK} > ArrowFunctionExpression ${HOOK}`,
+          message: "a hook is called in a loop",
+        },
       ],
     },
   },

@@ -1,6 +1,6 @@
 /** The entry point: a page of the server, an exported file, or a cell of a notebook. */
-import { mount } from "./app.js";
-import { addressStore, hashStore, memoryStore } from "./state.js";
+import { mount } from "./frame/app.jsx";
+import { addressStore, hashStore, memoryStore } from "./state/state.js";
 import { kernelTransport } from "./transport/comm.js";
 import { httpTransport } from "./transport/http.js";
 import { fileTransport } from "./transport/inline.js";
@@ -16,11 +16,16 @@ if (page && saved) {
 }
 
 /**
- * Keep keys from the notebook, whose shortcuts would cut or delete the cell; only those that leave or run it pass.
+ * Keep keys from the notebook, whose shortcuts would cut or delete the cell; only those that leave
+ * or run it pass.
  * @param {KeyboardEvent} event
  */
 const keepKey = (event) => {
-  const passes = event.ctrlKey || event.metaKey || event.key === "Escape" || (event.shiftKey && event.key === "Enter");
+  const passes =
+    event.ctrlKey ||
+    event.metaKey ||
+    event.key === "Escape" ||
+    (event.shiftKey && event.key === "Enter");
   if (!passes) event.stopPropagation();
 };
 

@@ -14,8 +14,12 @@ from telescope.explorer.library import Library
 from telescope.recording import Recording
 from telescope.recording.call_facts import KeepOptions
 
-LESSONS = Path(__file__).parents[2] / "web/lessons.js"
-CARDS = re.findall(r'\n    title: "(.*)"', LESSONS.read_text())
+LESSONS = Path(__file__).parents[2] / "web/lessons"
+CARDS = [
+    title
+    for name in ("by_hand.jsx", "by_model.jsx")
+    for title in re.findall(r'\n    title: "(.*)"', (LESSONS / name).read_text())
+]
 WIDE = "() => document.documentElement.scrollWidth"
 
 

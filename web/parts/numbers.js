@@ -1,4 +1,7 @@
-/** Numbers as text: four digits or all that are true, a true minus sign, infinity as a symbol. And sums over arrays. */
+/**
+ * Numbers as text: four digits or all that are true, a true minus sign, infinity as a symbol. And
+ * sums over arrays.
+ */
 
 /**
  * Return a number of the API's JSON, where infinities and NaN are strings; null is NaN.
@@ -15,7 +18,7 @@ export const toNumber = (json) =>
 export const traceWeights = (trace) =>
   (trace.steps.find((step) => step.name === "weights")?.numbers ?? []).map(toNumber);
 
-/** @param {string} text */
+/** Return a text with minus signs instead of hyphens, as wide as a plus. @param {string} text */
 const minus = (text) => text.replace(/-/g, "−");
 
 /**
@@ -37,7 +40,8 @@ export function short(json, digits = 4) {
 const TRUE_DIGITS = 7;
 
 /**
- * Return a number with the digits that are true, without zeros at the end; a whole number with all of its digits.
+ * Return a number with the digits that are true, without zeros at the end; a whole number with all
+ * of its digits.
  * @param {JsonNumber} json
  */
 export function full(json) {
@@ -55,7 +59,8 @@ export function percent(json) {
   if (Number.isNaN(x)) return "—";
   if (x === 0) return "0 %";
   if (x < 0.01) return "< 0.01 %";
-  return `${x >= 99.95 ? "100" : x >= 10 ? String(Number(x.toFixed(1))) : String(Number(x.toPrecision(2)))} %`;
+  if (x >= 99.95) return "100 %";
+  return `${Number(x >= 10 ? x.toFixed(1) : x.toPrecision(2))} %`;
 }
 
 /**
@@ -102,13 +107,17 @@ export const largest = (numbers) =>
  * Return the index of the largest number, the first of equals.
  * @param {number[]} numbers
  */
-export const argmax = (numbers) => numbers.reduce((best, x, at) => (x > numbers[best] ? at : best), 0);
+export const argmax = (numbers) =>
+  numbers.reduce((best, x, at) => (x > numbers[best] ? at : best), 0);
 
 /**
- * Return the right end of the bars of weights: 1, or less where many keys share the weight; the table prints it.
+ * Return the right end of the bars of weights: 1, or less where many keys share the weight; the
+ * table prints it.
  * @param {number[]} weights
  */
 export const weightScale = (weights) => {
   const top = Math.max(...weights);
-  return weights.length <= 64 || top > 0.5 ? 1 : ([0.01, 0.05, 0.1, 0.5].find((end) => end >= top) ?? 1);
+  return weights.length <= 64 || top > 0.5
+    ? 1
+    : ([0.01, 0.05, 0.1, 0.5].find((end) => end >= top) ?? 1);
 };

@@ -1,8 +1,16 @@
-/** Token text made visible: characters without a shape, or that would change the writing direction, are spelled out. */
+/**
+ * Token text made visible: characters without a shape, or that would change the writing direction,
+ * are spelled out.
+ */
 
-const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+/** Control characters, soft hyphens, marks of direction, spaces without a width, annotations. */
+const HIDDEN = new RegExp(
+  "[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e" +
+    "\u2060-\u206f\ufeff\ufff9-\ufffb]",
+  "g",
+);
 
-/** @param {string} character */
+/** Return what stands for a character without a shape. @param {string} character */
 const spelled = (character) => {
   const code = character.charCodeAt(0);
   if (character === "\n") return "↵";
@@ -21,7 +29,8 @@ export function visible(text) {
 }
 
 /**
- * Return a text with its line breaks as they are, and other hidden characters spelled out; blank text becomes ␣.
+ * Return a text with its line breaks as they are, and other hidden characters spelled out; blank
+ * text becomes ␣.
  * @param {string} text
  */
 export const visibleLines = (text) =>
@@ -33,11 +42,19 @@ export const visibleLines = (text) =>
         .join("\n");
 
 /**
+ * Return a reason of the API, which has no capital and no full stop, as a sentence.
+ * @param {string} why
+ */
+export const asSentence = (why) => `${why[0].toUpperCase()}${why.slice(1)}.`;
+
+/**
  * Return a visible text of at most `length` characters, with … at the end if it is cut.
  * @param {string} text
  * @param {number} length
  */
 export function clipped(text, length) {
   const characters = [...visible(text)];
-  return characters.length <= length ? characters.join("") : `${characters.slice(0, length - 1).join("")}…`;
+  return characters.length <= length
+    ? characters.join("")
+    : `${characters.slice(0, length - 1).join("")}…`;
 }

@@ -1,5 +1,5 @@
 /** Save the current view as a file: an SVG drawing or a PNG picture. */
-import { themeColour } from "../parts/answered.js";
+import { themeColour } from "../parts/answered.jsx";
 import { toSvg } from "./svg.js";
 
 /**
@@ -15,7 +15,10 @@ export function saveFile(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** @type {(root: HTMLElement, caption: string) => {text: string, width: number, height: number}} */
+/**
+ * Return the screen as an SVG drawing with a caption, and its size.
+ * @type {(root: HTMLElement, caption: string) => {text: string, width: number, height: number}}
+ */
 export const asSvg = (root, caption) =>
   toSvg(
     /** @type {HTMLElement} */ (root.querySelector("main")),
@@ -39,9 +42,12 @@ export async function asPng(root, caption) {
     await image.decode();
     const canvas = document.createElement("canvas");
     const scale = Math.min(2, 8192 / Math.max(width, height));
-    [canvas.width, canvas.height] = [width * scale, height * scale];
+    canvas.width = width * scale;
+    canvas.height = height * scale;
     canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
-    return await new Promise((resolve) => canvas.toBlob(/** @type {BlobCallback} */ (resolve), "image/png"));
+    return await new Promise((resolve) =>
+      canvas.toBlob(/** @type {BlobCallback} */ (resolve), "image/png"),
+    );
   } finally {
     URL.revokeObjectURL(url);
   }

@@ -1,21 +1,36 @@
 /**
- * Draw a part of the page, as the browser has laid it out, as an SVG that stands alone: text as text, drawings as
- * drawings, canvases as images. The SVG is built node by node, so that no token can become markup.
+ * Draw a part of the page, as the browser has laid it out, as an SVG that stands alone: text as
+ * text, drawings as drawings, canvases as images. The SVG is built node by node, so that no token
+ * can become markup.
  */
 
 const SVG = "http://www.w3.org/2000/svg";
-const NOT_XML =
-  /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+/** Characters that XML does not allow, and halves of surrogate pairs. */
+const NOT_XML = new RegExp(
+  [
+    /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/,
+    /[\ud800-\udbff](?![\udc00-\udfff])/,
+    /(?<![\ud800-\udbff])[\udc00-\udfff]/,
+  ]
+    .map((part) => part.source)
+    .join("|"),
+  "g",
+);
 const TRANSPARENT = /^(transparent|none|rgba\(.*, 0\))$/;
-const STYLED =
-  "fill fill-opacity stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap opacity font-family font-size font-weight text-anchor paint-order shape-rendering vector-effect".split(
-    " ",
-  );
+/** The properties of a drawing that the page's style sheets set. */
+const STYLED = [
+  "fill fill-opacity stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap",
+  "opacity font-family font-size font-weight text-anchor paint-order shape-rendering",
+  "vector-effect",
+].flatMap((names) => names.split(" "));
 
-/** @typedef {{left: number, top: number, right: number, bottom: number}} Edges  in pixels of the window */
 /**
- * @typedef {{svg: Element, left: number, top: number, ruler: CanvasRenderingContext2D}} Pen  the drawing, its corner on
- *   the page, and a context that measures fonts
+ * @typedef {{left: number, top: number, right: number, bottom: number}} Edges  in pixels of the
+ *   window
+ */
+/**
+ * @typedef {{svg: Element, left: number, top: number, ruler: CanvasRenderingContext2D}} Pen  the
+ *   drawing, its corner on the page, and a context that measures fonts
  */
 
 /**
@@ -27,11 +42,14 @@ const STYLED =
  */
 export function toSvg(element, background, caption, ink) {
   const edge = element.getBoundingClientRect();
-  const [width, inner] = [Math.ceil(edge.width), Math.ceil(edge.height)];
+  const width = Math.ceil(edge.width);
+  const inner = Math.ceil(edge.height);
   const height = inner + (caption ? 34 : 0);
   const svg = createSvg("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
   svg.append(createSvg("rect", { width, height, fill: background }));
-  const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+  const ruler = /** @type {CanvasRenderingContext2D} */ (
+    document.createElement("canvas").getContext("2d")
+  );
   const pen = { svg, left: edge.left, top: edge.top, ruler };
   element.childNodes.forEach((child) => drawNode(pen, child, edge));
   if (caption) {
@@ -49,6 +67,7 @@ export function toSvg(element, background, caption, ink) {
 }
 
 /**
+ * Return an element of SVG with attributes; those that are undefined are left out.
  * @param {string} name
  * @param {Record<string, string | number | undefined>} attributes
  */
@@ -59,11 +78,16 @@ function createSvg(name, attributes) {
   return element;
 }
 
-/** Controls are no part of a picture, except those that are its labels: words, steps and cells. @param {Element} node */
-const isControl = (node) =>
-  node.matches(
-    ".mapbar, .switches, .fold, .slide, .settings, .button, .segments, label, select, summary, input[type=range], [data-no-picture]",
-  ) && !node.closest(".ledger, .words");
+/** What a reader operates, and a picture does not need. */
+const CONTROLS =
+  ".mapbar, .switches, .fold, .slide, .settings, .button, .segments, label, select, summary, " +
+  "input[type=range], [data-no-picture]";
+
+/**
+ * Controls are no part of a picture, except those that are its labels: words, steps and cells.
+ * @param {Element} node
+ */
+const isControl = (node) => node.matches(CONTROLS) && !node.closest(".ledger, .words");
 
 /**
  * Draw a node and its children, without what `clip` hides.
@@ -77,20 +101,25 @@ function drawNode(pen, node, clip) {
   if (!(node instanceof Element)) return undefined;
   const style = getComputedStyle(node);
   if (isControl(node)) return undefined;
-  if (style.display === "none" || style.visibility === "hidden" || style.clipPath !== "none") return undefined;
+  if (style.display === "none" || style.visibility === "hidden" || style.clipPath !== "none")
+    return undefined;
   const edge = node.getBoundingClientRect();
   if (edge.width && edge.height) drawBox(pen, node, style, edge, clip);
   if (node instanceof SVGElement) return drawSvg(pen, node, edge);
   if (node instanceof HTMLCanvasElement) return drawCanvas(pen, node, edge);
-  if (node instanceof HTMLInputElement || node instanceof HTMLSelectElement) return drawControl(pen, node, style, edge);
+  if (node instanceof HTMLInputElement || node instanceof HTMLSelectElement)
+    return drawControl(pen, node, style, edge);
   if (node.localName === "mfrac") drawFraction(pen, node, style);
   if (node.localName === "msqrt") drawRoot(pen, node, style, edge);
-  const inner = /auto|scroll|hidden|clip/.test(style.overflowX + style.overflowY) ? intersection(clip, edge) : clip;
+  const inner = /auto|scroll|hidden|clip/.test(style.overflowX + style.overflowY)
+    ? intersection(clip, edge)
+    : clip;
   node.childNodes.forEach((child) => drawNode(pen, child, inner));
   return undefined;
 }
 
 /**
+ * Return what two rectangles share.
  * @param {Edges} a
  * @param {Edges} b
  */
@@ -112,12 +141,10 @@ const intersection = (a, b) => ({
 function drawBox(pen, node, style, edge, clip) {
   const seen = intersection(clip, edge);
   if (seen.right <= seen.left || seen.bottom <= seen.top) return;
-  const [x, y, width, height] = [
-    seen.left - pen.left,
-    seen.top - pen.top,
-    seen.right - seen.left,
-    seen.bottom - seen.top,
-  ];
+  const x = seen.left - pen.left;
+  const y = seen.top - pen.top;
+  const width = seen.right - seen.left;
+  const height = seen.bottom - seen.top;
   const rx = Math.min(parseFloat(style.borderTopLeftRadius) || 0, width / 2, height / 2);
   const framed =
     style.borderTopWidth !== "0px" &&
@@ -145,7 +172,14 @@ function drawBox(pen, node, style, edge, clip) {
     const line = (size, stroke, y) => {
       if (!parseFloat(size) || TRANSPARENT.test(stroke)) return;
       pen.svg.append(
-        createSvg("line", { x1: x, y1: y, x2: x + width, y2: y, stroke, "stroke-width": parseFloat(size) }),
+        createSvg("line", {
+          x1: x,
+          y1: y,
+          x2: x + width,
+          y2: y,
+          stroke,
+          "stroke-width": parseFloat(size),
+        }),
       );
     };
     line(style.borderTopWidth, style.borderTopColor, y + 0.5);
@@ -154,13 +188,17 @@ function drawBox(pen, node, style, edge, clip) {
   if (node.classList.contains("hatch")) {
     const lines = [];
     for (let at = -height; at < width; at += 7) {
-      const [from, to] = [Math.max(at, 0), Math.min(at + height, width)];
-      if (to > from) lines.push(`M${x + from} ${y + height - (from - at)}L${x + to} ${y + height - (to - at)}`);
+      const from = Math.max(at, 0);
+      const to = Math.min(at + height, width);
+      if (to > from)
+        lines.push(`M${x + from} ${y + height - (from - at)}L${x + to} ${y + height - (to - at)}`);
     }
     pen.svg.append(
       createSvg("path", {
         d: lines.join(""),
-        stroke: getComputedStyle(/** @type {Element} */ (node.closest(".telescope"))).getPropertyValue("--line"),
+        stroke: getComputedStyle(
+          /** @type {Element} */ (node.closest(".telescope")),
+        ).getPropertyValue("--line"),
         "stroke-width": 1.2,
         fill: "none",
       }),
@@ -189,7 +227,13 @@ function drawText(pen, node, clip) {
         last.words.push(word);
         last.right = edge.right;
       } else if (!last || last.words.at(-1) !== word || Math.abs(last.top - edge.top) >= 2) {
-        lines.push({ words: [word], left: edge.left, right: edge.right, top: edge.top, bottom: edge.bottom });
+        lines.push({
+          words: [word],
+          left: edge.left,
+          right: edge.right,
+          top: edge.top,
+          bottom: edge.bottom,
+        });
       }
     }
   }
@@ -228,10 +272,8 @@ const round = (x) => Math.round(x * 100) / 100;
  */
 function drawSvg(pen, node, edge) {
   const copy = /** @type {SVGElement} */ (node.cloneNode(true));
-  const [old, fresh] = [
-    [node, ...node.querySelectorAll("*")],
-    [copy, ...copy.querySelectorAll("*")],
-  ];
+  const old = [node, ...node.querySelectorAll("*")];
+  const fresh = [copy, ...copy.querySelectorAll("*")];
   fresh.forEach((element, at) => {
     const style = getComputedStyle(old[at]);
     for (const name of [...element.getAttributeNames()])
@@ -242,12 +284,16 @@ function drawSvg(pen, node, edge) {
         value &&
         value !== "normal" &&
         (at === 0 ||
-          value !== getComputedStyle(/** @type {Element} */ (old[at].parentElement)).getPropertyValue(name) ||
+          value !==
+            getComputedStyle(/** @type {Element} */ (old[at].parentElement)).getPropertyValue(
+              name,
+            ) ||
           /^(fill|stroke)/.test(name))
       )
         element.setAttribute(name, value);
     }
-    if (element.localName === "text") element.textContent = (element.textContent ?? "").replace(NOT_XML, "\ufffd");
+    if (element.localName === "text")
+      element.textContent = (element.textContent ?? "").replace(NOT_XML, "\ufffd");
   });
   copy.setAttribute("color", getComputedStyle(node).color);
   for (const [name, value] of Object.entries({
@@ -337,16 +383,16 @@ function drawFraction(pen, node, style) {
  */
 function drawRoot(pen, node, style, edge) {
   const inside = /** @type {Element} */ (node.firstElementChild).getBoundingClientRect();
-  const [left, top, right, bottom] = [
-    edge.left - pen.left,
-    edge.top - pen.top + 1.5,
-    edge.right - pen.left,
-    edge.bottom - pen.top,
-  ];
+  const left = edge.left - pen.left;
+  const top = edge.top - pen.top + 1.5;
+  const right = edge.right - pen.left;
+  const bottom = edge.bottom - pen.top;
   const start = inside.left - pen.left - 2;
+  const hook = `M${left + 1} ${(top + bottom) / 2 + 2}l${(start - left) / 3} -2`;
+  const stroke = `L${(left + start) / 2 + 1} ${bottom - 1}L${start} ${top}H${right}`;
   pen.svg.append(
     createSvg("path", {
-      d: `M${left + 1} ${(top + bottom) / 2 + 2}l${(start - left) / 3} -2L${(left + start) / 2 + 1} ${bottom - 1}L${start} ${top}H${right}`,
+      d: hook + stroke,
       fill: "none",
       stroke: style.color,
       "stroke-width": 1.2,

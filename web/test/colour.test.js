@@ -27,7 +27,9 @@ test("numbers outside of 0 to 1 are clamped, and NaN is 0", () => {
 
 test("the lightness of every palette rises", () => {
   for (const palette of Object.values(PALETTES)) {
-    const lightness = Array.from({ length: 101 }, (_, at) => luminance(paletteColour(palette, at / 100)));
+    const lightness = Array.from({ length: 101 }, (_, at) =>
+      luminance(paletteColour(palette, at / 100)),
+    );
     lightness.slice(1).forEach((light, at) => assert.ok(light >= lightness[at] - 0.002));
     assert.ok(lightness[100] > lightness[0] + 0.3);
   }

@@ -1,9 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { colourTable, FLOAT16, positionIn } from "../map/float16.js";
+import { colourTable, FLOAT16, positionIn } from "../screens/map/colouring.js";
 import { PALETTES } from "../parts/colour.js";
 
-const [ONE, HALF, MINUS_TWO, INFINITY, MINUS_INFINITY, NAN] = [0x3c00, 0x3800, 0xc000, 0x7c00, 0xfc00, 0x7e00];
+const ONE = 0x3c00;
+const HALF = 0x3800;
+const MINUS_TWO = 0xc000;
+const INFINITY = 0x7c00;
+const MINUS_INFINITY = 0xfc00;
+const NAN = 0x7e00;
 
 test("bit patterns stand for the numbers of IEEE 754", () => {
   assert.deepEqual(

@@ -19,14 +19,38 @@ test("infinities and NaN are strings in JSON", () => {
 });
 
 test("short numbers have four digits, a true minus, and symbols", () => {
-  const shown = [0.31272, -1.2044, 1.9021e-7, 0, -0.00001, 1234567, "-inf", "inf", "nan", null].map((x) => short(x));
-  assert.deepEqual(shown, ["0.3127", "−1.204", "1.902e−7", "0", "−1.000e−5", "1.235e+6", "−∞", "∞", "—", "—"]);
+  const shown = [0.31272, -1.2044, 1.9021e-7, 0, -0.00001, 1234567, "-inf", "inf", "nan", null].map(
+    (x) => short(x),
+  );
+  assert.deepEqual(shown, [
+    "0.3127",
+    "−1.204",
+    "1.902e−7",
+    "0",
+    "−1.000e−5",
+    "1.235e+6",
+    "−∞",
+    "∞",
+    "—",
+    "—",
+  ]);
   assert.equal(short(0.31272, 2), "0.31");
 });
 
 test("full numbers have the seven digits of float32, and whole numbers all", () => {
-  const shown = [Math.PI, -1 / 3, Math.fround(0.7), 0.1 + 0.2, 1.23456789e-9, 123456789, 0, -2].map(full);
-  assert.deepEqual(shown, ["3.141593", "−0.3333333", "0.7", "0.3", "1.234568e−9", "123456789", "0", "−2"]);
+  const shown = [Math.PI, -1 / 3, Math.fround(0.7), 0.1 + 0.2, 1.23456789e-9, 123456789, 0, -2].map(
+    full,
+  );
+  assert.deepEqual(shown, [
+    "3.141593",
+    "−0.3333333",
+    "0.7",
+    "0.3",
+    "1.234568e−9",
+    "123456789",
+    "0",
+    "−2",
+  ]);
   assert.equal(full("-inf"), "−∞");
 });
 

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { colourLimits, log2Shift } from "../map/colouring.js";
-import { roundStep } from "../map/draw_labels.js";
-import { TileCache, tileKey } from "../map/tile_cache.js";
+import { colourLimits, log2Shift } from "../screens/map/colouring.js";
+import { roundStep } from "../screens/map/draw.js";
+import { TileCache, tileKey } from "../screens/map/fetching.js";
 import {
   clampView,
   tileLevel,
@@ -12,7 +12,7 @@ import {
   visibleTiles,
   wholeMatrix,
   zoomAt,
-} from "../map/viewport.js";
+} from "../screens/map/viewport.js";
 
 const INFO = { n_q: 1100, n_k: 1000, tile: 256, max_zoom: 3, how: ["share", "max"] };
 const BOX = { left: 100, top: 50, width: 400, height: 440 };
@@ -25,7 +25,8 @@ function manualCache() {
   /** @type {any[]} */
   const calls = [];
   const cache = new TileCache(
-    (path, query, signal) => new Promise((resolve, reject) => calls.push({ path, query, signal, resolve, reject })),
+    (path, query, signal) =>
+      new Promise((resolve, reject) => calls.push({ path, query, signal, resolve, reject })),
     () => {},
   );
   return { cache, calls };
@@ -64,7 +65,7 @@ test("a tile that is no longer wanted is aborted, one that is stays", () => {
   cache.close();
 });
 
-test("exact tiles are not requested again, sampled ones with more effort and one at a time", async () => {
+test("exact tiles are kept; sampled ones are requested with more effort, one at a time", async () => {
   const { cache, calls } = manualCache();
   cache.want([request(0), request(1), request(2)]);
   calls[0].resolve(ANSWER);
@@ -105,7 +106,9 @@ test("the 192 last used tiles are kept", async () => {
 
 test("tiles of other heads and aggregates have other keys", () => {
   const place = { z: 1, x: 2, y: 3 };
-  const keys = ["share", "max"].flatMap((how) => [0, 1].map((h) => tileKey({ l: 0, h, how }, place)));
+  const keys = ["share", "max"].flatMap((how) =>
+    [0, 1].map((h) => tileKey({ l: 0, h, how }, place)),
+  );
   assert.equal(new Set(keys).size, 4);
 });
 
@@ -125,7 +128,12 @@ test("zooming keeps the cell under the pointer", () => {
 
 test("the whole matrix is visible at first, and a view stays inside", () => {
   const whole = wholeMatrix(INFO, BOX);
-  assert.deepEqual(visibleCells({ view: whole, info: INFO, box: BOX }), { j0: 0, j1: 1000, i0: 0, i1: 1100 });
+  assert.deepEqual(visibleCells({ view: whole, info: INFO, box: BOX }), {
+    j0: 0,
+    j1: 1000,
+    i0: 0,
+    i1: 1100,
+  });
   const outside = clampView({ x: -5, y: 9999, z: 99 }, INFO, BOX);
   assert.deepEqual([outside.x, outside.y], [0, 1100]);
   assert.ok(outside.z < 99);
@@ -145,10 +153,13 @@ test("aggregates are shifts of what is sent, and limits follow the zoom", () => 
   assert.equal(log2Shift("share", 8, INFO), 0);
   assert.equal(log2Shift("mean", 8, INFO), -3);
   assert.equal(log2Shift("lift", 1000, INFO), 0);
-  const state = /** @type {any} */ ({ how: "share", lim: null });
+  const state = /** @type {any} */ ({ aggregate: "share", limits: null });
   assert.ok(colourLimits(state, 8, INFO)[0] > colourLimits(state, 1, INFO)[0]);
-  assert.deepEqual(colourLimits({ ...state, lim: "-7,-2" }, 8, INFO), [-7, -2]);
-  assert.deepEqual(colourLimits({ ...state, lim: "3,1" }, 8, INFO), colourLimits(state, 8, INFO));
+  assert.deepEqual(colourLimits({ ...state, limits: "-7,-2" }, 8, INFO), [-7, -2]);
+  assert.deepEqual(
+    colourLimits({ ...state, limits: "3,1" }, 8, INFO),
+    colourLimits(state, 8, INFO),
+  );
 });
 
 test("labels are at round distances", () => {

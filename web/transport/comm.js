@@ -1,18 +1,25 @@
-/** Requests to a notebook's kernel, through anywidget's messages: a reply has the id of its request. */
+/**
+ * Requests to a notebook's kernel, through anywidget's messages: a reply has the id of its request.
+ */
 import { Failure, textEntries } from "./http.js";
 
 /**
- * @typedef {{id: number, error?: {message: string, code: string}, body?: any, exact?: boolean, samples?: number}} Reply
+ * @typedef {{id: number, error?: {message: string, code: string}, body?: any, exact?: boolean,
+ *   samples?: number}} Reply
  * @typedef {{on: (event: string, listener: (reply: Reply, buffers?: DataView[]) => void) => void,
  *   send: (message: object) => void, get: (name: string) => string}} WidgetModel
  */
 
 /**
+ * Reach the API through the messages of a notebook’s widget.
  * @param {WidgetModel} model
  * @returns {Transport}
  */
 export function kernelTransport(model) {
-  /** @type {Map<number, {resolve: (answer: {reply: Reply, buffer?: DataView}) => void, reject: (error: Error) => void}>} */
+  /**
+   * @type {Map<number, {resolve: (answer: {reply: Reply, buffer?: DataView}) => void, reject:
+   *   (error: Error) => void}>}
+   */
   const pending = new Map();
   let lastId = 0;
   model.on("msg:custom", (reply, buffers) => {
@@ -23,7 +30,10 @@ export function kernelTransport(model) {
     else request.resolve({ reply, buffer: buffers?.[0] });
   });
 
-  /** @type {(method: string, path: string, content: object, signal?: AbortSignal) => Promise<{reply: Reply, buffer?: DataView}>} */
+  /**
+   * @type {(method: string, path: string, content: object, signal?: AbortSignal) => Promise<{reply:
+   *   Reply, buffer?: DataView}>}
+   */
   const request = (method, path, content, signal) =>
     new Promise((resolve, reject) => {
       const id = (lastId += 1);
@@ -35,7 +45,8 @@ export function kernelTransport(model) {
       model.send({ id, method, path, ...content });
     });
   /** @type {(path: string, query?: Query, signal?: AbortSignal) => ReturnType<typeof request>} */
-  const get = (path, query, signal) => request("GET", path, { query: Object.fromEntries(textEntries(query)) }, signal);
+  const get = (path, query, signal) =>
+    request("GET", path, { query: Object.fromEntries(textEntries(query)) }, signal);
 
   return {
     canRun: true,

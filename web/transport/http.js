@@ -23,6 +23,7 @@ export const textEntries = (query = {}) =>
     .map(([name, value]) => [name, String(value)]);
 
 /**
+ * Return the address of a request; parameters without a value are left out.
  * @param {string} path
  * @param {Query} [query]
  */
@@ -46,10 +47,13 @@ async function request(url, options) {
   }
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
-  throw new Failure(error?.message ?? `the server answered ${response.status}`, error?.code ?? response.status);
+  throw new Failure(
+    error?.message ?? `the server answered ${response.status}`,
+    error?.code ?? response.status,
+  );
 }
 
-/** @type {Transport} */
+/** Reach the API of the server that sent this page. @type {Transport} */
 export const httpTransport = {
   canRun: true,
 
@@ -71,7 +75,11 @@ export const httpTransport = {
   },
 
   async send(path, body) {
-    const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    const options = {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+    };
     return (await request(address(path), options)).json();
   },
 };

@@ -5,7 +5,8 @@ import { Failure, textEntries } from "./http.js";
 const DEFAULTS = { b: "0", fmt: "f16" };
 
 /**
- * Return the key of an answer in the file: path and sorted parameters, without those at their defaults.
+ * Return the key of an answer in the file: path and sorted parameters, without those at their
+ * defaults.
  * @param {string} path
  * @param {Query} [query]
  */
@@ -18,11 +19,13 @@ export function answerKey(path, query) {
   return `/${path}${parameters ? `?${parameters}` : ""}`;
 }
 
-/** @param {string} base64 */
-const decodeBase64 = (base64) => Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer;
+/** Return the bytes of a base64 text. @param {string} base64 */
+const decodeBase64 = (base64) =>
+  Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer;
 
 /**
- * Return the bytes of a tile or track. Below the last query a tile is not in the file: NaN in half precision.
+ * Return the bytes of a tile or track. Below the last query a tile is not in the file: NaN in half
+ * precision.
  * @param {{base64: string, length?: number}} packed
  */
 function pictureBytes({ base64, length }) {
@@ -69,7 +72,8 @@ const asJson = (x) => (Number.isFinite(x) ? x : String(x).toLowerCase().replace(
 
 /**
  * Return the steps of a trace; each is packed as numbers, or as a change of the step before.
- * @param {({name: string, formula: string} & (PackedNumbers | {times: number} | {hidden: [number, number][]}))[]} packed
+ * @param {({name: string, formula: string} & (PackedNumbers | {times: number} | {hidden: [number,
+ *   number][]}))[]} packed
  */
 function stepsOf(packed) {
   /** @type {number[]} */
@@ -77,13 +81,16 @@ function stepsOf(packed) {
   return packed.map((step) => {
     if ("times" in step) numbers = numbers.map((x) => x * step.times);
     else if ("hidden" in step)
-      numbers = numbers.map((x, at) => (step.hidden.some(([start, stop]) => at >= start && at < stop) ? -Infinity : x));
+      numbers = numbers.map((x, at) =>
+        step.hidden.some(([start, stop]) => at >= start && at < stop) ? -Infinity : x,
+      );
     else numbers = numbersOf(step);
     return { name: step.name, formula: step.formula, numbers: numbers.map(asJson) };
   });
 }
 
 /**
+ * Answer requests from what an exported file holds.
  * @param {Record<string, any>} answers
  * @returns {Transport}
  */
@@ -91,18 +98,27 @@ export const fileTransport = (answers) => {
   /** @type {(path: string, query?: Query) => Promise<any>} */
   const find = async (path, query) => {
     const answer = answers[answerKey(path, query)];
-    if (answer === undefined) throw new Failure("this file holds only what was shown when it was saved", "absent");
+    if (answer === undefined)
+      throw new Failure("this file holds only what was shown when it was saved", "absent");
     if (answer.error) throw new Failure(answer.error.message, answer.error.code);
     return answer;
   };
-  /** Put a trace together again: keys and values are stored once for a head, the stream once for a query. @type {(path: string, query?: Query) => Promise<any>} */
+  /**
+   * Put a trace together again: keys and values are stored once for a head, the stream once for a
+   * query.
+   * @type {(path: string, query?: Query) => Promise<any>}
+   */
   const inflate = async (path, query) => {
     const trace = await find(path, query);
     const { l, h, i } = trace;
     const base = path.replace(/trace$/, "");
     const shared = await find(`${base}shared`, { l, h, i: 0 });
     const stream = await find(`${base}stream`, { l, h: 0, i }).catch(() => null);
-    const [key, value, [own]] = [rowsOf(shared.key), rowsOf(shared.value), rowsOf(trace.query) ?? []];
+    const [key, value, [own]] = [
+      rowsOf(shared.key),
+      rowsOf(shared.value),
+      rowsOf(trace.query) ?? [],
+    ];
     const dot = trace.terms === null;
     return {
       ...trace,
@@ -120,9 +136,16 @@ export const fileTransport = (answers) => {
       rest: { keys: 0, weight: 0, context: null },
     };
   };
-  /** Return the answer about the same run at another path. @type {(path: string, name: string, query?: Query) => Promise<any>} */
+  /**
+   * Return the answer about the same run at another path.
+   * @type {(path: string, name: string, query?: Query) => Promise<any>}
+   */
   const beside = (path, name, query) => find(path.replace(/\/\w+$/, name), query);
-  /** Return the weights between words of an attention: a matrix for each head. @type {(path: string, l: number) => Promise<{words: any, heads: number[], matrices: number[][][]}>} */
+  /**
+   * Return the weights between words of an attention: a matrix for each head.
+   * @type {(path: string, l: number) => Promise<{words: any, heads: number[], matrices:
+   *   number[][][]}>}
+   */
   const findWords = async (path, l) => {
     const { weights, heads, ...words } = await beside(path, "/words", { l });
     const rows = /** @type {number[][]} */ (rowsOf(weights));
@@ -130,15 +153,26 @@ export const fileTransport = (answers) => {
     return {
       words,
       heads,
-      matrices: heads.map((/** @type {any} */ _, /** @type {number} */ at) => rows.slice(at * n, at * n + n)),
+      matrices: heads.map((/** @type {any} */ _, /** @type {number} */ at) =>
+        rows.slice(at * n, at * n + n),
+      ),
     };
   };
-  /** @type {(path: string, query: any) => Promise<{trace: Trace, step: (name: string) => JsonNumber[] | undefined}>} */
+  /**
+   * @type {(path: string, query: any) => Promise<{trace: Trace, step: (name: string) =>
+   *   JsonNumber[] | undefined}>}
+   */
   const findTrace = async (path, { l, h, i }) => {
     const trace = await inflate(path.replace(/cells?$/, "trace"), { l, h, i });
-    return { trace, step: (name) => trace.steps.find((/** @type {any} */ one) => one.name === name)?.numbers };
+    return {
+      trace,
+      step: (name) => trace.steps.find((/** @type {any} */ one) => one.name === name)?.numbers,
+    };
   };
-  /** @type {Record<string, (path: string, query: any) => Promise<any>>} what the file holds in another form */
+  /**
+   * @type {Record<string, (path: string, query: any) => Promise<any>>} what the file holds in
+   *   another form
+   */
   const unpacked = {
     trace: inflate,
     async heads(path, query) {
@@ -146,7 +180,10 @@ export const fileTransport = (answers) => {
       if (found.maps[0].share) return found;
       const { matrices } = await findWords(path, query.l);
       /** @type {(map: any, at: number) => any} */
-      const withShare = (map, at) => ({ ...map, share: matrices[at].map((row) => row.map(rounded)) });
+      const withShare = (map, at) => ({
+        ...map,
+        share: matrices[at].map((row) => row.map(rounded)),
+      });
       return { ...found, maps: found.maps.map(withShare) };
     },
     async alignment(path, { l, h }) {
@@ -154,12 +191,19 @@ export const fileTransport = (answers) => {
       const chosen = h === "mean" ? matrices : [matrices[heads.indexOf(h)]];
       /** @type {(i: number, j: number) => number} */
       const mean = (i, j) => chosen.reduce((total, one) => total + one[i][j], 0) / chosen.length;
-      return { l, h, ...words, weights: chosen[0].map((row, i) => row.map((_, j) => rounded(mean(i, j)))) };
+      return {
+        l,
+        h,
+        ...words,
+        weights: chosen[0].map((row, i) => row.map((_, j) => rounded(mean(i, j)))),
+      };
     },
     async perspectives(path, { l, i }) {
       const { layers, heads, pairs } = await find(path, { l });
       const word = (await beside(path, "/tokens", { l, axis: "q" })).words?.[i] ?? i;
-      const found = await Promise.all(layers.map((/** @type {number} */ layer) => findWords(path, layer)));
+      const found = await Promise.all(
+        layers.map((/** @type {number} */ layer) => findWords(path, layer)),
+      );
       const rows = found.flatMap(({ matrices }) =>
         matrices.map((/** @type {number[][]} */ one) => one[word].map(rounded)),
       );
@@ -173,7 +217,14 @@ export const fileTransport = (answers) => {
       const at = trace.keys.indexOf(query.j);
       const dot = step("scores")?.[at];
       return {
-        ...{ l: query.l, h: query.h, i: query.i, j: query.j, query: trace.token, key: trace.tokens[at] },
+        ...{
+          l: query.l,
+          h: query.h,
+          i: query.i,
+          j: query.j,
+          query: trace.token,
+          key: trace.tokens[at],
+        },
         ...{ visible: step("masked")?.[at] !== "-inf", dot, scaled: step("scaled")?.[at] ?? dot },
         ...{ lse: trace.lse, p: step("weights")?.[at] },
       };
@@ -183,7 +234,13 @@ export const fileTransport = (answers) => {
       const { l, h, i, j } = query;
       const masked = step("masked");
       const p = step("weights")?.slice(j, j + 32);
-      return { l, h, i, j, p: p?.map((weight, at) => (masked?.[j + at] === "-inf" ? null : weight)) };
+      return {
+        l,
+        h,
+        i,
+        j,
+        p: p?.map((weight, at) => (masked?.[j + at] === "-inf" ? null : weight)),
+      };
     },
   };
   return {
@@ -191,7 +248,11 @@ export const fileTransport = (answers) => {
     ask: (path, query) => (unpacked[path.split("/").at(-1) ?? ""] ?? find)(path, query),
     async bytes(path, query) {
       const answer = await find(path, query);
-      return { buffer: pictureBytes(answer), exact: Boolean(answer.exact), samples: answer.samples };
+      return {
+        buffer: pictureBytes(answer),
+        exact: Boolean(answer.exact),
+        samples: answer.samples,
+      };
     },
   };
 };
