@@ -15,8 +15,8 @@ from telescope.attention.padding_queries import RealQueries
 from telescope.attention.restrict import restrict_to_queries
 from telescope.recording import head_shares as module
 from telescope.recording.head_shares import NAMES, BatchTokens, Places, shares
-from telescope.surveys import ENGINES, blocks, fused, launch, reference, survey_unchecked, within
-from telescope.surveys import marks as marked
+from telescope.surveys import ENGINES, blocks, fused, launch, matrix, reference, requests, survey_unchecked
+from telescope.surveys import shares as within
 from telescope.surveys import triton as engine
 
 
@@ -100,7 +100,7 @@ def test_sums_agree(path, padded, case):
         patch.setattr(module, "FAR", 3)
         patch.setattr(module, "BLOCK", {"cpu": 40, "cuda": 40})
         patch.setattr(within, "TILE", 3)
-        patch.setattr(marked, "TILE", 3)
+        patch.setattr(requests, "TILE", 3)
         patch.setattr(within, "SCORES", {"cpu": 400, "cuda": 400})
         patch.setattr(blocks, "ROWS", 4)
         places = placed(attention, shape, BatchTokens(ids))
@@ -122,7 +122,7 @@ def test_sums_of_selected_queries(path, case, chosen):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SMALL", {"cpu": 2**16 if path == "rows" else -1})
         patch.setattr(within, "TILE", 3)
-        patch.setattr(marked, "TILE", 3)
+        patch.setattr(requests, "TILE", 3)
         places = placed(attention, shape, BatchTokens(ids), positions)
         got = summed(q[:, :, rows], k, some, places, path=path)
     expected = truth(q[:, :, rows], k, some, positions, ids, [0] * shape.batch)
@@ -155,7 +155,7 @@ def test_the_kernel_agrees(attention, monkeypatch):
     need_triton()
     monkeypatch.setattr(module, "SMALL", {"cpu": -1})
     monkeypatch.setattr(module, "FAR", 9)
-    for one in (launch, engine):
+    for one in (matrix, launch, engine):
         monkeypatch.setattr(one, "BM", 16)
         monkeypatch.setattr(one, "BN", 32)
     monkeypatch.setattr(engine, "cannot", lambda *given: None)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
 
-from ..surveys.cells import HOW
+from ..surveys import HOW
 from ..traces.numbers import round_numbers
 from .after_head import after_all
 from .packing import pack_picture, pack_traces, pack_words, without_shares

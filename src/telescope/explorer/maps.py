@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..recording.summaries_call import SummariesCall
-from ..surveys.cells import HOW
+from ..surveys import HOW
 from ..tiles import BUDGET, TILE, Tile, Tiles, Track
 from .lru_cache import LruCache
 from .requests import Refusal, RequestParams, parse_int

@@ -13,7 +13,7 @@ from ..layers import DecoderBlock, EncoderBlock
 from ..layers.multi_head import MultiHeadAttention
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
 from ..tasks.explaining.positions import KINDS, to_dict
-from ..tiles.head_scores import OneHead
+from ..tiles import OneHead
 from ..traces.numbers import json_numbers
 from .requests import RequestParams, bad_parameter
 from .run import AttentionView

@@ -15,7 +15,7 @@ from ..recording.queries_keys_call import StepsCall, one_head
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
 from ..recording.summaries_call import SummariesCall
-from ..tiles.head_scores import OneHead
+from ..tiles import OneHead
 from ..traces.whole_words import INCOMPLETE, Span, Words
 from ..words import hint
 from .output import Output

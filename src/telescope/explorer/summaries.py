@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..attention import causal
 from ..recording.recorded_call import RecordedCall
-from ..tiles import Pyramid, Tile, Track
-from ..tiles.pyramid import TILE
+from ..tiles import TILE, Pyramid, Tile, Track
 
 
 def top_weights(call: RecordedCall, b: int) -> tuple[Float[Tensor, "heads query top"], Tensor]:

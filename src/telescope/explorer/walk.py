@@ -9,7 +9,7 @@ import torch
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
 from ..recording.summaries_call import SummariesCall
 from ..tasks.explaining.variance import MOST, to_dict
-from ..tiles.head_scores import OneHead
+from ..tiles import OneHead
 from ..traces.numbers import json_number, json_numbers
 from ..traces.trace import PAIR_STEPS
 from .requests import RequestParams, unknown

@@ -18,7 +18,7 @@ from ..interception.watch import watch
 from ..recording.queries_keys_call import QueriesKeysCall, StepsCall, one_head
 from ..recording.recorded_call import RecordedCall
 from ..recording.row_in_float64 import row_in_float64
-from ..tiles.head_scores import OneHead
+from ..tiles import OneHead
 from ..traces.numbers import round_numbers
 from .output import EDITING, Output, log_probability
 from .requests import Refusal, RequestParams, bad_parameter, not_kept

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..surveys.extend import Size
+from ..surveys import Size
 from .module_hook import BEFORE, listen
 
 INPUTS = 4  # token inputs that are remembered; an encoder-decoder needs two

@@ -20,7 +20,7 @@ from ..attention.restrict import (
     restrict_to_heads,
     restrict_to_queries,
 )
-from ..surveys.extend import Size
+from ..surveys import Size
 from .head_shares import BatchTokens, Places
 
 

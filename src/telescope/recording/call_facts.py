@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ..attention import Attention
-from ..surveys.extend import Size
+from ..surveys import Size
 from .attention_call import QuerySelection, all_queries
 from .head_shares import Written
 from .storage import Store, on_device

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..attention import Attention, softmax
 from ..attention.padding_queries import include_padding_queries, real_query_masks, real_tokens
-from ..surveys.extend import Size, can_reuse_rows
+from ..surveys import Size, can_reuse_rows
 from .attention_call import AttentionCall
 
 KEYS = 2**14  # keys fingerprinted at once: each of their features takes 64 bits meanwhile

@@ -19,11 +19,7 @@ from ..attention.mask import Both, Mask
 from ..attention.masks import Causal, Keep, Lengths
 from ..attention.padding_queries import RealQueries, first_real_key, real_query_masks
 from ..attention.restrict import Renumbered
-from ..surveys import Marks, Summary
-from ..surveys.exact_rows import masked_rows
-from ..surveys.marks import Listing
-from ..surveys.mask_share import share_within
-from ..surveys.within import listed_weights
+from ..surveys import Listing, Marks, Summary, listed_weights, masked_rows, share_within
 
 FAR = 64
 # Keys that a cache with attention sinks and a sliding window keeps

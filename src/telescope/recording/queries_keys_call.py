@@ -18,9 +18,8 @@ from ..attention.padding_queries import include_padding_queries
 from ..attention.restrict import key_heads_of, restrict_to_heads, restrict_to_sequences
 from ..attention.values import tensors
 from ..engines import torch_modes
-from ..surveys import Survey, survey
-from ..surveys.extend import Size
-from ..tiles.head_scores import OneHead
+from ..surveys import Size, Survey, survey
+from ..tiles import OneHead
 from ..traces.trace import Tokens, Trace, trace
 from ..words import check_index
 from .attention_call import AttentionCall

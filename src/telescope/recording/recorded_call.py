@@ -24,8 +24,7 @@ from ..attention.padding_queries import (
 from ..attention.restrict import key_heads_of, restrict_to_queries
 from ..attention.values import tensors
 from ..engines import torch_modes
-from ..surveys import Survey
-from ..surveys.extend import Size
+from ..surveys import Size, Survey
 from ..traces.trace import Tokens, Trace
 from ..words import whole_number
 from .attention_call import AttentionCall, all_queries, seems_cross_attention

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..attention import Attention
 from ..files.frames import frame
-from ..surveys.extend import Size
+from ..surveys import Size
 from ..traces.render import render_text
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall

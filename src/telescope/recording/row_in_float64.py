@@ -11,8 +11,8 @@ from torch import Tensor
 from ..attention import Pairs, softmax
 from ..attention.restrict import restrict_to_queries
 from ..engines.exact import nan_safe_weigh
-from ..surveys.exact_rows import KEYS, masked_rows
-from ..tiles.head_scores import OneHead
+from ..surveys import KEYS, masked_rows
+from ..tiles import OneHead
 from ..traces.trace import PAIR_STEPS, formulas, score_products
 
 # Up to the first number, all keys are returned; of more keys, those with the largest weights

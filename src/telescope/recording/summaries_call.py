@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..surveys import Summary, Survey
-from ..surveys.summary import compute_dtype
+from ..surveys import Summary, Survey, compute_dtype
 from .attention_call import AttentionCall
 from .call_facts import CallFacts, KeepOptions, MapSize
 from .head_shares import COUNTS, NAMES, BatchTokens, Places

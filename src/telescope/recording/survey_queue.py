@@ -18,9 +18,15 @@ from ..attention import Attention, softmax
 from ..attention.restrict import restrict_to_sequences
 from ..attention.values import identity_key, leaves
 from ..engines import torch_modes
-from ..surveys import Summary, survey_unchecked
-from ..surveys.device import StreamEvent, record_event, record_use, side_stream
-from ..surveys.extend import Size
+from ..surveys import (
+    Size,
+    StreamEvent,
+    Summary,
+    record_event,
+    record_use,
+    side_stream,
+    survey_unchecked,
+)
 from .attention_call import AttentionCall
 from .continuation import continues, fingerprints
 from .head_shares import BatchTokens, Places, shares, streaming_share

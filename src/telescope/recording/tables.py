@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..files.atomic import atomic_folder, resolve_path
 from ..files.frames import Columns, Names, write_parquet
-from ..surveys.table import summary_columns
+from ..surveys import summary_columns
 from ..words import hint
 from .heads import Heads
 from .recorded_call import RecordedCall

@@ -12,7 +12,7 @@ from ...engines import torch_modes
 from ...recording.attention_call import AttentionCall
 from ...recording.recorded_call import RecordedCall
 from ...recording.summaries_call import SummariesCall
-from ...surveys.extend import Size
+from ...surveys import Size
 from .interception import ModelCall
 from .lazy import LazyMask
 

@@ -26,7 +26,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...recording.attention_call import AttentionCall
 from ...recording.names import Modules, attentions_inside
-from ...surveys.exact_rows import masked_rows
+from ...surveys import masked_rows
 from ...words import format_bytes
 from ..module_hook import AFTER, BEFORE, listen, runs_for, uncompiled
 from ..run_tracker import Bypass, Route, RunTracker

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...attention import Attention, causal, window
 from ...recording.attention_call import Carrier
-from ...surveys.key_scores import check_rules, key_scores
+from ...surveys import check_rules, key_scores
 from ..output_projection import projection_reader
 
 
