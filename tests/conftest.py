@@ -36,7 +36,7 @@ ATTENTION = [
     )
 ]
 ENGINES = [f"telescope.engines.{name}" for name in ("chunked", "exact", "reference", "sdpa")]  # flex compiles
-SURVEY = [f"telescope.surveys.{name}" for name in ("reference", "chunked", "fused", "triton", "cells")]
+SURVEY = [f"telescope.surveys.{name}" for name in ("reference", "chunked", "fused", "triton", "requests")]
 TRACE = ["telescope.traces.render"]
 RECORDING = [
     f"telescope.recording.{name}"

@@ -12,7 +12,7 @@ import telescope
 
 ROOT = Path(telescope.__file__).parent
 ROOMS = ("", "layers", "models", "decoding", "training", "plot", "lessons", "explorer", "health", "callbacks")
-KERNELS = ("survey/kernels/", "models/loss_kernel.py")  # Triton's language: nothing there runs from a prompt
+KERNELS = ("surveys/kernels/", "models/loss_kernel.py")  # Triton's language: nothing there runs from a prompt
 
 
 def public_names(room):

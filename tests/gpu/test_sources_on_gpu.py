@@ -8,8 +8,7 @@ from torch.testing import assert_close
 import telescope as ts
 from telescope.surveys import reference
 from telescope.surveys import triton as engine
-from telescope.surveys.cells import segments
-from telescope.surveys.extras import Extras
+from telescope.surveys.requests import Extras, segments
 
 pytestmark = [
     pytest.mark.gpu,

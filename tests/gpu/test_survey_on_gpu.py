@@ -9,9 +9,10 @@ import torch
 
 import telescope as ts
 from telescope.measures import BatchTokens, Places, habit_sums
-from telescope.surveys import ENGINES, chunked, launch, reference, within
+from telescope.surveys import ENGINES, chunked, matrix, reference
+from telescope.surveys import shares as within
 from telescope.surveys import triton as engine
-from telescope.surveys.cells import grid
+from telescope.surveys.requests import grid
 
 pytestmark = [
     pytest.mark.gpu,
@@ -132,7 +133,7 @@ def test_ties_go_to_the_lower_key_also_where_all_scores_are_equal(monkeypatch):
         got = engine.summarize(q_, k_, ts.Attention(scale=1.0, mask=ts.causal), None, 8, None)
         truth = reference.summarize(q_.double(), k_.double(), ts.Attention(scale=1.0, mask=ts.causal), None, 8, None)
         assert torch.equal(got.top_keys, truth.top_keys)
-    monkeypatch.setattr(launch, "search_capacity", lambda top: (1, 64))
+    monkeypatch.setattr(matrix, "search_capacity", lambda top: (1, 64))
     got = engine.summarize(q, k, ts.Attention(mask=ts.causal), None, 8, None)
     assert_agrees(got, q, k, ts.Attention(mask=ts.causal))
 
@@ -186,7 +187,7 @@ def test_compiled_and_fake():
 SURVEY_AND_MAP = """
 import telescope as ts, torch
 from telescope.surveys import triton as engine
-from telescope.surveys.cells import grid
+from telescope.surveys.requests import grid
 q = torch.zeros(1, 1, 300, 64, device="cuda", dtype=torch.bfloat16)
 tasks = [
     lambda: engine.summarize(q, q, ts.Attention(), None, 8, None),

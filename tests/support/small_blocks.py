@@ -23,11 +23,10 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
     "telescope.measures.places": {"SMALL": {"cpu": 8}},
     "telescope.surveys.blocks": {"ROWS": 3, "GROUP": 2},
     "telescope.surveys.chunked": {"SCORES": {"cpu": 60}, "GROUP": 2, "STRIP": 2},
-    "telescope.surveys.exact_rows": {"KEYS": 3},
-    "telescope.surveys.marks": {"TILE": 3},
-    "telescope.surveys.within": {"SCORES": {"cpu": 60}, "TILE": 3},
-    "telescope.tiles.row_sums": {"ROWS": 3},
-    "telescope.tiles.head_scores": {"ROWS": 3, "BLOCK": 12},
+    "telescope.surveys.reference": {"KEYS": 3},
+    "telescope.surveys.requests": {"TILE": 3},
+    "telescope.surveys.shares": {"SCORES": {"cpu": 60}, "TILE": 3},
+    "telescope.tiles.scores": {"ROWS": 3, "BLOCK": 12},
 }
 OTHERS = {  # sizes by these names that are not shrunk here, and why
     "telescope.decoding.sampling": "tests/properties/decoding/test_decoding.py crosses it: 64 words of a vocabulary",
@@ -36,9 +35,8 @@ OTHERS = {  # sizes by these names that are not shrunk here, and why
     "telescope.models.loss_kernel": "tests/agreement/models/test_loss.py shrinks its BLOCK; a program reads one row",
     "telescope.surveys.dispatch": "FEW chooses an engine; the tests of `fused` name it",
     "telescope.measures.row_sample": "how many rows an atlas looks at, not how many at a time",
-    "telescope.surveys.exact_rows": "how many rows are looked at, not how many at a time",
-    "telescope.surveys.key_scores": "SCORES are the names of rules",
-    "telescope.surveys.launch": "tests/agreement/surveys/test_survey_kernels.py shrinks BM, BN and BLOCK",
+    "telescope.surveys.launch": "GROUP: tests/agreement/surveys/test_survey_kernels.py shrinks it",
+    "telescope.surveys.matrix": "tests/agreement/surveys/test_survey_kernels.py shrinks BM, BN and BLOCK",
     "telescope.tasks.explaining.variance": "KEYS of a worked example",
     "telescope.traces.render": "rows of a page",
 }

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..attention import causal
 from ..recording.recorded_call import RecordedCall
-from ..surveys.cells import HOW
+from ..surveys.requests import HOW
 from ..tiles import BUDGET, TILE, Pyramid, Tile, Tiles, Track
 from .answers import Answer, Refusal
 from .run import RunRequest

@@ -22,7 +22,7 @@ from ..tasks.explaining.tables import (
     encoding_table,
     random_scores,
 )
-from ..tiles.head_scores import OneHead
+from ..tiles.scores import OneHead
 from .answers import Answer, RequestParams, Scores, Vector, bad_parameter
 from .output import StackInputs
 from .run import AttentionView, RunRequest

@@ -13,7 +13,7 @@ from ..attention import Pairs, softmax
 from ..recording.queries_keys_call import one_head
 from ..recording.recorded_call import RecordedCall
 from ..recording.recording import Recording
-from ..tiles.head_scores import OneHead
+from ..tiles.scores import OneHead
 from ..traces import INCOMPLETE, Span, Words
 from ..words import hint
 from .answers import (

@@ -15,7 +15,7 @@ from ..layers import DecoderBlock, EncoderBlock
 from ..layers.blocks import AddNorm, FeedForward
 from ..layers.multi_head import MultiHeadAttention
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
-from ..tiles.head_scores import OneHead
+from ..tiles.scores import OneHead
 from .answers import ABSENT, Absent, Answer, Matrix, Scores, Vector, not_kept
 from .run import AttentionView, RunRequest
 from .weights import top_weights

@@ -18,7 +18,7 @@ from ..editing import Edit, divergence, hide, log_probability, mute, redefine
 from ..interception.watch import watch
 from ..recording.queries_keys_call import one_head
 from ..recording.row_in_float64 import row_in_float64
-from ..tiles.head_scores import OneHead
+from ..tiles.scores import OneHead
 from ..traces.whole_words import Words
 from .answers import Answer, RequestParams, Vector, WrittenWord, bad_parameter, not_kept
 from .output import Candidate, Output

@@ -19,7 +19,7 @@ from ..attention.regions import find_padding
 from ..layers.attend import told_real
 from ..recording.attention_call import AttentionCall
 from ..recording.forward_pass import ForwardPass
-from ..surveys.extend import Size
+from ..surveys.summary import Size
 from .module_hook import BEFORE, listen
 
 INPUTS = 4  # token inputs that are remembered; an encoder-decoder needs two

@@ -14,9 +14,8 @@ from torch import Tensor
 from ..attention import Attention, Bias, Mask, Pairs, prefix, window
 from ..attention.masks import Lengths
 from ..surveys import Summary
-from ..surveys.exact_rows import masked_rows
-from ..surveys.mask_share import share_within
-from ..surveys.within import listed_weights
+from ..surveys.reference import masked_rows
+from ..surveys.shares import listed_weights, share_within
 from .places import MATCHES, SINGLE, Places
 from .table import KEY_RULES, OFFSETS, STREAMING_FIRST, STREAMING_LAST, SUMS, is_repeated
 

@@ -15,7 +15,7 @@ from ..attention.masks import Causal, Keep
 from ..attention.regions import RealQueries, first_real_key, real_query_masks
 from ..attention.restrict import Renumbered
 from ..surveys import Marks
-from ..surveys.marks import Listing
+from ..surveys.requests import Listing
 from .table import FAR, KEY_RULES, OFFSETS, AtOffset, FarKeys, FirstToken, KeyRule, TokenMatch
 
 NO_TOKEN = -1  # an id that no token has

@@ -15,8 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import Attention, Pairs
-from ..surveys import Summary
-from ..surveys.summary import compute_dtype
+from ..surveys import Summary, compute_dtype
 
 ROWS = 32  # queries of a sequence whose rows are formed; also the rows and columns of its map
 BACK = 20  # buckets of distances: 0, 1, 2, 3 to 4, 5 to 8, ..., 131,073 and more

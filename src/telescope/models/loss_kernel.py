@@ -25,9 +25,11 @@ def differentiate_in_place(
     target equal to `ignore` has no loss and no gradient.
     """
     losses = logits.new_empty(len(logits), dtype=torch.float32)
+    # A power of two, as the kernel needs; small rows get a small block and few warps.
     block = min(BLOCK, max(64, 1 << (logits.shape[-1] - 1).bit_length()))
     differentiate[(len(logits),)](
-        logits, bias, targets, losses, logits.stride(0), vocabulary, logits.shape[-1], ignore, smoothing,
+        logits, bias, targets, losses, logits.stride(0), vocabulary, logits.shape[-1], ignore,
+        smoothing,
         BLOCK=block, num_warps=max(1, block // 512), enable_fp_fusion=True,
     )  # fmt: skip
     return losses
@@ -56,13 +58,14 @@ def differentiate(
     With smoothing z_target becomes (1 - smoothing) · z_target + smoothing · mean(z). The gradient
     is softmax(z) minus the target distribution. The second loop finds the row in the GPU's cache.
     """
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)  # its offset may pass 2^31
     z_row = LOGITS + row * stride
     columns = tl.arange(0, BLOCK)
     target = tl.load(TARGETS + row)
     target_share = 1.0 - smoothing
     smooth_share = smoothing / vocabulary
 
+    # Add up exp(z - largest), and rescale the sum when the largest z so far grows.
     largest = float("-inf")
     total = 0.0
     z_target = 0.0
@@ -76,12 +79,14 @@ def differentiate(
         z_sum += tl.sum(tl.where(column < vocabulary, z, 0.0), 0)
         largest = new_largest
 
+    # The loss of the row
     lse = largest + tl.log(total)
     counts = tl.where(target == ignore, 0.0, 1.0)
     tl.store(
         LOSSES + row,
         tl.where(target == ignore, 0.0, lse - target_share * z_target - smooth_share * z_sum),
     )
+    # The gradient, in place of the logits; columns beyond the vocabulary become zero.
     for n in range(0, width, BLOCK):
         column = n + columns
         inside = column < vocabulary

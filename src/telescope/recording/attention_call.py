@@ -22,7 +22,7 @@ from ..attention.restrict import (
     restrict_to_queries,
 )
 from ..measures import BatchTokens, Places
-from ..surveys.extend import Size
+from ..surveys.summary import Size
 from .forward_pass import ForwardPass, Found
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..attention import Attention, restrict_to_queries
 from ..engines import torch_modes
-from ..surveys.device import StreamEvent, record_event, side_stream
-from ..surveys.dispatch import choose, weigh
+from ..surveys import StreamEvent, choose, record_event, side_stream, weigh
 from ..words import hint
 from .names import HeadNumbers, Layers, stack_and_number
 from .recorded_call import RecordedCall

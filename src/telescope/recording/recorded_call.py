@@ -30,7 +30,7 @@ from ..attention.values import identity_key
 from ..engines import torch_modes
 from ..measures import BatchTokens, Places, Written
 from ..surveys import Survey
-from ..surveys.extend import Size
+from ..surveys.summary import Size
 from ..traces import Tokens, Trace
 from ..words import whole_number
 from .attention_call import AttentionCall, all_queries, seems_cross_attention

@@ -18,7 +18,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ..files.errors import WriteError
-from ..surveys.device import record_use, side_stream
+from ..surveys import record_use, side_stream
 from ..words import hint
 
 LARGE = 2**20  # bytes of a copy from a GPU to RAM that is worth a stream of its own

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..files import Columns, Names, write_parquet
 from ..files.atomic import atomic_folder, resolve_path
-from ..surveys.table import summary_columns
+from ..surveys.summary import summary_columns
 from ..words import hint
 from .heads import Heads
 from .recorded_call import RecordedCall

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..surveys import Survey
-from ..surveys.survey import Peak, Top
+from ..surveys.summary import Peak, Top
 from ..traces import Tokens, Trace
 from .call_facts import MapSize
 from .recorded_call import RecordedCall

@@ -12,18 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Attention, ZeroSumError, softmax
-from .blocks import GROUP, Block, BlockScores, blocks
-from .cells import Cells
+from ..attention import Attention, softmax
+from ..attention.normalizers import ZeroSumError
+from .blocks import GROUP, Block, BlockScores, blocks, sink_of
 from .device import run_within_memory
-from .extras import Extras
-from .marks import Marks
-from .summary import Summary, compute_dtype
+from .requests import Cells, Extras, Marks
+from .summary import Keys, Map, PerPair, PerQuery, Queries, Summary, compute_dtype
 
-SCORES = {
-    "cpu": 2**21,
-    "cuda": 2**26,
-}  # scores in a block: on a CPU as many as stay in its last-level cache
+# Scores in a block: on a CPU as many as stay in its last-level cache
+SCORES = {"cpu": 2**21, "cuda": 2**26}
 STRIP = 64  # rows whose marks are read together
 LOW = -1e4  # exp(LOW) is 0, and 0 · LOW is 0, while 0 · -inf would be NaN
 
@@ -34,10 +31,10 @@ def cannot(queries: Tensor, keys: Tensor, attention: Attention, top: int = 0) ->
 
 
 def summarize(
-    queries: Float[Tensor, "batch heads query d_q"],
-    keys: Float[Tensor, "batch key_heads key d_k"],
+    queries: Queries,
+    keys: Keys,
     attention: Attention,
-    lse: Float[Tensor, "batch heads query"] | None,
+    lse: PerQuery | None,
     top: int,
     cells: Cells | None,
     marks: Marks | None = None,
@@ -52,76 +49,124 @@ def summarize(
 
 
 def _summarize(
-    queries: Tensor,
-    keys: Tensor,
-    attention: Attention,
-    lse: Tensor | None,
-    top: int,
-    cells: Cells | None,
-    marks: Marks | None,
-    extras: Extras,
-    most: int,
-) -> Summary:
-    batch, heads, rows, _ = queries.shape
-    columns = keys.shape[-2]
-    device = queries.device
-    sink = -torch.inf if attention.sink is None else attention.sink
-    sink = (
-        torch.as_tensor(sink, dtype=compute_dtype(queries), device=device)
-        .reshape(-1, 1, 1)
-        .expand(heads, 1, 1)
-    )
-
-    # The numbers of a row that sees nothing. Blocks write over them.
-    logs = sink[..., 0].expand(batch, heads, rows).clone() if lse is None else lse.to(sink.dtype)
-    received = torch.zeros(batch, heads, columns, dtype=torch.float64, device=device)
-    entropy = sink.new_zeros(batch, heads, rows)
-    top_weights = sink.new_zeros(batch, heads, rows, top)
-    top_keys = torch.full((batch, heads, rows, top), -1, dtype=torch.int32, device=device)
-    pooled = None if cells is None else _empty_map(sink, batch, cells)
-
-    before = single = None
-    if marks is not None:
-        before = torch.zeros_like(entropy)
-        single = sink.new_zeros(batch, heads, rows, len(marks.single))
-    more = ExtraSums(extras, received, entropy)
+    queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor | None, top: int,
+    cells: Cells | None, marks: Marks | None, extras: Extras, most: int,
+) -> Summary:  # fmt: skip
+    totals = _Totals(queries, keys, attention, lse, top, cells, marks, extras)
     scores = BlockScores(queries, keys, attention)
     for block in blocks(queries, keys, attention, most):
-        at = block.index
         if attention.normalize is softmax:
-            part = _softmax_statistics(
-                scores, block, None if lse is None else logs[at], sink[block.heads], top
-            )
-            if lse is None:
-                logs[at] = part.lse
+            known = None if lse is None else totals.lse[block.index]
+            part = _softmax_statistics(scores, block, known, totals.sink[block.heads], top)
         else:
             part = _other_statistics(scores(block), block, attention, top)
-        entropy[at] = part.entropy
-        found = part.top_keys.shape[-1]
-        top_weights[at][..., :found] = part.top_weights
-        top_keys[at][..., :found] = torch.where(
-            part.top_keys < 0, -1, part.top_keys + block.columns.start
-        )
-        received[block.sequences, block.heads, block.columns] += (part.share.mT @ part.powers)[
-            ..., 0, : block.width
-        ]
-        if cells is not None and pooled is not None:
-            _add_to_map(pooled, part, cells, block)
-        if marks is not None and before is not None and single is not None:
-            _read_marks(before[at], single[at], part, marks, block)
-        more.add(part, block)
+        totals.add(part, block)
+    return totals.summary()
 
-    if cells is not None and pooled is not None:
-        pooled = (
-            cells.averaged(pooled)
-            if cells.how == "share"
-            else pooled.masked_fill(pooled == -torch.inf, 0.0)
+
+class _Totals:
+    """The numbers of a survey, to which blocks are added in the order of their rows.
+
+    Before a block writes over them, they are those of a row that sees nothing.
+    """
+
+    def __init__(
+        self, queries: Tensor, keys: Tensor, attention: Attention, lse: Tensor | None, top: int,
+        cells: Cells | None, marks: Marks | None, extras: Extras,
+    ) -> None:  # fmt: skip
+        batch, heads, rows, _ = queries.shape
+        columns = keys.shape[-2]
+        sink = sink_of(attention, compute_dtype(queries), queries.device)
+        self.sink = sink.reshape(-1, 1, 1).expand(heads, 1, 1)
+        self.is_softmax = attention.normalize is softmax
+        self.lse_known = lse is not None
+        self.cells = cells
+        self.marks = marks
+        self.extras = extras
+
+        def zeros(*size: int, dtype: torch.dtype = self.sink.dtype) -> Tensor:
+            return sink.new_zeros(batch, heads, *size, dtype=dtype)
+
+        self.lse = self.sink[..., 0].expand(batch, heads, rows).clone()
+        if lse is not None:
+            self.lse = lse.to(sink.dtype)
+        # Sums over many queries: in float64, so that their order does not matter
+        self.received = zeros(columns, dtype=torch.float64)
+        self.weighted = zeros(extras.sets, columns, dtype=torch.float64)
+        self.entropy = zeros(rows)
+        self.top_weights = zeros(rows, top)
+        self.top_keys = zeros(rows, top, dtype=torch.int32) - 1
+        self.map = None if cells is None else zeros(cells.rows, cells.columns)
+        if cells is not None and self.map is not None and cells.how == "max":
+            self.map.fill_(-torch.inf)
+        self.before = zeros(rows)
+        self.single = zeros(rows, 0 if marks is None else len(marks.single))
+        self.carried = zeros(rows)
+        searched = columns if extras.largest else 0
+        self.largest = zeros(searched)
+        self.query = zeros(searched, dtype=torch.int32) - 1
+
+    def add(self, part: "BlockStatistics", block: Block) -> None:
+        """Add one block."""
+        at = block.index
+        found = part.top_keys.shape[-1]
+        keys = part.top_keys + block.columns.start
+        if self.is_softmax and not self.lse_known:
+            self.lse[at] = part.lse
+        self.entropy[at] = part.entropy
+        self.top_weights[at][..., :found] = part.top_weights
+        self.top_keys[at][..., :found] = torch.where(part.top_keys < 0, -1, keys)
+        received = (part.share.mT @ part.powers)[..., 0, : block.width]
+        self.received[block.sequences, block.heads, block.columns] += received
+        if self.cells is not None and self.map is not None:
+            _add_to_map(self.map, part, self.cells, block)
+        if self.marks is not None:
+            _read_marks(self.before[at], self.single[at], part, self.marks, block)
+        if self.extras:
+            self._add_extras(part, block)
+
+    def _add_extras(self, part: "BlockStatistics", block: Block) -> None:
+        query_weights, norms, largest = self.extras
+        powers = part.powers[..., : block.width]
+        place = (block.sequences, block.heads)
+        if query_weights is not None:
+            of_rows = query_weights.expand(*self.weighted.shape[:2], -1, -1)[*place, :, block.rows]
+            self.weighted[*place, :, block.columns] += (of_rows * part.share.mT) @ powers
+        if norms is not None:
+            carried = (powers @ norms[*place, block.columns, None]) * part.share
+            self.carried[block.index] = carried[..., 0]
+        if largest:
+            weights = powers * part.share
+            at = (*place, block.columns)
+            row = weights.argmax(-2)  # the first of equal ones
+            best = weights.gather(-2, row[..., None, :])[..., 0, :]
+            better = best > self.largest[at]
+            self.query[at] = torch.where(better, row.int() + block.rows.start, self.query[at])
+            self.largest[at] = torch.where(better, best, self.largest[at])
+
+    def summary(self) -> Summary:
+        """Return the summary, once all blocks are added."""
+        pooled = self.map
+        if self.cells is not None and pooled is not None:
+            nothing = pooled == -torch.inf
+            is_share = self.cells.how == "share"
+            pooled = self.cells.averaged(pooled) if is_share else pooled.masked_fill(nothing, 0.0)
+        query_weights, norms, largest = self.extras
+        dtype = self.entropy.dtype
+        return Summary(
+            lse=self.lse if self.is_softmax else None,
+            received=self.received.to(dtype),
+            entropy=self.entropy,
+            top_weights=self.top_weights,
+            top_keys=self.top_keys,
+            map=pooled,
+            before=None if self.marks is None else self.before,
+            single=None if self.marks is None else self.single,
+            weighted=None if query_weights is None else self.weighted.to(dtype),
+            carried=None if norms is None else self.carried,
+            largest_weight=self.largest if largest else None,
+            largest_query=self.query if largest else None,
         )
-    lse = logs if attention.normalize is softmax else None
-    received = received.to(sink.dtype)
-    return Summary(
-        lse, received, entropy, top_weights, top_keys, pooled, before, single, **more.named()
-    )
 
 
 # -------------------------------------------------------------------------- statistics of one block
@@ -132,10 +177,10 @@ class BlockStatistics(NamedTuple):
     one more pass.
     """
 
-    powers: Float[Tensor, "batch heads query key"]
+    powers: PerPair
     share: Float[Tensor, "batch heads query 1"]
-    lse: Float[Tensor, "batch heads query"]
-    entropy: Float[Tensor, "batch heads query"]
+    lse: PerQuery
+    entropy: PerQuery
     top_weights: Float[Tensor, "batch heads query found"]
     top_keys: Int[Tensor, "batch heads query found"]
 
@@ -143,7 +188,7 @@ class BlockStatistics(NamedTuple):
 def _softmax_statistics(
     scores: BlockScores,
     block: Block,
-    lse: Float[Tensor, "batch heads query"] | None,
+    lse: PerQuery | None,
     sink: Float[Tensor, "heads 1 1"],
     top: int,
 ) -> BlockStatistics:
@@ -152,6 +197,7 @@ def _softmax_statistics(
     The weights are exp(score - shift) / Σ exp(score - shift), shifted by the largest score, or
     exp(score - lse).
     """
+    # The shift: an lse that is known, or the largest score, so that no power overflows
     shifted = scores(block)
     best, top_keys = _largest(shifted, top)
     if lse is None:
@@ -161,6 +207,7 @@ def _softmax_statistics(
         shift = lse[..., None]
     shift = shift.masked_fill(shift == -torch.inf, 0.0)  # nothing is seen, and there is no sink
 
+    # Take powers, and their sums. What a mask hides is LOW here, not -inf.
     shifted -= shift
     for columns in scores.maybe_hidden(block):
         shifted[..., columns].clamp_(min=LOW)
@@ -174,6 +221,7 @@ def _softmax_statistics(
         share = 1.0 / with_sink.masked_fill(with_sink == 0.0, 1.0)
         log = shift + with_sink.log()
         spread = total * -share.log()
+    # -Σ w ln w, with w = power · share and ln w = shifted + ln share
     entropy = share * (spread - shifted.mul_(powers).sum(-1, keepdim=True))
     return BlockStatistics(
         powers=powers,
@@ -186,17 +234,17 @@ def _softmax_statistics(
 
 
 def _other_statistics(
-    masked: Float[Tensor, "batch heads query key"], block: Block, attention: Attention, top: int
+    masked: PerPair, block: Block, attention: Attention, top: int
 ) -> BlockStatistics:
     """Return the statistics of the weights of any other normaliser, which is given whole rows."""
     real = masked[..., : block.width]
     hidden = real == -torch.inf
     try:
         weights = attention.normalize(real)
-    except ZeroSumError as problem:
-        raise ZeroSumError(
-            [i + part.start for i, part in zip(problem.row, block.index, strict=True)]
-        ) from None
+    except ZeroSumError as problem:  # name the row of the whole matrix
+        row = [i + part.start for i, part in zip(problem.row, block.index, strict=True)]
+        raise ZeroSumError(row) from None
+    # The scores are not needed any more: their memory takes the weights, by which the top goes.
     real.copy_(weights.masked_fill(hidden, -torch.inf))
     best, top_keys = _largest(masked, top)
     return BlockStatistics(
@@ -210,7 +258,7 @@ def _other_statistics(
 
 
 def _largest(
-    scores: Float[Tensor, "batch heads query key"], count: int
+    scores: PerPair, count: int
 ) -> tuple[Float[Tensor, "batch heads query found"], Int[Tensor, "batch heads query found"]]:
     """Return the largest scores and their keys, the lower key first among equal ones; key -1 where
     a score is -inf.
@@ -221,9 +269,9 @@ def _largest(
     groups = scores.view(*scores.shape[:-1], -1, GROUP)
     few = min(count, groups.shape[-2])
     if few < groups.shape[-2]:
-        chosen = (
-            top_indices(groups.amax(-1), few).sort(-1).values
-        )  # by key, so that the lower one stays first
+        # Sorted by key, so that the lower one stays first
+        chosen = top_indices(groups.amax(-1), few).sort(-1).values
+        # Search these groups alone, and translate places back to keys.
         groups = groups.gather(-2, chosen[..., None].expand(*chosen.shape, GROUP))
         key = (chosen[..., None] * GROUP + torch.arange(GROUP, device=scores.device)).flatten(-2)
     else:
@@ -256,6 +304,7 @@ def _top_indices_with_ties(
     """
     if scores.dtype == torch.float64:
         return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :count]
+    # Score in the upper half of 64 bits, and in the lower half what falls with the index
     bits = (scores + 0.0).view(torch.int32)  # + 0.0, since -0.0 equals 0.0
     order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     last = scores.shape[-1] - 1
@@ -264,7 +313,7 @@ def _top_indices_with_ties(
 
 
 def _read_marks(
-    before: Float[Tensor, "batch heads query"],
+    before: PerQuery,
     single: Float[Tensor, "batch heads query which"],
     statistics: BlockStatistics,
     marks: Marks,
@@ -281,8 +330,9 @@ def _read_marks(
         strip = slice(row, row + STRIP)
         strip_powers = powers[:, :, strip]
         strip_stop = stop[strip]
+        # All rows count keys up to common, none from last.
         common = int(strip_stop.min())
-        last = int(strip_stop.max())  # all rows count keys up to common, none from last
+        last = int(strip_stop.max())
         edge = torch.arange(common, last, device=powers.device) < strip_stop[:, None]
         total = strip_powers[..., :common].sum(-1) + (strip_powers[..., common:last] * edge).sum(-1)
         before[:, :, strip] += total * statistics.share[:, :, strip, 0]
@@ -290,80 +340,12 @@ def _read_marks(
         key = keys.expand(len(keys) if len(keys) > 1 else block.sequences.stop, -1)
         key = key[block.sequences, block.rows][:, None, :, None] - start
         in_block = (key >= 0) & (key < width)
-        found = (
-            powers.gather(-1, key.clamp(0, width - 1).expand(*powers.shape[:3], 1))
-            * statistics.share
-            * in_block
-        )
-        single[..., i] += found[..., 0]
-
-
-class ExtraSums:
-    """The sums and maxima of `Extras`, to which blocks are added in the order of their rows."""
-
-    def __init__(
-        self,
-        extras: Extras,
-        received: Float[Tensor, "batch heads key"],
-        entropy: Float[Tensor, "batch heads query"],
-    ) -> None:
-        self.extras = extras
-        batch, heads, columns = received.shape
-        self.dtype = entropy.dtype
-        self.weighted = received.new_zeros(batch, heads, extras.sets, columns)
-        self.carried = torch.zeros_like(entropy)
-        size = (batch, heads, columns if extras.largest else 0)
-        self.largest = entropy.new_zeros(size)
-        self.query = entropy.new_full(size, -1, dtype=torch.int32)
-
-    def add(self, part: "BlockStatistics", block: Block) -> None:
-        """Add one block."""
-        query_weights, norms, largest = self.extras
-        if not self.extras:
-            return
-        powers = part.powers[..., : block.width]
-        place = (block.sequences, block.heads)
-        if query_weights is not None:
-            of_rows = query_weights.expand(*self.weighted.shape[:2], -1, -1)[*place, :, block.rows]
-            self.weighted[*place, :, block.columns] += (of_rows * part.share.mT) @ powers
-        if norms is not None:
-            self.carried[block.index] = (
-                (powers @ norms[*place, block.columns, None]) * part.share
-            )[..., 0]
-        if largest:
-            weights = powers * part.share
-            at = (*place, block.columns)
-            row = weights.argmax(-2)  # the first of equal ones
-            best = weights.gather(-2, row[..., None, :])[..., 0, :]
-            better = best > self.largest[at]
-            self.query[at] = torch.where(better, row.int() + block.rows.start, self.query[at])
-            self.largest[at] = torch.where(better, best, self.largest[at])
-
-    def named(self) -> dict[str, Tensor | None]:
-        """Return the fields of a Summary."""
-        query_weights, norms, largest = self.extras
-        return {
-            "weighted": None if query_weights is None else self.weighted.to(self.dtype),
-            "carried": None if norms is None else self.carried,
-            "largest_weight": self.largest if largest else None,
-            "largest_query": self.query if largest else None,
-        }
-
-
-# -------------------------------------------------------------------------------------------- a map
-
-
-def _empty_map(
-    sink: Float[Tensor, "heads 1 1"], batch: int, cells: Cells
-) -> Float[Tensor, "batch heads rows columns"]:
-    """Return a map without any block: 0 begins a sum, -inf a maximum."""
-    return sink.new_full(
-        (batch, len(sink), cells.rows, cells.columns), 0.0 if cells.how == "share" else -torch.inf
-    )
+        found = powers.gather(-1, key.clamp(0, width - 1).expand(*powers.shape[:3], 1))
+        single[..., i] += (found * statistics.share * in_block)[..., 0]
 
 
 def _add_to_map(
-    pooled: Float[Tensor, "batch heads rows columns"],
+    pooled: Map,
     statistics: BlockStatistics,
     cells: Cells,
     block: Block,
@@ -371,25 +353,23 @@ def _add_to_map(
     """Add a block to the map: first pool its queries, then its keys. A weight may be below zero
     (by_sum).
     """
+    # The rows of the map that this block touches, and where its queries and keys fall
     part = pooled[block.sequences, block.heads]
     width = block.width
     batch, heads, _, columns = part.shape
     powers = statistics.powers[..., :width]
+    sides = ((cells.row_of_query, block.rows), (cells.column_of_key, block.columns))
     row_of_query, column_of_key = (
-        ids.expand(pooled.shape[0], -1)[block.sequences, positions]
-        for ids, positions in (
-            (cells.row_of_query, block.rows),
-            (cells.column_of_key, block.columns),
-        )
+        ids.expand(len(pooled), -1)[block.sequences, positions] for ids, positions in sides
     )
     rows, row = torch.unique(row_of_query, return_inverse=True)
     across = column_of_key[:, None, None].expand(batch, heads, len(rows), width)
     if cells.how == "share":
+        # Summing the queries of a cell is a product with ones and zeros.
         member = row[:, None] == torch.arange(len(rows), device=row.device)[:, None]
         summed = (member[:, None] * statistics.share.mT) @ powers
-        part.index_add_(
-            2, rows, part.new_zeros(batch, heads, len(rows), columns).scatter_add(3, across, summed)
-        )
+        empty = part.new_zeros(batch, heads, len(rows), columns)
+        part.index_add_(2, rows, empty.scatter_add(3, across, summed))
     else:
         down = row[:, None, :, None].expand(powers.shape)
         lowest = part.new_full((batch, heads, len(rows), width), -torch.inf)

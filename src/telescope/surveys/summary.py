@@ -1,13 +1,31 @@
 """What an engine of `survey` returns: numbers for each query and each key, none for each pair of
-them.
+them; as tables, and extended by rows while decoding.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
+
+from ..attention import Attention, Bias, Pairs, softmax
+from ..attention.mask import Spans
+from ..engines import torch_modes
+from ..words import hint
+
+# The shapes that this room speaks of
+Queries = Float[Tensor, "batch heads query d_q"]
+Keys = Float[Tensor, "batch key_heads key d_k"]
+PerQuery = Float[Tensor, "batch heads query"]
+PerKey = Float[Tensor, "batch heads key"]
+PerSet = Float[Tensor, "batch heads sets key"]
+PerPair = Float[Tensor, "batch heads query key"]
+Map = Float[Tensor, "batch heads rows columns"]
+
+TABLES = ("queries", "keys", "top")
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +42,13 @@ class Summary:
         (torch.Size([1, 2, 4]), torch.Size([1, 1, 4]))
     """
 
-    lse: Float[Tensor, "batch heads query"] | None
+    lse: PerQuery | None
     """ln Σ exp(score), the sink included, so that exp(score - lse) is the weight. None where it is
     not softmax.
     """
-    received: Float[Tensor, "batch heads key"]
+    received: PerKey
     """The weight each key gets from all queries together."""
-    entropy: Float[Tensor, "batch heads query"]
+    entropy: PerQuery
     """-Σ w ln w over the keys, in nats. NaN where a weight is below zero, which softmax never
     gives.
     """
@@ -40,9 +58,9 @@ class Summary:
     """The keys of these weights, int32, the lower one first where scores are equal; -1 where fewer
     are seen.
     """
-    map: Float[Tensor, "batch heads rows columns"] | None
+    map: Map | None
     """The pooled matrix, if cells were given."""
-    before: Float[Tensor, "batch heads query"] | None = None
+    before: PerQuery | None = None
     """The total weight that `Marks.before` names, from the engine that reports it."""
     single: Float[Tensor, "batch heads query which"] | None = None
     """The weights that `Marks.single` names, from the engine that reports them."""
@@ -50,20 +68,20 @@ class Summary:
     """The total weights of the lists of `Marks.listed`, from the engine that reports them."""
     listed_seen: Bool[Tensor, "batch heads query list"] | None = None
     """Whether the query may see a key of the list."""
-    weighted: Float[Tensor, "batch heads sets key"] | None = None
+    weighted: PerSet | None = None
     """The weight each key gets from all queries together, each query counted with its
     `query_weights`.
     """
-    carried: Float[Tensor, "batch heads query"] | None = None
+    carried: PerQuery | None = None
     """Σ weight · norm over the keys, if `norms` were given."""
-    largest_weight: Float[Tensor, "batch heads key"] | None = None
+    largest_weight: PerKey | None = None
     """The largest weight that each key gets; 0 if no query gives it a weight above 0."""
     largest_query: Int[Tensor, "batch heads key"] | None = None
     """The query that gives it, int32, the lower one where weights are equal; -1 if there is none.
     """
-    within: Float[Tensor, "batch heads query"] | None = None
+    within: PerQuery | None = None
     """The share of each query's weight inside of a mask."""
-    lost: Float[Tensor, "batch heads query"] | None = None
+    lost: PerQuery | None = None
     """How far the context moves if each query sees only what that mask lets it see: the norm of the
     difference.
     """
@@ -72,6 +90,7 @@ class Summary:
 
     def one_head(self, i: int) -> "Summary":
         """Return the numbers of head i; every tensor keeps its heads axis, of size 1."""
+        # Every field has its heads in axis 1.
         kept: dict[str, Any] = {
             name: part[:, i : i + 1] for name, part in vars(self).items() if part is not None
         }
@@ -81,3 +100,284 @@ class Summary:
 def compute_dtype(queries: Tensor) -> torch.dtype:
     """Return the dtype a survey is computed in: float64 for float64 queries, else float32."""
     return torch.float64 if queries.dtype == torch.float64 else torch.float32
+
+
+class Top(NamedTuple):
+    """The largest weights of each query, largest first, and their keys; weight 0 and key -1 where
+    fewer are seen.
+    """
+
+    weights: Float[Tensor, "batch heads query top"]
+    keys: Int[Tensor, "batch heads query top"]
+
+
+class Peak(NamedTuple):
+    """The largest weight of each query, and its key."""
+
+    weight: PerQuery
+    key: Int[Tensor, "batch heads query"]
+
+
+class Largest(NamedTuple):
+    """The largest weight that each key gets, and the query that gives it; 0 and -1 where no weight
+    is above 0.
+    """
+
+    weight: PerKey
+    query: Int[Tensor, "batch heads key"]
+
+
+class Statistics:
+    """The numbers of a survey by their public names, read from its summary."""
+
+    summary: Summary
+
+    @property
+    def lse(self) -> PerQuery | None:
+        """ln Σ exp(score) of each query, the sink included; None where the normaliser is not
+        softmax.
+        """
+        return self.summary.lse
+
+    @property
+    def received(self) -> PerKey:
+        """The weight each key gets from all queries together: the sums of the columns."""
+        return self.summary.received
+
+    @property
+    def entropy(self) -> PerQuery:
+        """-Σ w ln w of each query, in nats: 0 if all weight is on one key, ln n if n keys have
+        equal weights.
+        """
+        return self.summary.entropy
+
+    @property
+    def top(self) -> Top:
+        """The largest weights of each query, largest first, and their keys."""
+        return Top(self.summary.top_weights, self.summary.top_keys.long())
+
+    @property
+    def peak(self) -> Peak:
+        """The largest weight of each query, and its key. Raises a ValueError for a survey with
+        top=0.
+        """
+        if not self.summary.top_keys.shape[-1]:
+            raise ValueError("this survey was made with top=0, so it kept no peak; top=1 keeps it")
+        return Peak(self.summary.top_weights[..., 0], self.summary.top_keys[..., 0].long())
+
+    @property
+    def largest_logit(self) -> PerQuery:
+        """The largest score of each query, after softcap and bias: lse + ln(peak); -inf for a query
+        that sees nothing.
+
+        Raises a ValueError for a survey with top=0, or of another normaliser than softmax.
+        """
+        if self.lse is None:
+            raise ValueError("the largest logit is known for softmax only, as lse + ln(peak)")
+        # exp(score - lse) is the weight, so that no score has to be computed again.
+        return self.lse + self.peak.weight.log()
+
+    @property
+    def weighted(self) -> PerSet:
+        """What each key gets from all queries together, each with its weight: needs
+        survey(query_weights=...).
+        """
+        return self._asked("weighted", "query_weights=...")
+
+    @property
+    def carried(self) -> PerQuery:
+        """Σ weight · norm over the keys of each query: needs survey(norms=...).
+
+        weight · norm / carried is the share of a key in what the query's weights carry.
+        """
+        return self._asked("carried", "norms=...")
+
+    @property
+    def largest(self) -> Largest:
+        """The largest weight that each key gets, and from which query: needs
+        survey(largest=True).
+        """
+        weight = self._asked("largest_weight", "largest=True")
+        query = self._asked("largest_query", "largest=True")
+        return Largest(weight, query.long())
+
+    @property
+    def within(self) -> PerQuery:
+        """The share of each query's weight inside of the mask of survey(within=MASK)."""
+        return self._asked("within", "within=MASK")
+
+    @property
+    def lost(self) -> PerQuery:
+        """‖context - context under the mask of within=‖ of each query: needs survey(within=MASK,
+        values=...).
+        """
+        return self._asked("lost", "within=MASK, values=...")
+
+    @property
+    def shares(self) -> Float[Tensor, "batch heads query segment"]:
+        """The share of each query's weight that goes to each segment of the keys: needs
+        survey(segments=ids).
+        """
+        return self._asked("shares", "segments=ids")
+
+    def _asked(self, name: str, option: str) -> Tensor:
+        found: Tensor | None = getattr(self.summary, name)
+        if found is None:
+            raise ValueError(
+                f"this survey has no {name.partition('_')[0]}; survey(..., {option}) computes it"
+            )
+        return found
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def summary_columns(
+    summary: Summary, of: str, heads: Sequence[int] | None = None, rows: Sequence[int] | None = None
+) -> dict[str, Tensor]:
+    """Return the columns of one table; `heads` and `rows` are the numbers of heads and queries, if
+    not from 0 on.
+
+    of   "queries": batch, head, query, then lse, entropy, peak, peak_key, largest_logit, and
+         carried, within, lost and share_0, share_1, ... where the survey has them
+         "keys": batch, head, key, received, and largest, largest_query, weighted_0, ... where the
+         survey has them
+         "top": batch, head, query, rank, key, weight
+    """
+    if of not in TABLES:
+        raise ValueError(f'a survey has no table of "{of}"; {hint(str(of), TABLES)}')
+    # The axes of the table, each with the numbers of its rows, and the columns after them
+    batch, count, queries = summary.entropy.shape
+    axes = {
+        "batch": torch.arange(batch),
+        "head": torch.arange(count) if heads is None else torch.tensor(heads),
+    }
+    own_rows = torch.arange(queries) if rows is None else torch.tensor(rows)
+    keys = summary.top_keys
+    columns: dict[str, Tensor | None]
+    if of == "keys":
+        axes["key"] = torch.arange(summary.received.shape[-1])
+        columns = {
+            "received": summary.received,
+            "largest": summary.largest_weight,
+            "largest_query": summary.largest_query,
+        } | _numbered("weighted", None if summary.weighted is None else summary.weighted.mT)
+    elif of == "top":
+        axes |= {"query": own_rows, "rank": torch.arange(keys.shape[-1])}
+        columns = {"key": keys, "weight": summary.top_weights}
+    else:
+        axes["query"] = own_rows
+        columns = _query_columns(summary)
+    # An index column has all axes, as the numbers have.
+    grids = torch.meshgrid(*(axis.int() for axis in axes.values()), indexing="ij")
+    table = dict(zip(axes, grids, strict=True)) | columns
+    flat = {name: part.reshape(-1).cpu() for name, part in table.items() if part is not None}
+    if of == "top":  # a query that sees fewer keys has fewer rows
+        flat = {name: column[flat["key"] >= 0] for name, column in flat.items()}
+    return flat
+
+
+def _query_columns(summary: Summary) -> dict[str, Tensor | None]:
+    """Return the columns of the table of queries, besides their indices."""
+    entropy = summary.entropy
+    # Another normaliser than softmax has no lse: the columns are there, and are NaN.
+    lse = torch.full_like(entropy, torch.nan) if summary.lse is None else summary.lse
+    columns: dict[str, Tensor | None] = {"lse": lse, "entropy": entropy}
+    if summary.top_keys.shape[-1]:
+        peak = summary.top_weights[..., 0]
+        columns["peak"] = peak
+        columns["peak_key"] = summary.top_keys[..., 0]
+        columns["largest_logit"] = lse + peak.log()
+    columns |= {name: getattr(summary, name) for name in ("carried", "within", "lost")}
+    return columns | _numbered("share", summary.shares)
+
+
+def _numbered(name: str, columns: Tensor | None) -> dict[str, Tensor | None]:
+    parts = () if columns is None else columns.unbind(-1)
+    return {f"{name}_{i}": part for i, part in enumerate(parts)}
+
+
+# ----------------------------------------------------------------------------- rows while decoding
+
+Size = tuple[int, int]  # queries, keys
+
+
+def can_reuse_rows(
+    before: Attention, now: Attention, old: Size, new: Size, queries: Tensor, keys: Tensor
+) -> bool:
+    """Return whether all old rows are unchanged, and the new rows can be computed without them.
+
+    `before` is the definition of a matrix of size `old`, `now` that of the longer one of size
+    `new`. `queries` and `keys` are the old ones, of which only the shapes and the device count.
+    """
+    batch, heads, _, d_q = queries.shape
+    if (
+        now.normalize is not softmax
+        or replace(now, mask=before.mask, bias=before.bias) != before
+        or not _same_bias(before.bias, now.bias, old)
+        # The last query stands at the last key: with more new keys, the old queries would move.
+        or new[1] - old[1] != new[0] - old[0]
+    ):
+        return False
+    try:
+        added = new[0] - old[0]
+        now.check(batch=batch, heads=heads, queries=added, keys=new[1], d_q=d_q, d_k=keys.shape[-1])
+    except ValueError:  # it has numbers for each query, so the new queries cannot be computed alone
+        return False
+    # With an equal mask old rows change only by seeing a new key; otherwise compare the spans.
+    one, other = (
+        _spans(attention, size, queries) for attention, size in ((before, old), (now, new))
+    )
+    if now.mask == before.mask:
+        return bool((other.empty | (other.stop <= old[1])).all())
+    both_empty = one.empty & other.empty
+    same = both_empty | ((one.start == other.start) & (one.stop == other.stop))
+    return one.whole and other.whole and bool(same.all())
+
+
+def append_positions(name: str, old: Tensor, new: Tensor) -> Tensor:
+    """Return the old positions followed by the new ones."""
+    if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
+        raise ValueError(
+            f"extend: {name} have shape {tuple(new.shape)}, after {tuple(old.shape)}; only their "
+            "number may differ"
+        )
+    (new,) = torch_modes.cast_for_autocast(new)
+    if (old.device, old.dtype) != (new.device, new.dtype):
+        raise ValueError(
+            f"extend: {name} are {new.dtype} on {new.device}, after {old.dtype} on {old.device}; "
+            "convert them"
+        )
+    return torch.cat([old, new.detach()], -2)
+
+
+def append_rows(old: Summary, new: Summary) -> Summary:
+    """Return the summary of the old rows followed by the new ones; each key receives the sum of
+    both.
+    """
+    assert old.lse is not None  # it is softmax, or `can_reuse_rows` would have said no
+    assert new.lse is not None
+    # The old queries gave nothing to the new keys.
+    more = new.received.shape[-1] - old.received.shape[-1]
+    return Summary(
+        lse=torch.cat([old.lse, new.lse], -1),
+        received=pad(old.received, (0, more)) + new.received,
+        entropy=torch.cat([old.entropy, new.entropy], -1),
+        top_weights=torch.cat([old.top_weights, new.top_weights], -2),
+        top_keys=torch.cat([old.top_keys, new.top_keys], -2),
+        map=None,
+    )
+
+
+def _same_bias(before: object, now: object, old: Size) -> bool:
+    """Return whether both add the same to the old pairs."""
+    if isinstance(now, Bias) and isinstance(before, Bias):
+        return now.agrees(before, old)
+    return now == before
+
+
+def _spans(attention: Attention, of: Size, queries: Tensor) -> Spans:
+    """Return the spans of keys that these queries, the first ones of a matrix of this size, see."""
+    batch, heads, rows, _ = queries.shape
+    at = Pairs.block(range(rows), range(0), of=of, batch=batch, heads=heads, device=queries.device)
+    return attention.mask.spans(at, of[1])

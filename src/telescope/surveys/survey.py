@@ -5,10 +5,10 @@ can be computed.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import Attention, Mask, everyone, softmax
@@ -17,45 +17,39 @@ from ..engines import attend, torch_modes
 from ..engines.dispatch import check, check_without_values
 from ..files import frame
 from ..words import check_index, whole_number
-from .cells import Cells, borders, grid, segments
 from .device import side_stream
-from .dispatch import ENGINES, choose, pool, weigh
-from .exact_rows import check_lse, check_sums, masked_rows
-from .extend import append_rows, can_reuse_rows
-from .extras import Extras, check_within, read_extras, read_query_weights, segment_cells
-from .marks import Marks
-from .mask_share import share_within
-from .summary import Summary
-from .table import summary_columns
-
-
-class Top(NamedTuple):
-    """The largest weights of each query, largest first, and their keys; weight 0 and key -1 where
-    fewer are seen.
-    """
-
-    weights: Float[Tensor, "batch heads query top"]
-    keys: Int[Tensor, "batch heads query top"]
-
-
-class Peak(NamedTuple):
-    """The largest weight of each query, and its key."""
-
-    weight: Float[Tensor, "batch heads query"]
-    key: Int[Tensor, "batch heads query"]
-
-
-class Largest(NamedTuple):
-    """The largest weight that each key gets, and the query that gives it; 0 and -1 where no weight
-    is above 0.
-    """
-
-    weight: Float[Tensor, "batch heads key"]
-    query: Int[Tensor, "batch heads key"]
+from .dispatch import ENGINES, pool, summarize, weigh
+from .reference import check_lse, check_sums, masked_rows
+from .requests import (
+    Extras,
+    Marks,
+    borders,
+    check_within,
+    read_cells,
+    read_extras,
+    read_map,
+    read_query_numbers,
+    read_query_weights,
+    segment_cells,
+)
+from .shares import share_within
+from .summary import (
+    Keys,
+    Map,
+    PerQuery,
+    PerSet,
+    Queries,
+    Statistics,
+    Summary,
+    append_positions,
+    append_rows,
+    can_reuse_rows,
+    summary_columns,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Survey:
+class Survey(Statistics):
     """Exact numbers for each query and each key of an attention, as `survey` returns them.
 
     .lse .received .entropy .peak .top are computed already, and so are .weighted .carried .largest
@@ -83,8 +77,8 @@ class Survey:
         ([[0.25, 0.25]], torch.Size([1, 1, 4]))
     """
 
-    queries: Float[Tensor, "batch heads query d_q"]
-    keys: Float[Tensor, "batch key_heads key d_k"]
+    queries: Queries
+    keys: Keys
     values: Float[Tensor, "batch key_heads key d_v"] | None
     attention: Attention
     engine: str
@@ -94,103 +88,8 @@ class Survey:
     context: Float[Tensor, "batch heads query d_v"] | None
     """The output of the attention, if values were given."""
 
-    @property
-    def lse(self) -> Float[Tensor, "batch heads query"] | None:
-        """ln Σ exp(score) of each query, the sink included; None where the normaliser is not
-        softmax.
-        """
-        return self.summary.lse
-
-    @property
-    def received(self) -> Float[Tensor, "batch heads key"]:
-        """The weight each key gets from all queries together: the sums of the columns."""
-        return self.summary.received
-
-    @property
-    def entropy(self) -> Float[Tensor, "batch heads query"]:
-        """-Σ w ln w of each query, in nats: 0 if all weight is on one key, ln n if n keys have
-        equal weights.
-        """
-        return self.summary.entropy
-
-    @property
-    def top(self) -> Top:
-        """The largest weights of each query, largest first, and their keys."""
-        return Top(self.summary.top_weights, self.summary.top_keys.long())
-
-    @property
-    def peak(self) -> Peak:
-        """The largest weight of each query, and its key. Raises a ValueError for a survey with
-        top=0.
-        """
-        if not self.summary.top_keys.shape[-1]:
-            raise ValueError("this survey was made with top=0, so it kept no peak; top=1 keeps it")
-        return Peak(self.summary.top_weights[..., 0], self.summary.top_keys[..., 0].long())
-
-    @property
-    def largest_logit(self) -> Float[Tensor, "batch heads query"]:
-        """The largest score of each query, after softcap and bias: lse + ln(peak); -inf for a query
-        that sees nothing.
-
-        Raises a ValueError for a survey with top=0, or of another normaliser than softmax.
-        """
-        if self.lse is None:
-            raise ValueError("the largest logit is known for softmax only, as lse + ln(peak)")
-        return self.lse + self.peak.weight.log()
-
-    @property
-    def weighted(self) -> Float[Tensor, "batch heads sets key"]:
-        """What each key gets from all queries together, each with its weight: needs
-        survey(query_weights=...).
-        """
-        return self._asked("weighted", "query_weights=...")
-
-    @property
-    def carried(self) -> Float[Tensor, "batch heads query"]:
-        """Σ weight · norm over the keys of each query: needs survey(norms=...).
-
-        weight · norm / carried is the share of a key in what the query's weights carry.
-        """
-        return self._asked("carried", "norms=...")
-
-    @property
-    def largest(self) -> Largest:
-        """The largest weight that each key gets, and from which query: needs
-        survey(largest=True).
-        """
-        weight = self._asked("largest_weight", "largest=True")
-        query = self._asked("largest_query", "largest=True")
-        return Largest(weight, query.long())
-
-    @property
-    def within(self) -> Float[Tensor, "batch heads query"]:
-        """The share of each query's weight inside of the mask of survey(within=MASK)."""
-        return self._asked("within", "within=MASK")
-
-    @property
-    def lost(self) -> Float[Tensor, "batch heads query"]:
-        """‖context - context under the mask of within=‖ of each query: needs survey(within=MASK,
-        values=...).
-        """
-        return self._asked("lost", "within=MASK, values=...")
-
-    @property
-    def shares(self) -> Float[Tensor, "batch heads query segment"]:
-        """The share of each query's weight that goes to each segment of the keys: needs
-        survey(segments=ids).
-        """
-        return self._asked("shares", "segments=ids")
-
-    def _asked(self, name: str, option: str) -> Tensor:
-        found: Tensor | None = getattr(self.summary, name)
-        if found is None:
-            raise ValueError(
-                f"this survey has no {name.partition('_')[0]}; survey(..., {option}) computes it"
-            )
-        return found
-
     @torch.no_grad()
-    def weigh(self, query_weights: Any) -> Float[Tensor, "batch heads sets key"]:
+    def weigh(self, query_weights: Any) -> PerSet:
         """Return what each key gets from all queries together, each with its weight: Aᵀw, for one w
         or several.
 
@@ -211,7 +110,7 @@ class Survey:
         how: str = "share",
         *,
         segments: Any = None,
-    ) -> Float[Tensor, "batch heads rows cols"]:
+    ) -> Map:
         """Return the matrix, pooled to rows x cols cells, or to a row and a column for each of the
         `segments`.
 
@@ -225,16 +124,13 @@ class Survey:
 
         Raises a ValueError or TypeError where these do not fit the matrix.
         """
-        if (
-            how == "share"
-            and segments is None
-            and self.recorded is not None
-            and (rows, cols) == self.recorded
-        ):
+        # The map that was pooled with the summary costs nothing.
+        is_recorded = self.recorded is not None and (rows, cols) == self.recorded
+        if how == "share" and segments is None and is_recorded:
             assert self.summary.map is not None
             return self.summary.map
         self._require_tensors("map")
-        cells = _cells(self.queries, self.keys, rows, cols, how, segments)
+        cells = read_cells(self.queries, self.keys, rows, cols, how, segments)
         with torch_modes.without_autocast(self.queries.device):
             return pool(self.engine, self.queries, self.keys, self.attention, self.lse, cells)
 
@@ -254,7 +150,7 @@ class Survey:
         query.
         """
         self._require_tensors("rows")
-        where = _query_indices(i, self.queries.shape[-2]).to(self.queries.device)
+        where = read_query_numbers(i, self.queries.shape[-2]).to(self.queries.device)
         with torch_modes.without_autocast(self.queries.device):
             return self.attention.weights(self._masked_scores(where, range(self.keys.shape[-2])))
 
@@ -266,7 +162,7 @@ class Survey:
         self._require_tensors("cell")
         row = check_index("query", whole_number("i", i), self.queries.shape[-2])
         column = check_index("key", whole_number("j", j), self.keys.shape[-2])
-        if self.lse is None:
+        if self.lse is None:  # another normaliser needs the whole row
             return self.rows(row)[:, :, 0, column]
         with torch_modes.without_autocast(self.queries.device):
             where = torch.tensor([row], device=self.queries.device)
@@ -289,6 +185,7 @@ class Survey:
         """
         number = check_index("head", i, self.queries.shape[1])
         which = torch.tensor([number])
+        # A head of queries takes its head of keys along, and its part of the definition.
         key_head = key_heads_of(which, self.queries.shape[1], self.keys.shape[1]).tolist()
         return replace(
             self,
@@ -321,46 +218,42 @@ class Survey:
         """
         self._require_tensors("extend")
         attention = self.attention if attention is None else attention
+        # The new ones must fit one another; mask and bias are checked with the old ones, below.
         _check(queries, keys, values, replace(self.attention, mask=everyone, bias=None))
-        if (values is None) != (self.values is None):
+        if self.values is None and values is not None:
             raise ValueError(
                 "extend got values, but this survey was made without; make it with survey(..., "
                 "values=...)"
-                if self.values is None
-                else (
-                    "this survey was made with values, so extend needs them too: extend(queries, "
-                    "keys, values=...)"
-                )
             )
-        all_queries = _append("queries", self.queries, queries)
-        all_keys = _append("keys", self.keys, keys)
+        if self.values is not None and values is None:
+            raise ValueError(
+                "this survey was made with values, so extend needs them too: extend(queries, "
+                "keys, values=...)"
+            )
+        all_queries = append_positions("queries", self.queries, queries)
+        all_keys = append_positions("keys", self.keys, keys)
         if self.values is not None and values is not None:
-            values = _append("values", self.values, values)
+            values = append_positions("values", self.values, values)
+        _check(all_queries, all_keys, values, attention)
+
+        # Survey the new rows alone where the old ones stay as they are.
         old = (self.queries.shape[-2], self.keys.shape[-2])
         new = (all_queries.shape[-2], all_keys.shape[-2])
-        _check(all_queries, all_keys, values, attention)
-        top = self.top.keys.shape[-1]
+        top = self.summary.top_keys.shape[-1]
         reusable = can_reuse_rows(self.attention, attention, old, new, self.queries, self.keys)
         row_queries = all_queries[:, :, old[0] :] if reusable else all_queries
-        engine = (
-            self.engine
-            if ENGINES[self.engine].cannot(row_queries, all_keys, attention, top) is None
-            else None
-        )
+        # The same engine, so that rows computed now and then agree to the bit.
+        obstacle = ENGINES[self.engine].cannot(row_queries, all_keys, attention, top)
+        engine = self.engine if obstacle is None else None
         more = survey(row_queries, all_keys, attention, top=top, values=values, engine=engine)
         if not reusable:
             return more
-        context = (
-            None
-            if self.context is None or more.context is None
-            else torch.cat([self.context, more.context], -2)
-        )
-        return replace(
-            more,
-            queries=all_queries,
-            summary=append_rows(self.summary, more.summary),
-            context=context,
-        )
+        # The old rows go before the new ones.
+        context = more.context
+        if self.context is not None and context is not None:
+            context = torch.cat([self.context, context], -2)
+        summary = append_rows(self.summary, more.summary)
+        return replace(more, queries=all_queries, summary=summary, context=context)
 
     def _require_tensors(self, what: str) -> None:
         """Raise a ValueError if queries and keys have no numbers."""
@@ -382,8 +275,7 @@ class Survey:
         top = self.summary.top_keys.shape[-1]
         return (
             f"Survey of {self.attention}: {queries:,} queries x {keys:,} keys, batch {batch}, "
-            f"heads {heads}, "
-            f"by {self.engine}; the top {top} of each query"
+            f"heads {heads}, by {self.engine}; the top {top} of each query"
         )
 
 
@@ -445,6 +337,41 @@ def survey(
         3.0
     """
     _check(queries, keys, values, attention)
+    # Read and check everything before anything is computed.
+    _check_options(queries, attention, top, lse)
+    extras = read_extras(queries, keys, values, query_weights, norms, largest)
+    by_segment = None if segments is None else segment_cells(segments, queries, keys)
+    if within is not None:
+        check_within(within, queries, keys, attention)
+    queries, keys = (tensor.detach() for tensor in torch_modes.cast_for_autocast(queries, keys))
+    values = None if values is None else torch_modes.cast_for_autocast(values)[0].detach()
+    with torch_modes.without_autocast(queries.device):
+        # The side stream waits for what is queued by now, not for the survey's kernels.
+        stream: AbstractContextManager[object] = nullcontext()
+        if lse is not None:
+            check_lse(queries, lse)
+            stream = side_stream(lse, urgent=True)  # the check runs while the kernels do
+            lse = lse.detach()
+        seen = survey_unchecked(
+            queries, keys, attention, top=top, lse=lse, map=map, engine=engine, extras=extras
+        )
+        # What needs a pass of its own: shares of segments, the weight inside of a mask.
+        if by_segment is not None:
+            shares = pool(seen.engine, queries, keys, attention, seen.lse, by_segment)
+            seen = replace(seen, summary=replace(seen.summary, shares=shares))
+        if within is not None:
+            seen = _with_share(seen, within, values)
+        if lse is not None:
+            faster = getattr(ENGINES[seen.engine], "row_numbers", None)
+            with stream:
+                check_sums(queries, keys, attention, lse, faster)
+    if values is None or seen.context is not None:
+        return seen
+    return replace(seen, values=values, context=attend(queries, keys, values, attention))
+
+
+def _check_options(queries: Tensor, attention: Attention, top: int, lse: Tensor | None) -> None:
+    """Raise a ValueError, one sentence, where these options of `survey` do not fit."""
     if not isinstance(top, int) or isinstance(top, bool) or top < 0:
         raise ValueError(
             f"top={top!r} must be 0 or more, a whole number: how many weights of each query are "
@@ -457,38 +384,6 @@ def survey(
         )
     if lse is not None and attention.normalize is not softmax:
         raise ValueError("lse is defined for softmax only; leave it out for another normaliser")
-    extras = read_extras(queries, keys, values, query_weights, norms, largest)
-    by_segment = None if segments is None else segment_cells(segments, queries, keys)
-    if within is not None:
-        check_within(within, queries, keys, attention)
-    queries, keys = (tensor.detach() for tensor in torch_modes.cast_for_autocast(queries, keys))
-    values = None if values is None else torch_modes.cast_for_autocast(values)[0].detach()
-    with torch_modes.without_autocast(queries.device):
-        stream: AbstractContextManager[object] = nullcontext()
-        if lse is not None:
-            check_lse(queries, lse)
-            stream = side_stream(lse, urgent=True)  # the check runs while the kernels do
-            lse = lse.detach()
-        seen = survey_unchecked(
-            queries, keys, attention, top=top, lse=lse, map=map, engine=engine, extras=extras
-        )
-        if by_segment is not None:
-            shares = pool(seen.engine, queries, keys, attention, seen.lse, by_segment)
-            seen = replace(seen, summary=replace(seen.summary, shares=shares))
-        if within is not None:
-            seen = _with_share(seen, within, values)
-        if lse is not None:
-            with stream:
-                check_sums(
-                    queries,
-                    keys,
-                    attention,
-                    lse,
-                    getattr(ENGINES[seen.engine], "row_numbers", None),
-                )
-    if values is None or seen.context is not None:
-        return seen
-    return replace(seen, values=values, context=attend(queries, keys, values, attention))
 
 
 def _with_share(seen: Survey, mask: Mask, values: Tensor | None) -> Survey:
@@ -500,21 +395,21 @@ def _with_share(seen: Survey, mask: Mask, values: Tensor | None) -> Survey:
     share = share_within(seen.engine, queries, keys, attention, seen.lse, mask)
     if values is None:
         return replace(seen, summary=replace(seen.summary, within=share))
+    # What is lost: the distance of the two outputs.
     context = attend(queries, keys, values, attention)
     inside = attend(queries, keys, values, replace(attention, mask=attention.mask & mask))
     lost = (inside - context).to(share.dtype).norm(dim=-1)
-    return replace(
-        seen, values=values, context=context, summary=replace(seen.summary, within=share, lost=lost)
-    )
+    summary = replace(seen.summary, within=share, lost=lost)
+    return replace(seen, values=values, context=context, summary=summary)
 
 
 def survey_unchecked(
-    queries: Float[Tensor, "batch heads query d_q"],
-    keys: Float[Tensor, "batch key_heads key d_k"],
+    queries: Queries,
+    keys: Keys,
     attention: Attention,
     *,
     top: int,
-    lse: Float[Tensor, "batch heads query"] | None = None,
+    lse: PerQuery | None = None,
     map: tuple[int, int] | None = None,
     engine: str | None = None,
     marks: Marks | None = None,
@@ -533,13 +428,11 @@ def survey_unchecked(
         >>> survey_unchecked(zeros, zeros, ts.Attention(), top=0).received.tolist()
         [[[1.0, 1.0, 1.0, 1.0]]]
     """
-    chosen = choose(queries, keys, attention, top, engine)
-    cells = None if map is None else _cells(queries, keys, *_pair(map), "share", None)
-    options: dict[str, Any] = (
-        {"marks": marks} if marks is not None and chosen in ("chunked", "fused") else {}
-    )
-    options |= {"extras": extras} if extras else {}
-    summary = ENGINES[chosen].summarize(queries, keys, attention, lse, top, cells, **options)
+    cells = None if map is None else read_map(queries, keys, map)
+    chosen, summary = summarize(
+        queries, keys, attention, top=top, lse=lse, cells=cells, engine=engine, marks=marks,
+        extras=extras,
+    )  # fmt: skip
     return Survey(queries, keys, None, attention, chosen, summary, map, None)
 
 
@@ -548,65 +441,3 @@ def _check(queries: Tensor, keys: Tensor, values: Tensor | None, attention: Atte
         check_without_values(queries, keys, attention)
     else:
         check(queries, keys, values, attention)
-
-
-def _cells(
-    queries: Tensor, keys: Tensor, rows: int | None, cols: int | None, how: str, ids: Any
-) -> Cells:
-    """Return the cells of a map, from its size or from the ids of segments."""
-    size = (queries.shape[-2], keys.shape[-2])
-    device = queries.device
-    if ids is not None:
-        if rows is not None or cols is not None:
-            raise ValueError(
-                "map takes rows and cols, or segments=, not both: the ids give the size of the map"
-            )
-        return segments(ids, how, of=size, batch=len(queries), device=device)
-    if rows is None or cols is None:
-        raise ValueError(
-            "map takes its size, map(rows, cols), or segments= with an id for each token"
-        )
-    return grid(rows, cols, how, of=size, device=device)
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    if not isinstance(size, tuple) or len(size) != 2:
-        raise TypeError(
-            f"map={size!r} is not a size; it takes (rows, cols), such as map=(128, 128)"
-        )
-    return size
-
-
-def _query_indices(i: Any, count: int) -> Int[Tensor, " row"]:
-    """Return positions from 0 on, given as a number, slice, range, list or tensor of numbers down
-    to -count.
-    """
-    if isinstance(i, slice):
-        i = range(*i.indices(count))
-    where = torch.as_tensor(list(i) if isinstance(i, range) else i)
-    where = where if where.numel() else where.long()  # an empty list is taken for floats
-    if where.is_floating_point() or where.dtype == torch.bool or where.ndim > 1:
-        raise TypeError(
-            f"rows takes whole numbers, not a {where.dtype} tensor of shape {tuple(where.shape)}"
-        )
-    where = where.reshape(-1).cpu()
-    wrong = where[(where < -count) | (where >= count)]
-    if len(wrong):
-        check_index("query", int(wrong[0]), count)
-    return where.long() % max(count, 1)
-
-
-def _append(name: str, old: Tensor, new: Tensor) -> Tensor:
-    """Return the old positions followed by the new ones."""
-    if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
-        raise ValueError(
-            f"extend: {name} have shape {tuple(new.shape)}, after {tuple(old.shape)}; only their "
-            "number may differ"
-        )
-    (new,) = torch_modes.cast_for_autocast(new)
-    if (old.device, old.dtype) != (new.device, new.dtype):
-        raise ValueError(
-            f"extend: {name} are {new.dtype} on {new.device}, after {old.dtype} on {old.device}; "
-            "convert them"
-        )
-    return torch.cat([old, new.detach()], -2)

@@ -1,24 +1,81 @@
-"""Tiles and tracks of one head: exact where that is quick, else from a sample of queries, and
-labelled so.
+"""The map of one head, cut into tiles and pixels: exact where that is quick, else from a sample of
+queries, and labelled so.
+
+At the deepest level a pixel is one pair of a query and a key; one level up, it has twice as many of
+each.
 """
 
+from dataclasses import dataclass
 from math import log
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
-from .head_scores import HeadScores, OneHead
-from .pyramid import TILE, Pyramid, pool_to_pixels, sample_queries
-from .row_sums import RowSums
+from .scores import HeadScores, OneHead, RowSums
 
-BUDGET = (
-    9 * 2**22
-)  # scores per tile, a fraction of a second: the deepest level of 131,072 tokens is exact with it
+TILE = 256
+# Scores per tile, a fraction of a second: the deepest level of 131,072 tokens is exact with it
+BUDGET = 9 * 2**22
 # Tiles side by side in a view: row sums serve all of them, the scores of a tile serve it alone.
 SHARED = 4
 FEWEST = 16  # queries of a tile, whatever they cost
+FAINT = 1e-30  # a sum below this may have lost terms to underflow, and is computed with a shift
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    """Levels of tiles over a matrix: level 0 is one tile; level z has tiles (x, y), x along keys, y
+    along queries.
+
+    queries, keys   the size of the matrix
+    side            the pixels of a tile in each direction
+
+    Example:
+        >>> from telescope.tiles import Pyramid
+        >>> pyramid = Pyramid(queries=1000, keys=1000)
+        >>> pyramid.max_zoom, pyramid.cells(0), pyramid.cells(2)
+        (2, 4, 1)
+        >>> pyramid.queries_of(2, 3), pyramid.has(2, 4, 0)
+        (range(768, 1000), False)
+    """
+
+    queries: int
+    keys: int
+    side: int = TILE
+
+    @property
+    def max_zoom(self) -> int:
+        """The deepest level, where a pixel is one pair."""
+        longest = max(self.queries, self.keys, 1)
+        return ((longest - 1) // self.side).bit_length()
+
+    def cells(self, z: int) -> int:
+        """Return how many queries, and how many keys, a pixel of level z has."""
+        return 1 << (self.max_zoom - z)
+
+    def queries_of(self, z: int, y: int) -> range:
+        """Return the queries of the tiles (any x, y) of level z; empty beyond the last query."""
+        return self._stretch(z, y, self.queries)
+
+    def keys_of(self, z: int, x: int) -> range:
+        """Return the keys of the tiles (x, any y) of level z; empty beyond the last key."""
+        return self._stretch(z, x, self.keys)
+
+    def _stretch(self, z: int, number: int, size: int) -> range:
+        count = self.side * self.cells(z)
+        return range(min(number * count, size), min((number + 1) * count, size))
+
+    def has(self, z: int, x: int, y: int) -> bool:
+        """Return whether there is a tile (x, y) of level z."""
+        return (
+            0 <= z <= self.max_zoom
+            and min(x, y) >= 0
+            and len(self.keys_of(z, x)) > 0
+            and len(self.queries_of(z, y)) > 0
+        )
 
 
 class Tile(NamedTuple):
@@ -60,8 +117,7 @@ class Tiles:
 
     Example:
         >>> import telescope as ts, torch
-        >>> from telescope.tiles import Tiles
-        >>> from telescope.tiles.head_scores import OneHead
+        >>> from telescope.tiles import OneHead, Tiles
         >>> zeros = torch.zeros(1, 1, 4, 2)
         >>> tiles = Tiles(OneHead(zeros, zeros, None, ts.Attention(mask=ts.causal)), side=2)
         >>> tiles.pyramid.max_zoom
@@ -88,6 +144,7 @@ class Tiles:
         cells = self.pyramid.cells(z)
         columns = self.pyramid.keys_of(z, x)
         queries = self.pyramid.queries_of(z, y)
+        # Pool the queries that the budget allows to read.
         rows, stride = self._choose_rows(queries, len(columns), budget, self.row_sums.has_lse)
         pixel = (rows - queries.start) // max(cells, stride)
         height = int(pixel[-1]) + 1
@@ -107,6 +164,7 @@ class Tiles:
         rows, stride = self._choose_rows(queries, 0, budget, self.row_sums.summed)
         entropy = self.row_sums.entropy_of(rows) * log(2.0)
         pixel = (rows - queries.start) // max(cells, stride)
+        # The mean over the queries read of each pixel
         count = torch.bincount(pixel)
         mean = entropy.new_zeros(len(count)).index_add_(0, pixel, entropy) / count
         mean = _repeat_rows(mean[:, None], queries, cells, stride)[:, 0]
@@ -122,6 +180,7 @@ class Tiles:
         rows, stride = self._choose_rows(
             range(self.scores.size[0]), len(columns), budget, self.row_sums.has_lse
         )
+        # All queries fall into one row of pixels, whose mean share is what the keys receive.
         one_pixel = torch.zeros_like(rows)
         lse = self.row_sums.lse_of(rows)
         share, _ = pool_to_pixels(
@@ -144,6 +203,7 @@ class Tiles:
         Half, so that a sample comes quickly; a larger budget improves it. Sums computed before
         lower the cost only if none is missing, so that tiles in a row sample the same queries.
         """
+        # Double the stride until the sample is cheap enough, or too small to tell anything.
         stride = 1
         while True:
             rows = sample_queries(queries, stride).to(has_sum.device)
@@ -157,8 +217,7 @@ class Tiles:
         if not self.pyramid.has(z, x, y):
             raise ValueError(
                 f"there is no tile {z}/{x}/{y} of {self.scores.size[0]:,} queries x "
-                f"{self.scores.size[1]:,} keys; "
-                f"levels go from 0 to {self.pyramid.max_zoom}"
+                f"{self.scores.size[1]:,} keys; levels go from 0 to {self.pyramid.max_zoom}"
             )
 
     def _framed(
@@ -175,3 +234,100 @@ def _repeat_rows(
 ) -> Float[Tensor, "height columns"]:
     """Return a row for each row of pixels, where one query stands for several of them."""
     return numbers.repeat_interleave(max(1, stride // cells), 0)[: -(-len(queries) // cells)]
+
+
+# ------------------------------------------------------------------------------------------- pixels
+
+
+def sample_queries(rows: range, stride: int) -> Int[Tensor, " some"]:
+    """Return one pseudorandom query of every `stride` neighbours, where `stride` is a power of two.
+
+    The sample of a stretch is that of its first or of its second half, so that coarse levels read
+    queries that finer levels read too. It depends on the position alone, so that equal requests get
+    equal answers. Every second or fourth query instead could coincide with a period of the text,
+    and draw a diagonal too bright.
+    """
+    # From the whole stretch down to single queries: go to its first or its second half.
+    start = torch.arange(rows.start, rows.stop, stride)
+    half = stride // 2
+    while half:
+        second = _coin_flips(start, half)
+        start = torch.where(second & (start + half < rows.stop), start + half, start)
+        half //= 2
+    return start
+
+
+def _coin_flips(start: Int[Tensor, " some"], half: int) -> Tensor:
+    """Return a pseudorandom bool for each position: the mixing of splitmix64 (Steele et al. 2014),
+    cut to 63 bits.
+    """
+    mixed = (start + half) * 0x1E3779B97F4A7C15 + torch.tensor(half) * 0x3F58476D1CE4E5B9
+    for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):
+        mixed = (mixed ^ ((mixed >> shift) & (2 ** (63 - shift) - 1))) * factor
+    return (mixed >> 40) & 1 == 1
+
+
+def pool_to_pixels(
+    scores: HeadScores,
+    rows: Int[Tensor, " row"],
+    lse: Float[Tensor, " row"],
+    pixel: Int[Tensor, " row"],
+    height: int,
+    columns: range,
+    cells: int,
+) -> tuple[Float[Tensor, "height width"], Float[Tensor, "height width"]]:
+    """Return log2 of the share and of the largest weight of each pixel; -inf where all is masked.
+
+    rows     the queries to read, and their lse in bits
+    pixel    the row of pixels, below `height`, that each query falls into
+    cells    how many of the keys `columns` a pixel has
+    """
+    # First the keys of each query, block by block; then the queries of each pixel.
+    width = -(-len(columns) // cells)
+    largest = lse.new_full((len(rows), width), -torch.inf)
+    shares = largest.clone() if cells > 1 else largest
+    shift = lse.masked_fill(lse == -torch.inf, 0.0)[:, None]
+    for part, taken, block in scores.blocks(rows, columns, cells):
+        block = block.sub_(shift[part])
+        pixels = slice(taken.start // cells, -(-taken.stop // cells))
+        if block.shape[-1] % cells:  # the last pixel has fewer keys
+            block = pad(block, (0, -block.shape[-1] % cells), value=-torch.inf)
+        block = block.view(len(block), -1, cells)
+        largest[part, pixels] = block.amax(-1)
+        if cells > 1:
+            shares[part, pixels] = _log2_sum(block, largest[part, pixels])
+    return _pool_rows(shares, largest, pixel, height)
+
+
+def _log2_sum(
+    block: Float[Tensor, "row pixel key"], largest: Float[Tensor, "row pixel"]
+) -> Float[Tensor, "row pixel"]:
+    """Return log2 Σ 2^x over the keys of a pixel."""
+    # Without a shift first: it is one pass less, and seldom underflows.
+    summed = torch.exp2(block).sum(-1)
+    if bool(((summed < FAINT) & (largest > -torch.inf)).any()):
+        shift = largest.masked_fill(largest == -torch.inf, 0.0)
+        return torch.exp2(block - shift[..., None]).sum(-1).log2() + shift
+    return summed.log2()
+
+
+def _pool_rows(
+    shares: Float[Tensor, "row width"],
+    largest: Float[Tensor, "row width"],
+    pixel: Int[Tensor, " row"],
+    height: int,
+) -> tuple[Float[Tensor, "height width"], Float[Tensor, "height width"]]:
+    """Return, over the queries of each pixel, the log2 of their mean share and of their largest
+    weight.
+    """
+    count = torch.bincount(pixel, minlength=height).clamp(min=1)
+    if len(shares) == height and bool((count == 1).all()):
+        return shares, largest
+    # The mean of shares given by their logs: shift by the largest of each pixel.
+    where = pixel[:, None].expand_as(shares)
+    empty = shares.new_full((height, shares.shape[1]), -torch.inf)
+    best = empty.scatter_reduce(0, where, shares, "amax")
+    shift = best.masked_fill(best == -torch.inf, 0.0)
+    summed = torch.zeros_like(empty).index_add_(0, pixel, torch.exp2(shares - shift[pixel]))
+    mean = torch.log2(summed / count[:, None]) + shift
+    return mean, empty.scatter_reduce(0, where, largest, "amax")

@@ -17,8 +17,8 @@ from telescope.measures import BatchTokens, Places, habit_sums, habits
 from telescope.measures import places as module
 from telescope.measures.habits import NAMES
 from telescope.measures.table import KEY_RULES, AtOffset, FarKeys, FirstToken, TokenMatch
-from telescope.surveys import ENGINES, blocks, fused, launch, reference, survey_unchecked, within
-from telescope.surveys import marks as marked
+from telescope.surveys import ENGINES, blocks, fused, launch, matrix, reference, requests, survey_unchecked
+from telescope.surveys import shares as within
 from telescope.surveys import triton as engine
 
 RULES = [*KEY_RULES.values()]
@@ -118,7 +118,7 @@ def test_sums_agree(path, padded, case):
         patch.setattr(module, "FAR", 3)
         patch.setattr(habits, "BLOCK", {"cpu": 40, "cuda": 40})
         patch.setattr(within, "TILE", 3)
-        patch.setattr(marked, "TILE", 3)
+        patch.setattr(requests, "TILE", 3)
         patch.setattr(within, "SCORES", {"cpu": 400, "cuda": 400})
         patch.setattr(blocks, "ROWS", 4)
         places = placed(attention, shape, BatchTokens(ids))
@@ -140,7 +140,7 @@ def test_sums_of_selected_queries(path, case, chosen):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SMALL", {"cpu": 2**16 if path == "rows" else -1})
         patch.setattr(within, "TILE", 3)
-        patch.setattr(marked, "TILE", 3)
+        patch.setattr(requests, "TILE", 3)
         places = placed(attention, shape, BatchTokens(ids), positions)
         got = summed(q[:, :, rows], k, some, places, path=path)
     expected = truth(q[:, :, rows], k, some, positions, ids, [0] * shape.batch)
@@ -173,7 +173,7 @@ def test_the_kernel_agrees(attention, monkeypatch):
     need_triton()
     monkeypatch.setattr(module, "SMALL", {"cpu": -1})
     monkeypatch.setattr(module, "FAR", 9)
-    for one in (launch, engine):
+    for one in (matrix, launch, engine):
         monkeypatch.setattr(one, "BM", 16)
         monkeypatch.setattr(one, "BN", 32)
     monkeypatch.setattr(engine, "cannot", lambda *given: None)

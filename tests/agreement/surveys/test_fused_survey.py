@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from support.strategies import Shape, definitions, seeds, tensors
-from telescope.surveys import dispatch, fused
+from telescope.surveys import device, dispatch, fused
 from telescope.tasks import doctor
 
 pytest.importorskip("numba")
@@ -32,7 +32,7 @@ def in_parts(threads, step):
     """Cut rows into parts for so many threads, and a part into calls of the kernel with so many scores."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: threads)
-        patch.setattr(fused, "STEP", step)
+        patch.setattr(device, "STEP", step)
         yield
 
 
@@ -148,7 +148,7 @@ def test_an_error_in_one_thread_stops_the_others():
         yield
 
     with in_parts(2, 2**26), pytest.raises(MemoryError, match="of a task"):
-        fused._run_in_threads([lambda i=i: task(i) for i in range(10_000)])
+        device.run_in_threads([lambda i=i: task(i) for i in range(10_000)])
     assert len(begun) < 10_000
     numbers()  # the threads are as good as before
 
@@ -166,7 +166,7 @@ def test_threads_are_those_of_torch():
         return current_thread().name
 
     with in_parts(1, 2**26):
-        fused._run_in_threads([task] * 4)
+        device.run_in_threads([task] * 4)
     assert names == {current()}
 
 

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from support.strategies import Shape, tensors
-from telescope.surveys.key_scores import key_scores
+from telescope.surveys import key_scores
 
 
 @pytest.mark.parametrize("reduce", ["mean", "max", "sum"])

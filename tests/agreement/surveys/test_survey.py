@@ -26,8 +26,8 @@ from support.strategies import (
 )
 from telescope.surveys import ENGINES, blocks, chunked, reference
 from telescope.surveys import blocks as scores
-from telescope.surveys.cells import grid, segments
 from telescope.surveys.dispatch import pool
+from telescope.surveys.requests import grid, segments
 
 FAST = ["chunked", "fused"]
 on_every_engine = pytest.mark.parametrize("engine", FAST)

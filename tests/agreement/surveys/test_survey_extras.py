@@ -11,7 +11,7 @@ from test_survey import all_scores, block_sizes, blocks_of, whole
 
 import telescope as ts
 from support.strategies import Shape, assert_near, definitions, dtypes, layouts, masks, normal, seeds, shapes, tensors
-from telescope.surveys import ENGINES, mask_share
+from telescope.surveys import ENGINES, shares
 
 on_all = pytest.mark.parametrize("engine", ["reference", "chunked", "fused"])
 
@@ -79,14 +79,14 @@ def test_equal_weights_belong_to_the_first_query(engine):
 def test_a_union_of_spans_is_computed_span_by_span(monkeypatch):
     """The share inside of window | prefix costs the area of both, and no pair is counted twice."""
     q, k, _ = tensors(Shape(1, 2, 1, 64, 64, 8), 0, torch.float32)
-    parts = mask_share.disjoint_parts(ts.causal & (ts.window(8) | ts.prefix(4)), q, k)
+    parts = shares.disjoint_parts(ts.causal & (ts.window(8) | ts.prefix(4)), q, k)
     seen = torch.stack([part.block(64, 64)[0, 0] for part in parts])
     assert torch.equal(seen.any(0), (ts.causal & (ts.window(8) | ts.prefix(4))).block(64, 64)[0, 0])
     assert int(seen.sum(0).max()) == 1
     assert all(part.spans(ts.Pairs.block(64, 0, of=(64, 64)), 64).whole for part in parts)
     computed = []
     monkeypatch.setattr(
-        mask_share,
+        shares,
         "log_sum_exp",
         lambda engine, q, k, attention: computed.append(attention.mask) or torch.zeros(1, 2, 64),
     )

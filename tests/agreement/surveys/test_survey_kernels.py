@@ -7,10 +7,9 @@ import telescope as ts
 from support.needs import need_triton
 from support.strategies import Shape, assert_near, normal, tensors
 from telescope.attention import values
-from telescope.surveys import exact_rows, launch, reference
+from telescope.surveys import launch, matrix, reference
 from telescope.surveys import triton as engine
-from telescope.surveys.cells import grid, segments
-from telescope.surveys.extras import Extras
+from telescope.surveys.requests import Extras, grid, segments
 
 need_triton()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them on the GPU")
@@ -19,10 +18,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     """Set tiles of 16 rows and 32 keys, so that a small matrix has many."""
-    for module in (launch, engine):
+    for module in (matrix, launch, engine):
         monkeypatch.setattr(module, "BM", 16)
         monkeypatch.setattr(module, "BN", 32)
-    monkeypatch.setattr(launch, "BLOCK", 32)
+    monkeypatch.setattr(matrix, "BLOCK", 32)
     monkeypatch.setattr(launch, "GROUP", 2)
     monkeypatch.setattr(launch, "LEAST_KEYS", 32)
     monkeypatch.setattr(launch, "MANY_TILES", 1)
@@ -90,7 +89,7 @@ def test_the_check_of_an_lse_agrees(shape, attention, off):
     lse = reference.summarize(q, k, attention, None, 0, None).lse + off
     batch, heads, rows = (range(0, size, max(1, size - 1)) for size in lse.shape)
     got = engine.row_numbers(q, k, attention, lse, batch, heads, rows)
-    exact = exact_rows.row_numbers(q, k, attention, lse, batch, heads, rows)
+    exact = reference.row_numbers(q, k, attention, lse, batch, heads, rows)
     seen = exact[3].isfinite()
     assert torch.equal(got[3].isfinite(), seen)
     assert_near(got[:, seen], exact[:, seen], torch.float32, unit=32.0)
@@ -159,7 +158,7 @@ def test_rows_of_equal_scores(n):
 
 
 def test_a_row_with_more_candidate_blocks_than_capacity(monkeypatch):
-    monkeypatch.setattr(launch, "search_capacity", lambda top: (1, 64))
+    monkeypatch.setattr(matrix, "search_capacity", lambda top: (1, 64))
     q, k, _ = tensors(Shape(1, 1, 1, 20, 70, 16), dtype=torch.float32)
     got, truth = surveyed(q, k, ts.Attention(mask=ts.causal))
     assert torch.equal(got.top_keys, truth.top_keys)
@@ -167,7 +166,7 @@ def test_a_row_with_more_candidate_blocks_than_capacity(monkeypatch):
 
 def test_a_tile_of_several_blocks(monkeypatch):
     """The maximum of each block is noted; the last block is beyond the last key."""
-    for module in (launch, engine):
+    for module in (matrix, launch, engine):
         monkeypatch.setattr(module, "BN", 64)
     q, k, _ = tensors(Shape(1, 1, 1, 20, 80, 16), dtype=torch.float32)
     for mask in (ts.causal, ts.everyone, ts.causal & ts.window(9)):
@@ -236,10 +235,10 @@ def test_a_mask_that_is_written_to_is_read_again():
     attention = ts.Attention(mask=ts.causal & ts.documents(texts))
     held = next(iter(values.tensors(attention.mask)))
     before, _ = surveyed(q, k, attention)
-    engine._spans_and_event.cache_clear()
+    matrix._spans_and_event.cache_clear()
     surveyed(q, k, attention)
     surveyed(q, k, attention)
-    assert engine._spans_and_event.cache_info().hits > 0
+    assert matrix._spans_and_event.cache_info().hits > 0
     held[..., 20:30] = held[..., 0:1].clone()
     after, _ = surveyed(q, k, attention)
     assert not torch.equal(before.lse, after.lse)

@@ -20,9 +20,8 @@ from telescope.recording.call_facts import CallFacts
 from telescope.recording.queries_keys_call import OneHead, QueriesKeysCall, one_head
 from telescope.recording.storage import GrowingTensor
 from telescope.tiles import Pyramid, Tiles
-from telescope.tiles.pyramid import sample_queries
-from telescope.tiles.row_sums import sum_rows
-from telescope.tiles.tiles import SHARED
+from telescope.tiles.scores import sum_rows
+from telescope.tiles.tiles import SHARED, sample_queries
 
 inf = torch.inf
 
@@ -310,7 +309,7 @@ def test_threads_share_the_row_sums(monkeypatch):
         sleep(0.01)
         return sum_rows(scores, rows)
 
-    monkeypatch.setattr("telescope.tiles.row_sums.sum_rows", slowly)
+    monkeypatch.setattr("telescope.tiles.scores.sum_rows", slowly)
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(tiles.tile, 0, 0, 0, 2**40) for _ in range(4)]
         problems = [one.exception() for one in futures]

@@ -9,10 +9,9 @@ import torch
 
 import telescope as ts
 from support.needs import need_triton
-from telescope.surveys import compiling, launch_cache
+from telescope.surveys import device
 from telescope.surveys import triton as engine
-from telescope.surveys.cells import grid
-from telescope.surveys.extras import Extras
+from telescope.surveys.requests import Extras, grid
 
 need_triton()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="it replaces triton's driver")
@@ -69,14 +68,14 @@ def variants(monkeypatch, hopper):
         function.warmup(*arguments, grid=grid, **settings)
 
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", record)
-    monkeypatch.setattr(launch_cache, "LaunchCache", lambda: specialize)
-    monkeypatch.setattr(launch_cache, "compile_in_parallel", lambda compilations: [each() for each in compilations])
+    monkeypatch.setattr(device, "LaunchCache", lambda: specialize)
+    monkeypatch.setattr(device, "compile_in_parallel", lambda compilations: [each() for each in compilations])
     monkeypatch.setattr(
-        launch_cache, "_compile", lambda device, kernel, grid, given, kept: specialize(kernel, grid, *given, **kept)
+        device, "_compile", lambda device, kernel, grid, given, kept: specialize(kernel, grid, *given, **kept)
     )
-    launch_cache._launch_cache.cache_clear()
+    device._launch_cache.cache_clear()
     yield found
-    launch_cache._launch_cache.cache_clear()
+    device._launch_cache.cache_clear()
 
 
 def survey(
@@ -160,23 +159,23 @@ def test_all_kernels_of_a_survey_are_compiled_before_it(variants, monkeypatch, c
     variants.clear()
     ((matrix, needs_lse, top, cells, extras),) = asked
     rehearse = partial(engine._rehearse, next(matrix.bands(top=top)), needs_lse, top, cells, extras)
-    launch_cache.compile_ahead(torch.device("cpu"), rehearse)
+    device.compile_ahead(torch.device("cpu"), rehearse)
     assert variants == launched
 
 
 def test_a_slow_compilation_is_announced_once_and_its_error_raised(hopper, monkeypatch, caplog):
     caplog.set_level("INFO", logger="telescope")
-    monkeypatch.setattr(compiling, "SECONDS", 0.05)
-    monkeypatch.setattr(compiling, "keep_triton_key", lambda: None)
+    monkeypatch.setattr(device, "SECONDS", 0.05)
+    monkeypatch.setattr(device, "keep_triton_key", lambda: None)
     finished = []
-    compiling.compile_in_parallel([lambda: finished.append(sleep(0.3))] * 3)
+    device.compile_in_parallel([lambda: finished.append(sleep(0.3))] * 3)
     assert len(finished) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "compiling the GPU's survey kernels for this definition; this is done once on a machine"
     ]
     usual = sys.getswitchinterval()
     with pytest.raises(ZeroDivisionError):
-        compiling.compile_in_parallel([lambda: None, lambda: 1 // 0])
+        device.compile_in_parallel([lambda: None, lambda: 1 // 0])
     assert sys.getswitchinterval() == usual
 
 
@@ -192,6 +191,6 @@ def test_tritons_hash_of_itself_is_computed_once_on_a_machine(monkeypatch, tmp_p
 
     for _ in range(2):  # two processes
         monkeypatch.setattr(cache, "triton_key", compute)
-        compiling.keep_triton_key.__wrapped__()
+        device.keep_triton_key.__wrapped__()
         assert cache.triton_key() == cache.triton_key() == "3.9-a hash"
     assert len(computed) == 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from telescope.surveys.launch_cache import launch_cache_for
+from telescope.surveys.device import launch_cache_for
 
 GRID = (3, 2)
 

@@ -23,7 +23,7 @@ from ...anatomy import token_embeddings
 from ...engines import attend, torch_modes
 from ...recording.attention_call import AttentionCall
 from ...recording.names import Modules, attentions_inside
-from ...surveys.exact_rows import masked_rows
+from ...surveys import masked_rows
 from ...words import format_bytes
 from ..interceptor import (
     HandledCall,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...attention import Both
 from ...engines import repeat_key_heads
 from ...recording.attention_call import AttentionCall
-from ...surveys.exact_rows import masked_rows
+from ...surveys import masked_rows
 
 _verified: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()
 """The kinds of call that were verified for each module: one check of each is enough. Weak, so that

@@ -4,7 +4,7 @@ a map.
 
 import triton.language as tl
 
-from .tiles import (
+from . import (
     HIDDEN,
     LN_2,
     LOG2_E,
@@ -21,9 +21,10 @@ from .tiles import (
 
 @kernel
 def log_sum_exp(
-    q, k, rule, tiles, SINKS, LSE, rows, keys, heads, group, width, row_tiles, lse_stride, has_sinks, part_keys,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    TILES: tl.constexpr,
+    q, k, rule, tiles, SINKS, LSE,
+    rows, keys, heads, group, width, row_tiles, lse_stride, has_sinks, part_keys,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Write ln Σ exp(score) of BM rows, which are TILES tiles; with has_sinks, SINKS (heads,)
     included.
@@ -31,6 +32,7 @@ def log_sum_exp(
     Where rows are few, several programs share their keys: each takes part_keys of them, and writes
     to LSE (part, bh, row).
     """
+    # The last rows first: under a causal mask they take longest.
     m = tl.num_programs(0) - 1 - tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // heads
@@ -39,6 +41,7 @@ def log_sum_exp(
     row = rm[:, None]
     cn = tl.arange(0, BN)
     query_tile = load(q, b, h, rm, rows, width, D, EVEN)
+    # The keys that some of these rows see, and those that all of them see
     tile = m * TILES + tl.arange(0, TILES)
     at = b * tiles.batch + tile
     valid = tile < row_tiles
@@ -51,22 +54,14 @@ def log_sum_exp(
     )
     inner_first = tl.max(tl.load(tiles.inner_first + at, mask=valid, other=0), 0)
     inner_stop = tl.min(tl.load(tiles.inner_stop + at, mask=valid, other=keys), 0)
+    # Add up 2^(x - largest), and rescale the sum when the largest x so far grows.
     largest = tl.full([BM], NOWHERE, tl.float32)
     total = tl.zeros([BM], tl.float32)
     for n in range(first, stop, BN):
         key = (n + cn)[None, :]
         key_tile = load(k, b, h // group, n + cn, keys, width, D, EVEN).T
-        x = log2_weights(
-            tl.dot(query_tile, key_tile, input_precision=PRECISION),
-            0.0,
-            row,
-            key,
-            b,
-            h,
-            rule,
-            rows,
-            keys,
-        )
+        product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
+        x = log2_weights(product, 0.0, row, key, b, h, rule, rows, keys)
         if (n < inner_first) | (n + BN > inner_stop):
             x = hide(x, row, key, b, h, rule, rows, keys)
         new_largest = tl.maximum(largest, tl.max(x, 1))
@@ -74,11 +69,13 @@ def log_sum_exp(
             tl.exp2(x - new_largest[:, None]), 1
         )
         largest = new_largest
+    # The sink is one more score; the first part of the keys has it.
     if (has_sinks != 0) & (part == 0):
         sink = tl.load(SINKS + h)
         new_largest = tl.maximum(largest, sink)
         total = total * tl.exp2(largest - new_largest) + tl.exp2(sink - new_largest)
         largest = new_largest
+    # A row that sees nothing has lse -inf.
     nothing = total == 0.0
     lse = tl.where(
         nothing, float("-inf"), (largest + tl.log2(tl.where(nothing, 1.0, total))) * LN_2
@@ -88,8 +85,9 @@ def log_sum_exp(
 
 @kernel
 def check_rows(
-    q, k, LSE, rule, SINKS, NUMBERS, rows, keys, heads, group, width, lse_stride, has_sinks, batch_step, head_step,
-    row_step, row_count,
+    q, k, LSE, rule, SINKS, NUMBERS,
+    rows, keys, heads, group, width, lse_stride, has_sinks, batch_step, head_step, row_step,
+    row_count,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write, for row_count rows of a head, with the sink as one more score: the sum of their
@@ -106,6 +104,7 @@ def check_rows(
     valid = slot < row_count
     query_tile = load(q, b, h, rm, rows, width, D, False)
     lse = tl.load(LSE + (b * heads + h) * lse_stride + rm, mask=valid, other=0.0)
+    # Start with the sink, if there is one.
     total = tl.zeros([BM], tl.float32)
     total_base_2 = tl.zeros([BM], tl.float32)
     absolute = tl.zeros([BM], tl.float32)
@@ -120,20 +119,14 @@ def check_rows(
         key = (n + cn)[None, :]
         key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
         product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
-        x = hide(
-            log2_weights(product, 0.0, row, key, b, h, rule, rows, keys),
-            row,
-            key,
-            b,
-            h,
-            rule,
-            rows,
-            keys,
-        )
+        x = log2_weights(product, 0.0, row, key, b, h, rule, rows, keys)
+        x = hide(x, row, key, b, h, rule, rows, keys)
+        # Here x is the score itself, to base two: both readings of LSE are subtracted from it.
         total += tl.sum(tl.exp2(x - (lse * LOG2_E)[:, None]), 1)
         total_base_2 += tl.sum(tl.exp2(x - lse[:, None]), 1)
         absolute = tl.maximum(absolute, tl.max(tl.where(x > NOWHERE, tl.abs(x), 0.0), 1))
         largest = tl.maximum(largest, tl.max(x, 1))
+    # Write the four numbers, those of scores in natural units.
     at = NUMBERS + program * row_count + slot
     step = tl.num_programs(0) * tl.num_programs(1) * row_count
     tl.store(at, total, mask=valid)
@@ -145,9 +138,10 @@ def check_rows(
 @kernel
 def statistics(
     q, k, LSE, rule, tiles, RECEIVED, ENTROPY, MAXIMA, MAP, NORMS, CARRIED, LARGEST, LARGEST_ROW,
-    rows, keys, heads, group, width, row_tiles, lse_stride, cell_rows, cell_keys, map_columns, map_size, first_row,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    rows, keys, heads, group, width, row_tiles, lse_stride, cell_rows, cell_keys, map_columns,
+    map_size, first_row,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Add what BN keys contribute: to RECEIVED, to the ENTROPY of every row, and to the MAP unless
     that is None.
@@ -166,6 +160,7 @@ def statistics(
     cm = tl.arange(0, BM)
     key = rn[None, :]
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
+    # Sums along columns are kept for each element of half a tile, and reduced at the end.
     received = tl.zeros([BM // 16, 8, BN], tl.float32)
     pooled = tl.zeros([BM], tl.float32)
     if NORMS is not None:
@@ -174,13 +169,11 @@ def statistics(
     if MAP is not None:
         per_cell = cell_rows // BM
         cell = (first_row // BM + begin) // per_cell
-        tiles_left = (
-            (cell + 1) * per_cell - first_row // BM - begin
-        )  # tiles of rows that the cell still takes
+        # Tiles of rows that the cell still takes
+        tiles_left = (cell + 1) * per_cell - first_row // BM - begin
         cell = cell * map_columns + n // cell_keys
-    for first_tile in range(
-        begin, end, GROUP
-    ):  # a loop within a loop: a condition in the inner one costs more
+    # A loop within a loop: a condition in the inner one costs more.
+    for first_tile in range(begin, end, GROUP):
         if LARGEST is not None:
             largest_weight = tl.zeros([BM // 16, 8, BN], tl.float32)
         for m in range(first_tile, tl.minimum(first_tile + GROUP, end)):
@@ -192,11 +185,11 @@ def statistics(
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             if (m < unmasked_begin) | (m >= unmasked_end):
                 x = hide(x, row, key, b, h, rule, rows, keys)
+            # Columns: a thread has both rows of a pair, so that half of the registers suffice.
             weight = tl.exp2(x)
-            pairs = tl.reshape(
-                weight, [BM // 16, 2, 8, BN]
-            )  # a thread has both: half of the registers
+            pairs = tl.reshape(weight, [BM // 16, 2, 8, BN])
             received += tl.sum(pairs, 1)
+            # Rows: other programs add to the same rows.
             tl.atomic_add(
                 ENTROPY + bh * lse_stride + rm,
                 tl.sum(weight * x, 1) * -LN_2,
@@ -204,9 +197,8 @@ def statistics(
                 sem="relaxed",
             )
             if NORMS is not None:
-                if (LARGEST is not None) & (
-                    MAXIMA is not None
-                ):  # too few registers to hold the norms
+                # Too few registers to hold the norms: volatile, or the compiler would hold them.
+                if (LARGEST is not None) & (MAXIMA is not None):
                     norm = tl.load(
                         NORMS + bh * keys + rn, mask=rn < keys, other=0.0, volatile=True
                     )[None, :]
@@ -218,6 +210,7 @@ def statistics(
                 )
             if LARGEST is not None:
                 largest_weight = tl.maximum(largest_weight, tl.max(pairs, 1))
+            # The largest x of each row in each block: the top is searched by them.
             if MAXIMA is not None:
                 largest = tl.max(tl.reshape(x, [BM, BN // BLOCK, BLOCK]), 2)
                 largest = tl.where(largest > NOWHERE, tl.maximum(largest, LOWEST), float("-inf"))
@@ -225,13 +218,13 @@ def statistics(
                     0, BN // BLOCK
                 )[None, :]
                 tl.store(MAXIMA + where * row_tiles * BM + row, largest.to(MAXIMA.dtype.element_ty))
+            # A cell is finished with its last tile of rows, or with the last tile of all.
             if MAP is not None:
                 pooled += tl.sum(weight, 1)
                 tiles_left -= 1
                 if (tiles_left == 0) | (m == end - 1):
-                    part = tl.sum(
-                        tl.reshape(pooled, [BM // 16, 16]), 1
-                    )  # 16 rows are one warp's: no synchronisation
+                    # 16 rows are one warp's: no synchronisation
+                    part = tl.sum(tl.reshape(pooled, [BM // 16, 16]), 1)
                     tl.atomic_add(
                         MAP + bh * map_size + cell + tl.zeros_like(part).to(tl.int32),
                         part,
@@ -241,8 +234,9 @@ def statistics(
                     tiles_left = per_cell
                     cell = cell + map_columns
         if LARGEST is not None:
+            # LARGEST is in memory: the loop over tiles needs the registers.
             largest_weight = tl.max(tl.max(largest_weight, 0), 0)
-            at = bh * keys + rn  # LARGEST is in memory: the loop over tiles needs the registers
+            at = bh * keys + rn
             better = (largest_weight > tl.load(LARGEST + at, mask=rn < keys, other=0.0)) & (
                 rn < keys
             )
@@ -255,9 +249,10 @@ def statistics(
 
 @kernel
 def find_largest_rows(
-    q, k, LSE, rule, tiles, ORDER, LARGEST_ROW, rows, keys, heads, group, width, lse_stride, first_row,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP: tl.constexpr,
+    q, k, LSE, rule, tiles, ORDER, LARGEST_ROW,
+    rows, keys, heads, group, width, lse_stride, first_row,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Replace the first row of a GROUP of tiles in LARGEST_ROW by the row that gives the key its
     largest weight.
@@ -271,6 +266,7 @@ def find_largest_rows(
     cm = tl.arange(0, BM)
     at = tl.program_id(0) * BN + tl.arange(0, BN)
     rn = tl.load(ORDER + bh * keys + at, mask=at < keys, other=keys).to(tl.int32)
+    # The tiles of rows that the groups of these keys span
     first = tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=-1) - first_row
     own = (rn < keys) & (first >= 0) & (first < rows)
     first = first // BM
@@ -293,10 +289,12 @@ def find_largest_rows(
             seen = tl.load(tiles.inner_first + b * tiles.batch + m) <= lowest
             if (tl.load(tiles.inner_stop + b * tiles.batch + m) <= highest) | (seen == 0):
                 x = hide(x, row, key, b, h, rule, rows, keys)
+            # Only the tiles of a key's own group count.
             x += tl.where((m >= first) & (m < first + GROUP), 0.0, HIDDEN)[None, :]
             better = x > best
             best = tl.where(better, x, best)
             best_tile = tl.where(better, m, best_tile)
+        # The lowest of the rows that have it
         largest = tl.max(best, 0)[None, :]
         found = tl.min(tl.where(best == largest, best_tile * BM + cm[:, None], rows), 0)
         tl.store(LARGEST_ROW + bh * keys + rn, first_row + found, mask=own)

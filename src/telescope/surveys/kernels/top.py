@@ -1,6 +1,8 @@
 """Find the `top` largest weights of each row, largest first.
 
-`statistics` wrote down the largest x = log2(weight) of each row in each block of keys. In this order:
+`statistics` wrote down the largest x = log2(weight) of each row in each block of keys. In this
+order:
+
 find_blocks       bounds the `top` largest x of a row from below by a threshold, and lists the
                   blocks that reach it
 group_rows        sorts these (row, block) pairs by block
@@ -13,7 +15,7 @@ search_all_keys   searches the few rows whose lists were too short, from the fir
 
 import triton.language as tl
 
-from .tiles import (
+from . import (
     EMPTY,
     HIDDEN,
     LOWEST,
@@ -41,7 +43,8 @@ def _nth_largest(values, n, AXIS: tl.constexpr):
 
 @kernel
 def find_blocks(
-    MAXIMA, tiles, THRESHOLD, ROW_COUNT, BLOCK_COUNT, ROW_BLOCKS, COMMON, heads, row_tiles, key_blocks, top,
+    MAXIMA, tiles, THRESHOLD, ROW_COUNT, BLOCK_COUNT, ROW_BLOCKS, COMMON,
+    heads, row_tiles, key_blocks, top,
     BM: tl.constexpr, BN: tl.constexpr, CLASSES: tl.constexpr, BLOCK_CAPACITY: tl.constexpr,
     MOST_COMMON: tl.constexpr,
 ):  # fmt: skip
@@ -62,6 +65,7 @@ def find_blocks(
     tile = (bh // heads) * tiles.batch + m
     first = tl.load(tiles.first + tile) // BN
     stop = tl.cdiv(tl.load(tiles.stop + tile), BN)
+    # The largest x of each class of blocks: block n is in class n % CLASSES
     class_id = tl.arange(0, CLASSES)
     best = tl.full([CLASSES, BM], HIDDEN, tl.float32)
     for n in range(first, stop, CLASSES):
@@ -74,10 +78,12 @@ def find_blocks(
     # maxima are equal.
     distinct = (best.to(tl.int32, bitcast=True) | class_id[:, None]).to(tl.float32, bitcast=True)
     nth = _nth_largest(distinct, top, 0)
+    # Without the class; below LOWEST all maxima are stored as equal, and every key reaches.
     threshold = (nth.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
     threshold = tl.where(threshold > LOWEST + 64, threshold, NOWHERE)
     tl.store(THRESHOLD + bh * padded_rows + row, threshold)
 
+    # List the blocks that reach it, and count the rows of each block.
     common = 0
     count = tl.zeros([BM], tl.int32)
     COMMON += (bh * row_tiles + m) * (MOST_COMMON + 1)
@@ -90,6 +96,7 @@ def find_blocks(
         reaching = (largest >= threshold[None, :]).to(tl.int32)
         place = count[None, :] + tl.cumsum(reaching, 0) - reaching
         listed = reaching * (place < BLOCK_CAPACITY)
+        # Each row that lists a block gets a rank among them.
         added = tl.sum(listed, 1)
         before = tl.atomic_add(
             ROW_COUNT + bh * key_blocks + block, added, mask=added > 0, sem="relaxed"
@@ -98,6 +105,7 @@ def find_blocks(
         entry = (block[:, None].to(tl.int64) << 32) | rank_in_block.to(tl.int64)
         tl.store(ROW_BLOCKS + row[None, :] * BLOCK_CAPACITY + place, entry, mask=listed > 0)
         count += tl.sum(reaching, 0)
+        # Blocks that more than half of these rows reach
         shared = (2 * tl.sum(reaching, 1) > BM).to(tl.int32)
         common_place = common + tl.cumsum(shared, 0)
         tl.store(COMMON + common_place, block, mask=(shared > 0) & (common_place <= MOST_COMMON))
@@ -127,8 +135,10 @@ def group_rows(
 
 @kernel
 def raise_thresholds(
-    q, k, LSE, rule, THRESHOLD, COMMON, rows, keys, heads, group, width, row_tiles, lse_stride, top,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, MOST_COMMON: tl.constexpr,
+    q, k, LSE, rule, THRESHOLD, COMMON,
+    rows, keys, heads, group, width, row_tiles, lse_stride, top,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    MOST_COMMON: tl.constexpr,
 ):  # fmt: skip
     """Raise the THRESHOLD of BM rows that have COMMON blocks, to the `top`-th largest among the
     maxima of BN classes of these blocks' keys.
@@ -147,6 +157,7 @@ def raise_thresholds(
         row = rm[:, None]
         query_tile = load(q, b, h, rm, rows, width, D, False)
         lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
+        # The largest x of each class, the keys at one place of all these blocks
         best = tl.full([BM, BN], HIDDEN, tl.float32)
         for i in range(common):
             n = tl.load(COMMON + 1 + i) * BN
@@ -163,6 +174,7 @@ def raise_thresholds(
 def _lowest_bit(bits):
     """Return the lowest bit that is set, and its index."""
     low = bits & -bits
+    # As a float, a power of two has its index in the exponent.
     power = low.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
     return low, ((power >> 23) & 255) - 127
 
@@ -170,6 +182,7 @@ def _lowest_bit(bits):
 @helper
 def _popcount(bits):
     """Return the number of bits that are set in each 32-bit word."""
+    # Pairs, then nibbles, then bytes, which a product adds up in its highest byte
     bits -= (bits >> 1) & 0x55555555
     bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
     return (((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101 >> 24) & 63
@@ -185,7 +198,8 @@ def _low_bits(count):
 def collect_keys(
     q, k, LSE, rule, THRESHOLD, FIRST_ROW, ROW_COUNT, BLOCK_ROWS, KEY_COUNT, CANDIDATES,
     rows, keys, heads, group, width, padded_rows, lse_stride,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, KEY_CAPACITY: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    KEY_CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Collect the keys of one block that reach the THRESHOLD of a row, for the rows that list the
     block.
@@ -201,6 +215,7 @@ def collect_keys(
     cn = tl.arange(0, BN)
     word = (n + 32 * tl.arange(0, BN // 32))[None, :]
     key = (n + cn)[None, :]
+    # The rows that list this block; several programs take turns with them.
     at = bh * tl.num_programs(0) + block
     start = tl.load(FIRST_ROW + at)
     stop = start + tl.load(ROW_COUNT + at)
@@ -216,8 +231,8 @@ def collect_keys(
             query_tile = load(q, b, h, rm, rows, width, D, False)
             lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
             threshold = tl.load(THRESHOLD + offset + rm, mask=rm < rows, other=0.0)[:, None]
-            # lower: `statistics` may have rounded the same product otherwise, and rounded the
-            # maxima to 11 bits
+            # Lower: `statistics` may have rounded the same product otherwise, and rounded the
+            # maxima to 11 bits.
             threshold = tl.maximum(
                 threshold - 1e-4 - tl.abs(threshold) / 1024 - 1e-6 * tl.abs(lse), NOWHERE
             )
@@ -225,13 +240,16 @@ def collect_keys(
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             if rule.mask is not None:
                 x = hide(x, row, key, b, h, rule, rows, keys)
+            # One bit for each key that reaches it, 32 keys in a word
             words = tl.sum(
                 tl.reshape(tl.where(x >= threshold, bit[None, :], 0), [BM, BN // 32, 32]), 2
             )
             x = tl.reshape(x, [BM, BN // 32, 32])
+            # Clear the bits of keys that the row does not see.
             begin = tl.load(rule.start + b * rule.span_batch + row, mask=row < rows, other=0)
             end = tl.load(rule.stop + b * rule.span_batch + row, mask=row < rows, other=0)
             words &= _low_bits(end - word) & ~_low_bits(begin - word)
+            # Reserve slots for them, and fill the slots, a bit of every word at a time.
             counts = _popcount(words)
             before = tl.atomic_add(
                 KEY_COUNT + offset + rm, tl.sum(counts, 1), mask=rm < rows, sem="relaxed"
@@ -254,8 +272,8 @@ def collect_keys(
 @kernel
 def rank_keys(
     BLOCK_COUNT, KEY_COUNT, CANDIDATES, WEIGHTS, KEYS, OVERFULL, rows, padded_rows, lse_stride, top,
-    BM: tl.constexpr, TOP_PADDED: tl.constexpr, BLOCK_CAPACITY: tl.constexpr, KEY_CAPACITY: tl.constexpr,
-    FEW: tl.constexpr,
+    BM: tl.constexpr, TOP_PADDED: tl.constexpr, BLOCK_CAPACITY: tl.constexpr,
+    KEY_CAPACITY: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """Write the `top` largest CANDIDATES of each row, in order. OVERFULL is true for a row with
     more blocks or keys than there was room for.
@@ -274,19 +292,11 @@ def rank_keys(
     at = bh * lse_stride + row
     valid = row < rows
     if tl.max(key_count, 0) <= FEW:  # almost always
-        _store_top(
-            _load_candidates(CANDIDATES, key_count, FEW), WEIGHTS, KEYS, at, valid, top, TOP_PADDED
-        )
+        packed = _load_candidates(CANDIDATES, key_count, FEW)
+        _store_top(packed, WEIGHTS, KEYS, at, valid, top, TOP_PADDED)
     else:
-        _store_top(
-            _load_candidates(CANDIDATES, key_count, KEY_CAPACITY),
-            WEIGHTS,
-            KEYS,
-            at,
-            valid,
-            top,
-            TOP_PADDED,
-        )
+        all_packed = _load_candidates(CANDIDATES, key_count, KEY_CAPACITY)
+        _store_top(all_packed, WEIGHTS, KEYS, at, valid, top, TOP_PADDED)
 
 
 @helper
@@ -298,9 +308,10 @@ def _load_candidates(CANDIDATES, key_count, KEY_CAPACITY: tl.constexpr):
 
 @kernel
 def search_all_keys(
-    q, k, LSE, rule, tiles, OVERFULL, WEIGHTS, KEYS, rows, keys, heads, group, width, lse_stride, top,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, PROGRAMS: tl.constexpr,
-    TOP_PADDED: tl.constexpr,
+    q, k, LSE, rule, tiles, OVERFULL, WEIGHTS, KEYS,
+    rows, keys, heads, group, width, lse_stride, top,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    PROGRAMS: tl.constexpr, TOP_PADDED: tl.constexpr,
 ):  # fmt: skip
     """Write the `top` largest of overfull rows, from all of their keys. PROGRAMS programs share a
     tile of rows.
@@ -326,6 +337,7 @@ def search_all_keys(
             product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             x = hide(x, row, key, b, h, rule, rows, keys)
+            # While a new key is larger than the least of the best, it takes its place.
             new = tl.where(x > NOWHERE, _pack(x, key.to(tl.int64)), EMPTY)
             least = tl.min(best, 1)[:, None]
             while tl.max(tl.max((new > least).to(tl.int32), 1), 0) > 0:
@@ -342,6 +354,7 @@ def search_all_keys(
 @helper
 def _pack(x, key):
     """Return one int64 that grows with x and, among equal x, falls with the key."""
+    # The bits of floats have the order of the floats, once those of negative ones are inverted.
     pattern = x.to(tl.int32, bitcast=True)
     order = pattern ^ ((pattern >> 31) & 0x7FFFFFFF)
     return (order.to(tl.int64) << 32) | (0x7FFFFFFF - key)
@@ -352,12 +365,14 @@ def _store_top(packed, WEIGHTS, KEYS, at, valid, top, TOP_PADDED: tl.constexpr):
     """Write the `top` largest packed numbers of each row, in order, as weights and keys; 0 and -1
     for missing ones.
     """
+    # Take the largest, and remove it, `top` times.
     place = tl.arange(0, TOP_PADDED)[None, :]
     best = tl.zeros([packed.shape[0], TOP_PADDED], tl.int64) + EMPTY
     for i in range(top):
         largest = tl.max(packed, 1)[:, None]
         packed = tl.where(packed == largest, EMPTY, packed)
         best = tl.where(place == i, largest, best)
+    # Unpack x and key.
     filled = best != EMPTY
     order = (best >> 32).to(tl.int32)
     x = (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
