@@ -332,7 +332,7 @@ class Mask(Value):
         """Raise a TypeError: `a and b` would silently return one of the two masks."""
         raise TypeError(
             f"a mask, {type(self).__name__}, has no truth value, so that `and`, `or` and `not` do "
-            "not combine masks; a & b, a | b and ~a do, and `mask is None` asks whether there is one"
+            "not combine masks; a & b, a | b and ~a do, and `mask is None` asks if there is one"
         )
 
 

@@ -218,7 +218,7 @@ class Documents(Mask):
     def spans(self, at: Pairs, keys: int) -> Spans:
         if not keys:
             return Spans.unknown(at, keys)
-        # The first key, the last and the number of keys of each text; `text` is an index into `ids`.
+        # First key, last key and number of keys of each text; `text` is an index into `ids`.
         ids, text = torch.unique(self.keys.to(at.query.device), return_inverse=True)
         position = torch.arange(keys, device=text.device).expand_as(text)
         none = text.new_zeros(text.shape[0], len(ids))

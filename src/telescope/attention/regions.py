@@ -40,7 +40,8 @@ class Rectangle(Mask):
     Example:
         >>> import torch, telescope as ts
         >>> from telescope.attention import Rectangle
-        >>> (ts.causal & ~Rectangle(torch.tensor([[False, True, False]]))).block(3, 3)[0, 0].int().tolist()
+        >>> second = Rectangle(torch.tensor([[False, True, False]]))
+        >>> (ts.causal & ~second).block(3, 3)[0, 0].int().tolist()
         [[1, 0, 0], [1, 0, 0], [1, 0, 1]]
     """
 

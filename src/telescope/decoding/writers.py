@@ -1,8 +1,8 @@
 """Writers: the interface between decoding and models. A writer takes the next tokens and returns
 the next logits.
 
-To let `generate` and `beam` use another model, register a function that returns its writer:
-@start_writer.register on a function (model: MyModel, prompts, max_steps, beams=1).
+To let `generate` and `beam` use another model, register its writer, which is called with the model,
+the prompts, max_steps and beams=1: start_writer.register(MyModel, MyWriter).
 """
 
 import os

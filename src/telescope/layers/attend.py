@@ -219,7 +219,8 @@ class DefinitionModule(nn.Module):
                 shared[id(tensor)] = (tensor, fn(tensor))
             return shared[id(tensor)][1]
 
-        return cast(DefinitionModule, super()._apply(convert, recurse))  # type: ignore[no-untyped-call]
+        super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @property
     def attention(self) -> Attention:

@@ -77,7 +77,8 @@ def trace(
     Example:
         >>> import torch, telescope as ts
         >>> x = torch.eye(3)[None, None]
-        >>> steps = ts.trace(x, x, x, ts.Attention(scale=1.0, mask=ts.causal), ["the", "cat", "sat"])
+        >>> causal = ts.Attention(scale=1.0, mask=ts.causal)
+        >>> steps = ts.trace(x, x, x, causal, ["the", "cat", "sat"])
         >>> steps.masked[0, 0, 1].tolist()
         [0.0, 1.0, -inf]
         >>> [step.name for step in steps.walk()]
@@ -109,7 +110,8 @@ class Trace(reference.AttentionSteps):
     Example:
         >>> import torch, telescope as ts
         >>> x = torch.eye(2)[None, None]
-        >>> steps = ts.trace(x, x, 8 * x, ts.Attention(scale=1.0, normalize=ts.by_sum), ["left", "right"])
+        >>> by_sum = ts.Attention(scale=1.0, normalize=ts.by_sum)
+        >>> steps = ts.trace(x, x, 8 * x, by_sum, ["left", "right"])
         >>> steps.formula
         'by_sum(q·k) v'
         >>> steps.context[0, 0].tolist()
