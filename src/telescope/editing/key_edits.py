@@ -5,7 +5,6 @@ keys and heads in each call, by which the call's definition is changed.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -65,9 +64,9 @@ class KeyEdit(Edit):
         """Equal for edits that change a rectangle in the same way."""
         return self.kind
 
-    @abstractmethod
     def redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
         """Return the definition with the rectangle edited."""
+        raise NotImplementedError
 
     def describe(self, preposition: str) -> str:
         """Return the edit in words, after its verb."""
