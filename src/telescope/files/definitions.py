@@ -68,17 +68,17 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
         return [to_json(part, tensors) for part in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    # By identity: a class of the user's own may have the name of one of ours.
-    kind: Any = type(value)
-    if kind in VALUE_CLASSES.values():
-        parts = {name: getattr(value, name) for name in _field_types(kind)}
+    # The class, not its name: a class of the user's own may have the name of one of ours.
+    own: Any = type(value)
+    if own in VALUE_CLASSES.values():
+        parts = {name: getattr(value, name) for name in _field_types(own)}
         functions = [
             part for part in parts.values() if callable(part) and not isinstance(part, Value)
         ]
         # The normalizer of an Attention is a function that has a name in files.
         if not functions or isinstance(value, Attention):
             saved = {name: to_json(part, tensors) for name, part in parts.items()}
-            return {"is": type(value).__name__} | saved
+            return {"is": own.__name__} | saved
     for name, normalizer in NORMALIZERS.items():
         if normalizer is value:
             return {"normalizer": name}

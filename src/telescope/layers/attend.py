@@ -5,7 +5,6 @@ with a definition.
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar, Token
 from threading import Lock
-from typing import cast
 from weakref import WeakKeyDictionary
 
 from jaxtyping import Bool, Float, Int
