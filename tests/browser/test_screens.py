@@ -7,15 +7,6 @@ import torch
 
 from support.browsing import SCREENS
 
-SAME = {
-    "walk": {"l": 1, "h": 2, "i": 3, "j": 1, "step": "softmax"},
-    "heads": {"l": 0, "h": 1, "la": 0, "a": 1, "lb": 0, "b": 3, "i": 2},
-    "geometry": {"l": 1, "i": 2, "j": 4, "alpha": 0.4},
-    "alignment": {"l": 3, "h": 1, "word": 2, "of": "head"},
-    "sources": {"first": 2, "end": 4, "via": "carried", "cut": "pieces", "hide": "1-2"},
-    "map": {"l": 0, "h": 1, "x": 4.5, "y": 3.5, "z": 5.5, "how": "lift", "scale": "linear", "palette": "magma"},
-    "positions": {"l": 1, "h": 1, "i": 2},
-}
 STEPS = ("tokens", "embedding", "qkv", "scores", "scaled", "mask", "softmax", "sum", "context")
 SMALL = """() => [...document.querySelectorAll("main button, header button, select, a, [role=button]")]
     .map(one => [one.textContent, one.getBoundingClientRect()])
@@ -82,12 +73,12 @@ def test_an_address_leads_back(page, screen):
     """Loaded twice: the same address, the same words and drawings, the same pixels."""
     seen = []
     for _ in range(2):
-        tab = page.open(screen, **SAME[screen])
+        tab = page.open(screen, **SCREENS[screen])
         tab.wait_for_timeout(100)
         seen.append((tab.url, *tab.evaluate(SHOWN)))
     assert seen[0] == seen[1]
     assert len(seen[0][1]) > 1000
-    assert all(f"{name}={value}" in tab.url for name, value in SAME[screen].items())
+    assert all(f"{name}={value}" in tab.url for name, value in SCREENS[screen].items())
 
 
 def test_back_goes_back(page):

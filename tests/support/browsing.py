@@ -17,7 +17,16 @@ from telescope.explorer.app import app  # noqa: E402
 from telescope.explorer.guard import Guard  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-SCREENS = ("walk", "heads", "geometry", "alignment", "map", "sources", "positions")
+# The screens of a recording, each with a state that is not its first, as its address names it.
+SCREENS: dict[str, dict[str, float | str]] = {
+    "walk": {"l": 1, "h": 2, "i": 3, "j": 1, "step": "softmax"},
+    "heads": {"l": 0, "h": 1, "la": 0, "a": 1, "lb": 0, "b": 3, "i": 2},
+    "geometry": {"l": 1, "i": 2, "j": 4, "alpha": 0.4},
+    "alignment": {"l": 3, "h": 1, "word": 2, "of": "head"},
+    "map": {"l": 0, "h": 1, "x": 4.5, "y": 3.5, "z": 5.5, "how": "lift", "scale": "linear", "palette": "magma"},
+    "sources": {"first": 2, "end": 4, "via": "carried", "cut": "pieces", "hide": "1-2"},
+    "positions": {"l": 1, "h": 1, "i": 2},
+}
 AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
 RULES = {"light": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "dark": ["color-contrast"]}
 TOKEN = "only-for-tests"
