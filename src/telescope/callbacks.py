@@ -25,9 +25,9 @@ class TransformersCallback:
     trainer = transformers.Trainer(model, ..., callbacks=[callback])
 
     Args:
-        every: measure after each `every`-th step of the optimiser. probe: the batch to measure, as
-        the model takes it; by default the first batch of the training data, so that
-            all measurements are of the same sequences.
+        every: measure after each `every`-th step of the optimiser.
+        probe: the batch to measure, as the model takes it; by default the first batch of the
+            training data, so that all measurements are of the same sequences.
         options: those of `ts.Health`: sequences, rules, on_alert, tau, run.
 
     Example:
@@ -91,9 +91,10 @@ class LightningCallback:
     trainer = lightning.Trainer(callbacks=[telescope.callbacks.LightningCallback(every=50)])
 
     Args:
-        every: measure after each `every`-th training batch. run: called with the LightningModule
-        and a batch, to run its forward pass; by default `training_step` with
-            logging switched off. A module that steps its optimisers by hand needs `run`.
+        every: measure after each `every`-th training batch.
+        run: called with the LightningModule and a batch, to run its forward pass; by default
+            `training_step` with logging switched off. A module that steps its optimisers by hand
+            needs `run`.
         options: those of `ts.Health`: sequences, rules, on_alert, tau.
 
     Example:

@@ -470,7 +470,8 @@ def open_saved(path: str | os.PathLike[str]) -> Any:
 
     Returns:
         The `Recording` or the `Atlas`. Tensors of a recording are read from the files when they are
-        first used, so that its folder has to stay.
+        first used, so that
+        its folder has to stay.
 
     Raises:
         LoadError: if the folder holds neither, or if a file is damaged, does not fit the

@@ -80,17 +80,22 @@ def atlas(
 
     Args:
         model: a model of Telescope, or of transformers. An encoder-decoder reads each text and
-        writes its own. texts: a file or folder (.txt, .jsonl, .parquet), several of them as
-        `Path`s, or a list of texts. tokenizer: an object with `encode` and `decode`; Telescope's
-        models have their own. out: the folder to write the atlas to; None keeps it in memory, and
-        cannot go on after a stop. layers: the attentions to measure, as in `ts.watch`; None is all.
+            writes its own.
+        texts: a file or folder (.txt, .jsonl, .parquet), several of them as `Path`s, or a list of
+            texts.
+        tokenizer: an object with `encode` and `decode`; Telescope's models have their own.
+        out: the folder to write the atlas to; None keeps it in memory, and cannot go on after a
+            stop.
+        layers: the attentions to measure, as in `ts.watch`; None is all.
         length: longest sequence in tokens; a longer text is cut. None: what the model was trained
-        on, at most 2,048. batch: how many sequences the model reads at once. packed: whether to
-        join texts to sequences of exactly `length` tokens, as in pretraining. column: the field of
-        a .jsonl line, or the column of a .parquet file, that holds the text. replace: whether to
-        replace an atlas that `out` holds. save_every: seconds between two savings of what is done.
-        shard: characters of the texts that are one unit of work. report: called with an
-        `AtlasProgress` after each batch.
+            on, at most 2,048.
+        batch: how many sequences the model reads at once.
+        packed: whether to join texts to sequences of exactly `length` tokens, as in pretraining.
+        column: the field of a .jsonl line, or the column of a .parquet file, that holds the text.
+        replace: whether to replace an atlas that `out` holds.
+        save_every: seconds between two savings of what is done.
+        shard: characters of the texts that are one unit of work.
+        report: called with an `AtlasProgress` after each batch.
 
     Returns:
         The `Atlas`.

@@ -42,12 +42,15 @@ class Attention(Value):
 
     Args:
         score: How well a query matches a key: `dot`, `general(W)`, `additive(W_q, W_k, v)` or a
-        Score of your own. scale: The factor of every score; None is 1/√d_k. bias: What is added to
-        a score because of the two positions: a Bias, or a function bias(query, key) of two
-            integer tensors that broadcast against each other.
-        softcap: c·tanh(score / c) keeps every score within ±c; None is no cap. sink: One more score
-        in the sum of softmax that belongs to no key: a number, or a tensor (heads,). mask: Which
-        keys each query may attend to, such as `causal & window(64)`; `everyone` hides nothing.
+            Score of your own.
+        scale: The factor of every score; None is 1/√d_k.
+        bias: What is added to a score because of the two positions: a Bias, or a function
+            bias(query, key) of two integer tensors that broadcast against each other.
+        softcap: c·tanh(score / c) keeps every score within ±c; None is no cap.
+        sink: One more score in the sum of softmax that belongs to no key: a number, or a tensor
+            (heads,).
+        mask: Which keys each query may attend to, such as `causal & window(64)`; `everyone` hides
+            nothing.
         normalize: Scores (..., key) to weights of the same shape: `softmax` or `by_sum`.
 
     Raises:

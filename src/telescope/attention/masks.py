@@ -297,7 +297,8 @@ def padding(
 
     Args:
         lengths: (batch,) whole numbers: how many keys of each sequence are real, with the padding
-        behind. left: (batch,) whole numbers: how many padding keys each sequence has in front.
+            behind.
+        left: (batch,) whole numbers: how many padding keys each sequence has in front.
         keep: (batch, key) bool, True = a real token, for padding anywhere.
 
     Raises:
@@ -390,8 +391,9 @@ def from_forbidden(tensor: Tensor, *, heads: int | None = None) -> Mask:
         heads: How many heads are folded into the first of three axes.
 
     Raises:
-        TypeError: `tensor` is no bool tensor. ValueError: It has the wrong number of axes, or
-        `heads` is missing or does not divide the first axis.
+        TypeError: `tensor` is no bool tensor.
+        ValueError: It has the wrong number of axes, or `heads` is missing or does not divide the
+            first axis.
 
     Example:
         >>> import telescope as ts, torch

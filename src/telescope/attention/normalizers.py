@@ -40,7 +40,7 @@ def softmax(
     Args:
         scores: (..., key), with -inf for hidden keys. A row of nothing but -inf becomes zeros.
         sink: (..., 1), one more score in the sum that belongs to no key: rows then sum to less than
-        one.
+            one.
 
     Returns:
         Weights of the same shape as `scores`.
@@ -71,7 +71,7 @@ def by_sum(scores: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows key"]:
 
     Raises:
         ZeroSumError: A row's scores sum to zero within rounding. Not checked while compiling or on
-        meta tensors.
+            meta tensors.
 
     Example:
         >>> import telescope as ts, torch

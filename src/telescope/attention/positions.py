@@ -27,11 +27,11 @@ def sinusoidal(
     PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos(p / base^(2i/d))
 
     Args:
-        positions: How many positions, from 0 on, or a tensor (..., position) of positions. d_model:
-        How many features, an even number. base: Sets the longest wavelength, 2π · base positions.
+        positions: How many positions, from 0 on, or a tensor (..., position) of positions.
+        d_model: How many features, an even number.
+        base: Sets the longest wavelength, 2π · base positions.
         pairs: "neighbours" alternates sines and cosines; "halves" has all sines, then all cosines
-        (tensor2tensor,
-            Marian).
+            (tensor2tensor, Marian).
         dtype: Of the result; None is torch's default dtype. The angles are computed in float64.
 
     Returns:
@@ -39,7 +39,7 @@ def sinusoidal(
 
     Raises:
         TypeError, ValueError: `d_model` is odd or no whole number, `base` is not positive, or
-        `pairs` is unknown.
+            `pairs` is unknown.
 
     Example:
         >>> import telescope as ts
@@ -150,11 +150,11 @@ class Rotary(Value):
     distance (Su et al. 2021).
 
     Args:
-        base: The slowest frequency is near 1/base radians per position. fraction: The part of the
-        features that is rotated, above 0 and at most 1; the rest passes unchanged. pairs: Which
-        features form a pair: "halves" takes features i and i + width/2 (Llama, GPT-NeoX),
-        "neighbours"
-            takes 2i and 2i + 1 (the paper, llama2.c).
+        base: The slowest frequency is near 1/base radians per position.
+        fraction: The part of the features that is rotated, above 0 and at most 1; the rest passes
+            unchanged.
+        pairs: Which features form a pair: "halves" takes features i and i + width/2 (Llama,
+            GPT-NeoX), "neighbours" takes 2i and 2i + 1 (the paper, llama2.c).
         scaling: Changes the frequencies for texts longer than in training.
 
     Raises:

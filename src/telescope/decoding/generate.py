@@ -237,7 +237,7 @@ class CapturedFunction:
     the same shapes.
 
     state  tensors that the function changes besides its cache: CUDA needs a warm-up run, after
-    which they are restored
+           which they are restored
 
     The returned tensor is overwritten by the next call. If capturing fails the function runs
     eagerly; `failure` then holds the reason, which is also logged.

@@ -192,7 +192,7 @@ class TextLine:
     """One text while it is generated.
 
     before  ids of the prompt that the text continues: a tokenizer needs them to keep the space
-    between the two
+            between the two
     """
 
     def __init__(

@@ -51,8 +51,9 @@ class Plan:
 
     Args:
         engine: "sdpa", "flex", "chunked" or "reference"; for a survey "triton", "fused", "chunked"
-        or "reference". why: What the engine computes, and why faster engines cannot. survey: The
-        plan for the survey of the same attention; None in a survey's own plan.
+            or "reference".
+        why: What the engine computes, and why faster engines cannot.
+        survey: The plan for the survey of the same attention; None in a survey's own plan.
 
     Example:
         >>> import telescope as ts, torch
@@ -82,19 +83,23 @@ def attend(
     fastest engine.
 
     Args:
-        queries: (batch, heads, query, d_q). keys: (batch, key_heads, key, d_k). With fewer key
-        heads than heads, neighbouring query heads share a key head. values: (batch, key_heads, key,
-        d_v). attention: The definition. dropout: The probability with which a weight is set to
-        zero, for training. engine: The engine to use, "sdpa", "flex", "chunked" or "reference";
-        None takes the fastest that can run.
+        queries: (batch, heads, query, d_q).
+        keys: (batch, key_heads, key, d_k). With fewer key heads than heads, neighbouring query
+            heads share a key head.
+        values: (batch, key_heads, key, d_v).
+        attention: The definition.
+        dropout: The probability with which a weight is set to zero, for training.
+        engine: The engine to use, "sdpa", "flex", "chunked" or "reference"; None takes the fastest
+            that can run.
 
     Returns:
         (batch, heads, query, d_v), in the dtype of `queries`, or of autocast where that is on. A
-        query that may see nothing gets zeros.
+        query that may see
+        nothing gets zeros.
 
     Raises:
         TypeError, ValueError: The arguments do not fit together, or `engine` cannot run this
-        definition.
+            definition.
 
     Example:
         >>> import telescope as ts, torch

@@ -33,13 +33,16 @@ class Health:
     `on_alert` is given.
 
     Args:
-        model: the model that trains, wrapped or not. every: measure at each `every`-th call of
-        `step`. sequences: how many sequences of a batch are watched. rules: when to give an alert;
-        by default a logit above 100, or a head of a mean entropy below 0.001 nats. log: called with
-        the numbers by name, and the step: lambda numbers, step: wandb.log(numbers, step=step).
-        on_alert: called with the `HealthReport` where it has alerts. tau: after each measurement,
-        `qk_clip` keeps the largest logit of every head at this limit, over the batches of
-            all processes; None does nothing.
+        model: the model that trains, wrapped or not.
+        every: measure at each `every`-th call of `step`.
+        sequences: how many sequences of a batch are watched.
+        rules: when to give an alert; by default a logit above 100, or a head of a mean entropy
+            below 0.001 nats.
+        log: called with the numbers by name, and the step: lambda numbers, step: wandb.log(numbers,
+            step=step).
+        on_alert: called with the `HealthReport` where it has alerts.
+        tau: after each measurement, `qk_clip` keeps the largest logit of every head at this limit,
+            over the batches of all processes; None does nothing.
         run: called with the module and the inputs, to run the forward pass; by default
             module(*inputs, **named), or module(**inputs) where the one input is a dict.
 

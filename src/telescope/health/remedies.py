@@ -53,8 +53,9 @@ def qk_clip(model: nn.Module, tau: float, logits: Logits) -> dict[str, dict[int,
     Args:
         model: a model of Telescope, or one of transformers with q_proj and k_proj, query and key,
             T5's cross-attention, or the one projection of GPT-2, GPT-NeoX, Phi-3 or ModernBERT.
-        tau: the limit of the logits, after scaling by 1/√d; Kimi K2 has 100. logits: the largest
-        logit of each head, by layer, as `Health(model).measure(batch).logits` gives them.
+        tau: the limit of the logits, after scaling by 1/√d; Kimi K2 has 100.
+        logits: the largest logit of each head, by layer, as `Health(model).measure(batch).logits`
+            gives them.
 
     Returns:
         γ of every head that was scaled, by layer and number.

@@ -79,37 +79,35 @@ def watch(
 
     Args:
         model: a model of Telescope, or a Hugging Face model that uses transformers' attention
-        interface. layers: the attentions to record: names, patterns such as "encoder.*", or numbers
-        of layers, -1 for the last;
-            None is all.
+            interface.
+        layers: the attentions to record: names, patterns such as "encoder.*", or numbers of layers,
+            -1 for the last; None is all.
         heads: the numbers of the heads to record, -1 for the last of each layer; None is all.
         queries: the positions of the queries to record, counted without padding; -1 is the last
-        token of the prompt,
-            and then every generated token; None is all.
+            token of the prompt, and then every generated token; None is all.
         keep: what to keep of each call. "summaries": the numbers of a survey, computed while the
             model runs, in memory that grows with n. "queries-keys": queries and keys, for rows,
             maps and any survey afterwards. "steps": values too, for traces; of Telescope's models
             also the residual stream around each attention.
         top: with "summaries", how many of the largest weights of each query to keep; 8 unless
-        given. map: with "summaries", keep a map of the weights of at most (rows, columns). store:
-        where to keep the numbers: on the model's "device", in "ram" or on "disk". also: what else
-        to keep, a name or several.
-            "norms": ‖W_O v‖ of each key and head, for `sources(how="carried")`. "gradients": weight
-            times gradient of each key, once a backward pass has run inside the block, for
-            `sources(how="gradient")`; one sum for recorded heads that share their values.
-            "streaming": with "summaries", the share of each query's weight on the first 4 and the
-            last 256 keys.
+            given.
+        map: with "summaries", keep a map of the weights of at most (rows, columns).
+        store: where to keep the numbers: on the model's "device", in "ram" or on "disk".
+        also: what else to keep, a name or several. "norms": ‖W_O v‖ of each key and head, for
+            `sources(how="carried")`. "gradients": weight times gradient of each key, once a
+            backward pass has run inside the block, for `sources(how="gradient")`; one sum for
+            recorded heads that share their values. "streaming": with "summaries", the share of each
+            query's weight on the first 4 and the last 256 keys.
         tokenizer: an object with `decode`, which turns token ids into text; Telescope's models have
-        their own.
+            their own.
 
     Yields:
         The Recording. It can be read inside the block and after it.
 
     Raises:
-        TypeError: if `model` is not a torch.nn.Module, or `layers` is of another type. ValueError:
-        if the model cannot be watched (compiled, without a known attention, watched already), if an
-        option
-            does not fit, or if memory would not suffice.
+        TypeError: if `model` is not a torch.nn.Module, or `layers` is of another type.
+        ValueError: if the model cannot be watched (compiled, without a known attention, watched
+            already), if an option does not fit, or if memory would not suffice.
 
     Example:
         >>> import torch, telescope as ts

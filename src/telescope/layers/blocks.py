@@ -38,7 +38,7 @@ class LearnedPositions(nn.Module):
         """Return x plus the embedding of each position.
 
         start  the position of the first token, or a tensor (n,) or (batch, n) with the position of
-        each
+               each
 
         Raises a ValueError where `start` is a number and a position is outside the table.
         """
@@ -84,7 +84,7 @@ class SinusoidalPositions(nn.Module):
         """Return x plus the sines and cosines of each position.
 
         start  the position of the first token, or a tensor (n,) or (batch, n) with the position of
-        each
+               each
         """
         check_features(self, "x", x, "d_model")
         if isinstance(start, int):

@@ -223,7 +223,7 @@ class Cache:
         that shrinks.
 
         since  how many first tokens sequences i and index[i] have in common, for every i; these are
-        not copied
+               not copied
         """
         # After `fixed()` the length is not read: the whole cache is moved.
         filled = self.length if isinstance(self.length, int) else self.room

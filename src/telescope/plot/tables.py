@@ -133,9 +133,9 @@ def habits(
     """Draw a square for each head, layers from top to bottom, brighter for a larger share of the
     weight.
 
-    heads  `recording.heads()`, `atlas.heads()`, or a part of them habit  a column of the table:
-    itself, previous, first, sink, same, induction, punctuation, far, streaming,
-           retrieval, spread, largest_logit
+    heads  `recording.heads()`, `atlas.heads()`, or a part of them
+    habit  a column of the table: itself, previous, first, sink, same, induction, punctuation, far,
+           streaming, retrieval, spread, largest_logit
 
     Example:
         >>> import torch, telescope as ts

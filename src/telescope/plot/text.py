@@ -27,8 +27,9 @@ def text(
     largest.
 
     tokens  pieces of the text; a piece that begins with a space begins a word, and one with a line
-    break ends a line shares  a number for each token, 0 or more: a row of weights, what each key
-    receives, the sources of an answer
+            break ends a line
+    shares  a number for each token, 0 or more: a row of weights, what each key receives, the
+            sources of an answer
 
     Raises ValueError where the numbers do not fit.
 

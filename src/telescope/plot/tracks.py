@@ -210,7 +210,7 @@ def health(
     share on one key.
 
     reports  one `HealthReport`, drawn as a point for each head of each layer, or those of several
-    steps, drawn as lines
+             steps, drawn as lines
 
     A layer has a colour. The dashed line is the logit from which on the default rules give an
     alert.

@@ -82,9 +82,11 @@ class Heads(Sequence[Head]):
         where(induction=0.4).
 
         Args:
-            test: a function that returns True for a head. kind: a kind of head, or several. layer:
-            as `layers` of `ts.watch`: a name, a pattern such as "encoder.*", a number, or several
-            of these. number: the number of a head in its layer, -1 for the last, or several.
+            test: a function that returns True for a head.
+            kind: a kind of head, or several.
+            layer: as `layers` of `ts.watch`: a name, a pattern such as "encoder.*", a number, or
+                several of these.
+            number: the number of a head in its layer, -1 for the last, or several.
             at_least: for any column of numbers, or segment, the least value.
 
         Raises:

@@ -382,8 +382,10 @@ class Recording(Mapping[str, Watched]):
         """Return the numbers of every attention as one long frame of pandas or polars.
 
         of   "queries", "keys", "top": as in `Survey.table`, with the columns layer and call before
-             them "heads": a row for each head, as in `heads()` "tokens": a row for each token:
-             call, side, batch, position, token and, with a tokenizer, text
+             them
+             "heads": a row for each head, as in `heads()`
+             "tokens": a row for each token: call, side, batch, position, token and, with a
+             tokenizer, text
 
         Raise a ValueError if the library is not installed, or if there is no such table.
         """

@@ -166,8 +166,9 @@ def plan(
 
     Returns:
         A Plan with `.engine` and `.why`; print it. Its `.survey` is the plan for
-        `ts.survey(queries, keys, attention)`: which engine, what it costs beside a forward pass,
-        and what keeps faster engines from running.
+        `ts.survey(queries, keys, attention)`:
+        which engine, what it costs beside a forward pass, and what keeps faster engines from
+        running.
 
     Raises:
         TypeError, ValueError: As for `attend`.

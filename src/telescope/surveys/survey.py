@@ -119,7 +119,8 @@ class Survey(Statistics):
         differ by one query; `borders` lists where each begins.
 
         how        "share" sums over the keys of a cell and averages over its queries, so that rows
-                   still sum to one; "max" is the largest weight in a cell
+                   still sum to one;
+                   "max" is the largest weight in a cell
         segments   ids from 0 on, (token,) or (batch, token), or a pair (query ids, key ids)
 
         Raises a ValueError or TypeError where these do not fit the matrix.
@@ -174,8 +175,10 @@ class Survey(Statistics):
 
         of   "queries": a row for each query of each head, with lse, entropy, peak, peak_key,
              largest_logit and, where the survey has them, carried, within, lost, share_0, share_1,
-             ... "keys": a row for each key of each head, with received, largest, largest_query,
-             weighted_0, ... "top": a row for each of the largest weights, with rank, key and weight
+             ...
+             "keys": a row for each key of each head, with received, largest, largest_query,
+             weighted_0, ...
+             "top": a row for each of the largest weights, with rank, key and weight
         """
         return frame(summary_columns(self.summary, of), library)
 

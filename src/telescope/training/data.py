@@ -287,8 +287,9 @@ class Gapped(Examples):
     """Texts as targets, with sources in which runs of ids are replaced by one id: data for
     pretraining by denoising.
 
-    texts  sequences of ids, each with its end id last start  the id that starts the decoder; put in
-    front of each target, and in the source in place of each gap
+    texts  sequences of ids, each with its end id last
+    start  the id that starts the decoder; put in front of each target, and in the source in place
+           of each gap
 
     The gaps of a text are drawn anew in every epoch. The last id of a text, its end, is never in a
     gap.
@@ -341,7 +342,7 @@ def cut_gaps(
     lengths.
 
     chances  uniform in [0, 1): a number below a threshold starts a gap at its position, and sets
-    the gap's length
+             the gap's length
     """
     place = torch.arange(ids.shape[1], device=ids.device)
     last = lengths[:, None] - 1

@@ -31,11 +31,12 @@ def press(
     padding.
 
     Args:
-        compression_ratio: the share of the keys to drop, from 0 to below 1. score: "received": the
-        weight that a key gets, the mean of the queries that may see it. "largest": the largest
-            weight it gets (as KVzip). "carried": "received" times ‖W_O v‖.
-        last: score by the last so many queries alone; None is all. reduce: how the query heads that
-        share a key are reduced to one score: "mean", "max" or "sum".
+        compression_ratio: the share of the keys to drop, from 0 to below 1.
+        score: "received": the weight that a key gets, the mean of the queries that may see it.
+            "largest": the largest weight it gets (as KVzip). "carried": "received" times ‖W_O v‖.
+        last: score by the last so many queries alone; None is all.
+        reduce: how the query heads that share a key are reduced to one score: "mean", "max" or
+            "sum".
 
     Raises:
         ValueError: kvpress is not installed, or an option is unknown.

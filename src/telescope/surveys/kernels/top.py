@@ -2,7 +2,6 @@
 
 `statistics` wrote down the largest x = log2(weight) of each row in each block of keys. In this
 order:
-
 find_blocks       bounds the `top` largest x of a row from below by a threshold, and lists the
                   blocks that reach it
 group_rows        sorts these (row, block) pairs by block

@@ -69,8 +69,9 @@ class ExplainedSentence:
     """A translated sentence and its three scenes: encoder, decoder and cross-attention.
 
     between  two words of the source, by number, whose weights are compared in every head of the
-    encoder; or none control  the source with a word inserted before the query, which a head that
-    attends to the word before would see
+             encoder; or none
+    control  the source with a word inserted before the query, which a head that attends to the word
+             before would see
     """
 
     model: str

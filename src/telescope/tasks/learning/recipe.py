@@ -256,7 +256,7 @@ class OwnData(Config):
         """Return the pairs of a split, each source once with all its targets.
 
         left_out  counts the rows that are left out, by the reason; those of a file with two splits
-        count as training
+                  count as training
         """
         file, shared = self._file_of(split)
         counted = None if shared and split != "train" else left_out
