@@ -19,7 +19,7 @@ FAST := tests/golden tests/properties/test_imports.py tests/properties/test_publ
 	tests/properties/text/test_pieces.py tests/faults/attention/test_bad_input.py \
 	tests/faults/layers/test_layer_faults.py $(addprefix --ignore=tests/golden/,cli/test_cli_edits.py \
 	text/test_corpora.py tasks/test_explain_sentence.py explorer/test_explorer_notebook.py tasks/test_recall.py \
-	models/test_shipped.py models/test_stories.py models/test_stories_written.py tasks/test_use.py)
+	models/test_shipped.py models/test_stories.py tasks/test_use.py)
 
 # Interpreters that `make test-pythons` looks for; `make test` runs on $(PYTHON).
 PYTHONS ?= python3.12 python3.13

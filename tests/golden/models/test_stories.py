@@ -41,6 +41,14 @@ def test_200_tokens_are_the_published_text(stories):
     assert greedy(stories, 200) == PUBLISHED
 
 
+def test_generate_and_stream_write_the_published_text(stories):
+    how = {"max_new_tokens": 200, "temperature": 0.0, "end": ()}
+    start = [stories.special.start]
+    (line,) = ts.decoding.generate(stories, [start], **how)
+    assert (line.text, len(line.ids), line.why) == (PUBLISHED, 200, "length")
+    assert "".join(token.text for token in ts.decoding.stream(stories, start, **how)) == PUBLISHED
+
+
 def test_a_saved_copy_writes_the_same_text(stories, tmp_path):
     stories.save(tmp_path / "saved")
     assert PUBLISHED.startswith(greedy(ts.load(tmp_path / "saved"), 30))

@@ -1,4 +1,4 @@
-"""Files of every kind, corrupted at random: each opens, or is refused in one sentence. See fuzz/files."""
+"""Files corrupted at random, and writers killed at random moments: see fuzz/files and fuzz/kills."""
 
 import os
 from random import Random
@@ -7,9 +7,12 @@ import pytest
 from fuzz import files as corrupted
 from fuzz.supervisor import supervise
 
+no_windows = pytest.mark.skipif(os.name == "nt", reason="pipes, forks, kill -9 and limits of memory")
 
-@pytest.mark.skipif(os.name == "nt", reason="pipes, and limits of memory")
+
+@no_windows
 def test_two_thousand_corrupted_files():
+    """Each opens, or is refused in one sentence."""
     lines = []
     report = supervise("files", 2000, say=lines.append)
     assert report.wrong == [], lines
@@ -29,3 +32,14 @@ def test_unchanged_files_open(tmp_path):
             (place / name).write_bytes(contents)
         for _ in range(3):
             kind.use(place, dice)
+
+
+@no_windows
+def test_kills_at_random_moments():
+    """Nothing is lost, and the next run finishes."""
+    lines = []
+    report = supervise("kills", 28, say=lines.append)
+    assert report.wrong == [], lines
+    assert report.counts.total() >= 40
+    assert report.counts["atlas"] > 5
+    assert len(report.counts) > 4  # kinds of what is saved

@@ -1,14 +1,17 @@
-"""The benchmark of training compares implementations of one model: from the same weights all have the same loss."""
+"""Benchmarks compare implementations of one model: from the same weights all have the same loss and the same tokens."""
 
+import pytest
 import torch
-from benchmarks import train_step as bench
+from benchmarks import decode, train_step
 from torch.nn.functional import cross_entropy, pad
 from torch.testing import assert_close
 
 
 def test_nano_and_torch_are_the_same_model():
-    size = bench.Sizes(2, 7, 12, 2, 3, 100, 1)
-    ours, nano, theirs = bench.ours(size).double(), bench.Nano(size).double(), bench.TorchGPT(size).double()
+    size = train_step.Sizes(2, 7, 12, 2, 3, 100, 1)
+    ours = train_step.ours(size).double()
+    nano = train_step.Nano(size).double()
+    theirs = train_step.TorchGPT(size).double()
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.normal_(std=0.3)
@@ -40,11 +43,34 @@ def test_nano_and_torch_are_the_same_model():
 
 
 def test_a_step_changes_every_model():
-    size = bench.sizes(torch.device("cpu"), quick=True)
+    size = train_step.sizes(torch.device("cpu"), quick=True)
     text = torch.randint(size.words, (size.batch, size.tokens + 1))
     for name in ("telescope", "nanoGPT", "torch.nn"):
-        model = bench.MODELS[name](size)
+        model = train_step.MODELS[name](size)
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        bench.trainer(model, text, 1)()
+        train_step.trainer(model, text, 1)()
         changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
         assert all(changed), name
+
+
+def test_both_implementations_write_the_same_tokens():
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    for case in decode.cases(torch.device("cpu"), quick=True)[1:]:
+        torch.manual_seed(0)
+        model = case.make().eval()
+        ids = torch.randint(1, 400, (case.batch, decode.PROMPT))
+        (theirs,) = decode.theirs(model, ids, case).values()
+        written = decode.ours(model, ids, case)()
+        assert [len(row) for row in written] == [case.tokens] * case.batch
+        assert written == theirs()
+
+
+def test_the_lower_bound_counts_the_bytes_that_a_step_reads(monkeypatch):
+    """GPT-2 in float32: its matrices, and 12 blocks of keys and values of 16 + 64 tokens."""
+    monkeypatch.setattr(decode, "bandwidth", lambda _: 1e9)
+    device = torch.device("cpu")
+    case = decode.cases(device, quick=False)[0]
+    with torch.device("meta"):  # its shape is enough
+        model = case.make()
+    matrices = 50_257 * 768 + 12 * (3 * 768**2 + 768**2 + 2 * 4 * 768**2)
+    assert decode.floor(model, case, device) == pytest.approx(4e-6 * (matrices + 2 * 12 * 768 * 80))
