@@ -17,6 +17,7 @@ class ZeroSumError(ValueError):
 
     def __init__(self, row: list[int]) -> None:
         self.row = row
+        # Only the axes that the scores had.
         place = ", ".join(
             f"{axis} {i}"
             for axis, i in zip(("batch", "head", "query")[-len(row) :], row, strict=False)

@@ -1,5 +1,8 @@
-"""Find padding in a definition, so that the meaningless rows of padding queries stay out of every
-statistic.
+"""Regions of the attention matrix: rectangles that an edit hides or raises, and padding.
+
+`mask & ~rectangle` hides keys from queries. `Raised(rectangle, ln 4)` as a bias lets the keys count
+four times as much. Both are values of positions, so that one definition holds while a text grows.
+`RealQueries` keeps the meaningless rows of padding queries out of every statistic.
 """
 
 from collections.abc import Callable, Sequence
@@ -211,6 +214,9 @@ def without_other_heads(attention: Attention, heads: Sequence[int]) -> Attention
 
 
 ROWS = 1024  # queries of a block in which a mask given as a function or a tensor is evaluated
+
+
+# ------------------------------------------------------------------------------------------ padding
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,5 @@
-"""Check the numbers and tensors of a definition: return them, or raise one sentence that says what
-came.
+"""`Value`, the base of masks, biases, scores and definitions: a frozen dataclass compared by
+content; and the checks of the numbers and tensors that values are made of.
 """
 
 import sys

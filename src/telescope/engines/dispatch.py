@@ -1,5 +1,5 @@
-"""Check that queries, keys, values and a definition fit together; every error is one sentence that
-names the fix.
+"""Choose an engine: `attend` runs an attention on the fastest that can, `plan_attend` says which
+one and why. Arguments that do not fit together raise one sentence that names the fix.
 """
 
 from dataclasses import dataclass

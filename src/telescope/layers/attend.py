@@ -1,11 +1,10 @@
-"""`Attend`, the module in which every layer attends, and `DefinedLayer`, the base class of layers
-with a definition.
+"""What every layer is built on: `Attend`, the module in which it attends, `DefinedLayer`, the base
+class of layers with a definition, and the checks of sizes and inputs.
 """
 
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar, Token
 from threading import Lock
-from typing import cast
 from weakref import WeakKeyDictionary
 
 from jaxtyping import Bool, Float, Int

@@ -110,6 +110,7 @@ class Fields:
         null passes.
         """
         for name, value in values.items():
+            # A missing field has the value that is supported: its default in transformers.
             given = self._unread.pop(name, value)
             if given is not None and given != value:
                 raise self.unsupported(name, given, json.dumps(value))
@@ -221,6 +222,7 @@ def require_values(config: Config, family: str, **fits: Any) -> None:
     """
     for name, value in fits.items():
         given = getattr(config, name)
+        # Export refuses what transformers could not compute.
         if given not in (value if isinstance(value, tuple) else (value,)):
             raise ValueError(
                 f"{name}={given!r} has no counterpart in {family}, so this model cannot be exported"
