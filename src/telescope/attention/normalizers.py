@@ -24,8 +24,7 @@ class ZeroSumError(ValueError):
         )
         super().__init__(
             f"by_sum: the scores of {place or 'the row'} sum to zero, so they cannot be divided by "
-            "their sum; "
-            "normalize=ts.softmax has no such rows"
+            "their sum; normalize=ts.softmax has no such rows"
         )
 
     def shifted(self, rows: int) -> "ZeroSumError":

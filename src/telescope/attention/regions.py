@@ -71,8 +71,7 @@ class Rectangle(Mask):
             if table is not None and (table.shape[0] not in (1, batch) or not table.shape[1]):
                 raise ValueError(
                     f"a rectangle's {name} have shape {tuple(table.shape)}; it takes (batch, "
-                    "position), with one row "
-                    f"or {batch}, and at least one position"
+                    f"position), with one row or {batch}, and at least one position"
                 )
         if self.heads is not None and len(self.heads) != heads:
             raise ValueError(f"a rectangle has {len(self.heads)} heads; this attention has {heads}")

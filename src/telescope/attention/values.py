@@ -241,8 +241,7 @@ def require_dense(what: str, tensor: Tensor) -> Tensor:
     if tensor.is_nested:
         raise TypeError(
             f"{what} is a nested tensor, and attention takes dense ones; pad it by "
-            "torch.nested.to_padded_tensor, and "
-            "hide the padding by mask=ts.padding(lengths)"
+            "torch.nested.to_padded_tensor, and hide the padding by mask=ts.padding(lengths)"
         )
     if tensor.layout is not torch.strided:
         raise TypeError(

@@ -53,8 +53,7 @@ def from_torch(module: nn.Module) -> nn.Module:
         return _decoder(module)
     raise TypeError(
         "from_torch takes an nn.MultiheadAttention, nn.TransformerEncoderLayer or "
-        "nn.TransformerDecoderLayer, "
-        f"not {type(module).__name__}"
+        f"nn.TransformerDecoderLayer, not {type(module).__name__}"
     )
 
 
@@ -109,8 +108,7 @@ class ConvertedAttention(MultiHeadAttention):
         if need_weights:
             raise ValueError(
                 "need_weights=True: this layer never forms its weights; pass need_weights=False, "
-                "and read them by "
-                "ts.watch or ts.trace"
+                "and read them by ts.watch or ts.trace"
             )
         if key is not value:
             raise ValueError(

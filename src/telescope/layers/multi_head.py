@@ -319,8 +319,7 @@ class MultiHeadAttention(DefinedLayer):
         if memory is None and self.d_memory != self.d_model:
             raise ValueError(
                 f"memory is missing: a layer with d_model={self.d_model} and "
-                f"d_memory={self.d_memory} "
-                "attends to another sequence, layer(x, memory)"
+                f"d_memory={self.d_memory} attends to another sequence, layer(x, memory)"
             )
         if memory is not None and self.rotary is not None:
             raise ValueError(

@@ -132,8 +132,7 @@ class Fields:
             if not (off or note or name in IGNORED_FIELDS):
                 raise LoadError(
                     f"{self.file}: {name}={json.dumps(value)} is not a known option of "
-                    f"{self.family}; "
-                    "if it has no effect on the outputs, remove it from the file"
+                    f"{self.family}; if it has no effect on the outputs, remove it from the file"
                 )
 
     def _take(self, name: str, default: Any) -> Any:
