@@ -322,8 +322,7 @@ def _wrong_mask(given: Any) -> str:
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         return (
             f"mask is a bool tensor of shape {tuple(given.shape)}; write mask=ts.from_tensor(seen) "
-            "for "
-            "True = may attend, or mask=ts.from_forbidden(hidden) for True = forbidden"
+            "for True = may attend, or mask=ts.from_forbidden(hidden) for True = forbidden"
         )
     if isinstance(given, Tensor):
         return (

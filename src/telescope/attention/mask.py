@@ -1,8 +1,8 @@
-"""The base class of masks, and how masks combine. True = may attend, everywhere in Telescope.
+"""The base class of masks, how masks combine, and the pairs of a query and a key that they are
+asked about. True = may attend, everywhere in Telescope.
 
-A mask is a rule about pairs of a query and a key: any block of it can be computed, and the n x n
-matrix is never stored. Masks combine with &, | and ~. Positions are aligned at the end: the last
-query is at the position of the last key.
+A mask is a rule about pairs: any block of it can be computed, and the n x n matrix is never stored.
+Positions are aligned at the end: the last query is at the position of the last key.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,6 @@ from .values import Value, is_tracing, pick
 
 Indices = int | range  # a number n stands for range(n)
 Device = torch.device | None
-
 # What a mask returns for a block: axes without influence on it may have size 1.
 Seen = Bool[Tensor, "#batch #head #query #key"]
 
@@ -28,8 +27,7 @@ class Pairs:
     """Index the (query, key) pairs of a block of the matrix by tensors that broadcast to its shape.
 
     Args:
-        batch: Which sequence.
-        head: Which query head.
+        batch, head: Which sequence, and which query head.
         row: Which query, counted from zero, for what is stored query by query.
         query: The position of the query. The last query is at the position of the last key, so that
             `key <= query` is causal with a cache too.
@@ -300,8 +298,7 @@ class Mask(Value):
 
         Args:
             rows, columns: Which queries and which keys; a number n stands for range(n).
-            of: (queries, keys), the size of the full matrix; None if the block ends at its last row
-                and column.
+            of: (queries, keys), the size of the full matrix; None if the block is its end.
             batch, heads, device: How many sequences and heads, and where the block is made.
 
         Returns:

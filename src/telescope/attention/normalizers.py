@@ -17,14 +17,14 @@ class ZeroSumError(ValueError):
 
     def __init__(self, row: list[int]) -> None:
         self.row = row
+        # Only the axes that the scores had.
         place = ", ".join(
             f"{axis} {i}"
             for axis, i in zip(("batch", "head", "query")[-len(row) :], row, strict=False)
         )
         super().__init__(
             f"by_sum: the scores of {place or 'the row'} sum to zero, so they cannot be divided by "
-            "their sum; "
-            "normalize=ts.softmax has no such rows"
+            "their sum; normalize=ts.softmax has no such rows"
         )
 
     def shifted(self, rows: int) -> "ZeroSumError":

@@ -14,6 +14,14 @@ from .values import Value, require_int, require_positive, require_real
 Pairing = Literal["halves", "neighbours"]
 
 
+# Queries or keys, one vector for each position.
+Features = Float[Tensor, "batch heads position d"]
+
+
+# Radians per position, one for each pair of features.
+Frequencies = Float[Tensor, " half"]
+
+
 def sinusoidal(
     positions: int | Int[Tensor, "*batch position"],
     d_model: int,
@@ -77,7 +85,7 @@ class LinearScaling(Value):
     def __post_init__(self) -> None:
         object.__setattr__(self, "factor", require_positive("LinearScaling(factor)", self.factor))
 
-    def __call__(self, frequencies: Float[Tensor, " half"]) -> Float[Tensor, " half"]:
+    def __call__(self, frequencies: Frequencies) -> Frequencies:
         return frequencies / self.factor
 
 
@@ -108,7 +116,7 @@ class Llama3Scaling(Value):
                 "needs low below high, and at least one original position"
             )
 
-    def __call__(self, frequencies: Float[Tensor, " half"]) -> Float[Tensor, " half"]:
+    def __call__(self, frequencies: Frequencies) -> Frequencies:
         turns = self.original * frequencies / (2 * torch.pi)
         # 1 keeps a frequency, 0 divides it by the factor.
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
@@ -123,9 +131,7 @@ class Rotation:
     sin: Float[Tensor, "*batch position half"]
     pairs: Pairing
 
-    def __call__(
-        self, features: Float[Tensor, "batch heads position d"]
-    ) -> Float[Tensor, "batch heads position d"]:
+    def __call__(self, features: Features) -> Features:
         cos = self.cos.unsqueeze(-3)
         sin = self.sin.unsqueeze(-3)  # one axis for the heads, which share the angles
         turned = 2 * cos.shape[-1]
@@ -182,11 +188,7 @@ class Rotary(Value):
             )
         _check_pairs("rotary", self.pairs)
 
-    def __call__(
-        self,
-        features: Float[Tensor, "batch heads position d"],
-        positions: int | Tensor | None = None,
-    ) -> Float[Tensor, "batch heads position d"]:
+    def __call__(self, features: Features, positions: int | Tensor | None = None) -> Features:
         """Return `features` rotated to their positions.
 
         `positions` is (position,) or (batch, position), or the number of the first position; None
@@ -230,13 +232,13 @@ class Rotary(Value):
 rotary = Rotary
 
 
-def _frequencies(width: int, base: float, device: torch.device) -> Float[Tensor, " half"]:
+def _frequencies(width: int, base: float, device: torch.device) -> Frequencies:
     """Return base^(-2i/width), in radians per position, in float64."""
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
 
 
 def _angles(
-    positions: Int[Tensor, "*batch position"], frequencies: Float[Tensor, " half"]
+    positions: Int[Tensor, "*batch position"], frequencies: Frequencies
 ) -> Float[Tensor, "*batch position half"]:
     """Return position · frequency in float64: at position 100,000 a float32 angle is off by up to
     0.004.

@@ -1,5 +1,8 @@
-"""Find padding in a definition, so that the meaningless rows of padding queries stay out of every
-statistic.
+"""Regions of the attention matrix: rectangles that an edit hides or raises, and padding.
+
+`mask & ~rectangle` hides keys from queries. `Raised(rectangle, ln 4)` as a bias lets the keys count
+four times as much. Both are values of positions, so that one definition holds while a text grows.
+`RealQueries` keeps the meaningless rows of padding queries out of every statistic.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,8 +71,7 @@ class Rectangle(Mask):
             if table is not None and (table.shape[0] not in (1, batch) or not table.shape[1]):
                 raise ValueError(
                     f"a rectangle's {name} have shape {tuple(table.shape)}; it takes (batch, "
-                    "position), with one row "
-                    f"or {batch}, and at least one position"
+                    f"position), with one row or {batch}, and at least one position"
                 )
         if self.heads is not None and len(self.heads) != heads:
             raise ValueError(f"a rectangle has {len(self.heads)} heads; this attention has {heads}")
@@ -211,6 +213,9 @@ def without_other_heads(attention: Attention, heads: Sequence[int]) -> Attention
 
 
 ROWS = 1024  # queries of a block in which a mask given as a function or a tensor is evaluated
+
+
+# ------------------------------------------------------------------------------------------ padding
 
 
 @dataclass(frozen=True, eq=False)

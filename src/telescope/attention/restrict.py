@@ -21,6 +21,9 @@ from .masks import Causal, Documents, Keep, Left, Lengths, Prefix, Window, prefi
 from .scores import Added, Additive, Alibi, Bias, General, OfPositions, Relative, Score, SumOfBiases
 from .values import Value, pick, tensors
 
+# Indices of the heads, queries or sequences that are kept, in the order of the result.
+Selected = Int[Tensor, " selected"]
+
 
 class Restriction(Value, ABC):
     """Translate indices of the restricted attention into those of the full one.
@@ -115,7 +118,7 @@ class RenumberedBias(Bias):
         return repr(self.bias)
 
 
-def restrict_to_heads(attention: Attention, which: Int[Tensor, " selected"], of: int) -> Attention:
+def restrict_to_heads(attention: Attention, which: Selected, of: int) -> Attention:
     """Return what the heads `which` of an attention with `of` heads compute, as an attention of
     len(which) heads.
     """
@@ -128,9 +131,7 @@ def restrict_to_heads(attention: Attention, which: Int[Tensor, " selected"], of:
     )
 
 
-def key_heads_of(
-    which: Int[Tensor, " selected"], heads: int, key_heads: int
-) -> Int[Tensor, " selected_key_heads"]:
+def key_heads_of(which: Selected, heads: int, key_heads: int) -> Int[Tensor, " selected_key_heads"]:
     """Return the key heads of the query heads `which`: each once if groups stay equally large, else
     one per query head.
 
@@ -150,7 +151,7 @@ def key_heads_of(
 class SomeHeads(Restriction):
     """Heads `which` out of `of`."""
 
-    which: Int[Tensor, " selected"]
+    which: Selected
     of: int
 
     unaffected = (Everyone, Causal, Window, Prefix, Lengths, Left, Keep, Documents, OfPositions)
@@ -199,9 +200,7 @@ def _select_heads(tensor: Tensor, which: Tensor, shared_ndim: int = 0) -> Tensor
 Size = tuple[int, int]  # queries, keys
 
 
-def restrict_to_queries(
-    attention: Attention, which: Int[Tensor, " selected"], of: Size
-) -> Attention:
+def restrict_to_queries(attention: Attention, which: Selected, of: Size) -> Attention:
     """Return what the queries `which` of a matrix of size `of` compute, as an attention of
     len(which) queries.
     """
@@ -215,7 +214,7 @@ def restrict_to_queries(
 class SomeQueries(Restriction):
     """Queries `which` of a matrix of size `of` = (queries, keys)."""
 
-    which: Int[Tensor, " selected"]
+    which: Selected
     of: Size
 
     def to_full(self, at: Pairs) -> Pairs:
@@ -231,9 +230,7 @@ class SomeQueries(Restriction):
         return mask if mask.same_for_all_queries else super().mask(mask)
 
 
-def restrict_to_sequences(
-    attention: Attention, which: Int[Tensor, " selected"], of: int
-) -> Attention:
+def restrict_to_sequences(attention: Attention, which: Selected, of: int) -> Attention:
     """Return what the sequences `which` of a batch of `of` compute, as an attention of a batch of
     len(which).
     """
@@ -248,7 +245,7 @@ def restrict_to_sequences(
 class SomeSequences(Restriction):
     """Sequences `which` of a batch of `of`."""
 
-    which: Int[Tensor, " selected"]
+    which: Selected
     of: int
 
     unaffected = (Everyone, Causal, Window, Prefix, OfPositions, Alibi, Relative)

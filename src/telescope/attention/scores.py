@@ -1,6 +1,4 @@
-"""Biases: numbers added to the scores that depend on the positions of query and key, such as
-ALiBi.
-"""
+"""Scores, how well a query matches a key, and biases, what their positions add to a score."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,9 +31,8 @@ from .values import (
 class Score(Value):
     """Compute score(queries, keys), how well each query matches each key.
 
-    A subclass sets `formula`, and defines `as_dot` if the score is a dot product of rewritten
-    queries and keys, so that fused kernels can run it; otherwise it sets `is_dot_product = False`
-    and defines `terms`.
+    A subclass sets `formula`. It defines `as_dot` if rewritten queries and keys give the score as a
+    dot product, which fused kernels run; else it sets `is_dot_product = False` and defines `terms`.
 
     Example:
         >>> import telescope as ts, torch
@@ -423,16 +420,15 @@ def alibi(heads: int) -> Bias:
 def from_additive(tensor: Tensor, *, heads: int | None = None) -> Bias:
     """Return a bias from a tensor **added** to the scores: 0 = may attend, -inf = forbidden.
 
-    This is the additive `attn_mask` of other libraries.
+    This is the additive `attn_mask` of other libraries. The bias keeps the tensor.
 
     Args:
-        tensor: (query, key), (batch, head, query, key), or (batch · heads, query, key) together
-            with `heads`; an axis of size 1 holds for all. The bias keeps the tensor.
+        tensor: (query, key), (batch, head, query, key), or (batch · heads, query, key) with `heads`;
+            an axis of size 1 holds for all.
         heads: How many heads are folded into the first of three axes.
 
     Raises:
-        TypeError, ValueError: `tensor` is no float tensor, has the wrong number of axes, or `heads`
-            is missing or does not divide the first axis.
+        TypeError, ValueError: `tensor` is no float tensor, or its axes or `heads` do not fit.
 
     Example:
         >>> import telescope as ts, torch

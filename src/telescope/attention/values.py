@@ -1,5 +1,5 @@
-"""Check the numbers and tensors of a definition: return them, or raise one sentence that says what
-came.
+"""`Value`, the base of masks, biases, scores and definitions: a frozen dataclass compared by
+content; and the checks of the numbers and tensors that values are made of.
 """
 
 import sys
@@ -241,8 +241,7 @@ def require_dense(what: str, tensor: Tensor) -> Tensor:
     if tensor.is_nested:
         raise TypeError(
             f"{what} is a nested tensor, and attention takes dense ones; pad it by "
-            "torch.nested.to_padded_tensor, and "
-            "hide the padding by mask=ts.padding(lengths)"
+            "torch.nested.to_padded_tensor, and hide the padding by mask=ts.padding(lengths)"
         )
     if tensor.layout is not torch.strided:
         raise TypeError(

@@ -110,6 +110,7 @@ def _make_filters(t: float, k: int | None, p: float, least_p: float) -> list[Fil
     request.check_sampling(temperature=t, top_k=k, top_p=p, min_p=least_p)
     if t == 0.0:
         return None
+    # What changes nothing is left out, so that the plain case stays fast.
     filters = [temperature(t)] if t != 1.0 else []
     filters += [top_k(k)] if k is not None else []
     filters += [top_p(p)] if p < 1.0 else []
@@ -194,6 +195,7 @@ def _run_steps(
             if 2 * len(open_rows) <= len(rows) and fixed is None and not observed:
                 kept = torch.tensor(open_rows, device=tokens.device)
                 writer.reorder(kept, kept)
+                # Cache, penalties, tokens and noise follow the rows that are left.
                 chooser.keep_rows(kept)
                 rows = [rows[row] for row in open_rows]
                 tokens = tokens[kept]

@@ -1,5 +1,5 @@
-"""The output of decoding: the tokens of each text, the text decoded from them so far, and why the
-text ended.
+"""What is asked of decoding, checked before anything is computed, and what comes back: the tokens
+of each text, the text decoded from them so far, and why it ended.
 """
 
 from collections.abc import Sequence
@@ -45,6 +45,7 @@ def check_request(
     """Return the request with its prompts as ids; raise a ValueError or TypeError where it does not
     fit the model.
     """
+    # The first mistake first: a model that cannot write at all.
     check_can_write(model)
     _check_count("max_new_tokens", max_new_tokens, least=0)
     # A GPT goes on from its prompt, a translator begins anew.
@@ -53,6 +54,7 @@ def check_request(
     ids = read_prompts(model, prompts, sizes["vocabulary"], "prompt" if continues else "source")
     _check_positions(model, ids, max_new_tokens)
     vocabulary = sizes.get("target_vocabulary") or sizes["vocabulary"]
+    # An empty list is a choice: the text then ends by its length.
     end = model.special.end if end is None else tuple(end)
     for token in end:
         if not 0 <= token < vocabulary:
@@ -142,6 +144,7 @@ def check_search(*, beams: int, n_best: int, length_penalty: float) -> None:
 
 
 def _check_count(name: str, number: Any, least: int) -> None:
+    # True is no count.
     if type(number) is not int or number < least:
         raise ValueError(f"{name}={number} must be a whole number, at least {least}")
 
@@ -208,6 +211,7 @@ class TextLine:
         self.text = None if tokenizer is None else ""
         self._end = end
         self._max_new_tokens = max_new_tokens
+        # Without a tokenizer only ids are known.
         self._decoder = None if tokenizer is None else IncrementalDecoder(tokenizer, before, stop)
 
     def add(self, token: int) -> Token:

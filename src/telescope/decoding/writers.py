@@ -135,6 +135,9 @@ Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt] | Tensor
 
 
+TokenIds = Int[Tensor, "rows n"]
+
+
 class Writer(ABC):
     """A model with a cache of the texts in progress: one in each row; a beam search has several
     rows for each prompt.
@@ -175,13 +178,13 @@ class Writer(ABC):
         assert isinstance(length, Tensor)
         return [length]
 
-    def _next_logits(self, ids: Int[Tensor, "rows n"]) -> Logits:
+    def _next_logits(self, ids: TokenIds) -> Logits:
         # Only the last token predicts what comes next.
         logits: Tensor = self.model.logits(self._hidden(ids)[:, -1:])
         return logits[:, 0]
 
     @abstractmethod
-    def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
+    def _hidden(self, ids: TokenIds) -> Float[Tensor, "rows n d_model"]:
         """Append ids to the cache, and return the model's hidden states at these ids."""
 
     @abstractmethod
@@ -227,7 +230,7 @@ class GPTWriter(Writer):
         self.cache = model.cache(len(prompts), room, pads)
         self.logits = self._next_logits(ids)
 
-    def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
+    def _hidden(self, ids: TokenIds) -> Float[Tensor, "rows n d_model"]:
         hidden: Tensor = self.model.hidden(ids, cache=self.cache)
         return hidden
 
@@ -256,7 +259,7 @@ class TranslatorWriter(Writer):
         self.cache = self.model.cache(self.model.encode(ids, mask), mask, room)
         self.logits = self._next_logits(torch.full_like(ids[:, :1], start_token(model)))
 
-    def _hidden(self, ids: Int[Tensor, "rows n"]) -> Float[Tensor, "rows n d_model"]:
+    def _hidden(self, ids: TokenIds) -> Float[Tensor, "rows n d_model"]:
         hidden: Tensor = self.model.decode(ids, cache=self.cache)
         return hidden
 

@@ -6,6 +6,8 @@ then reference.py, which defines the result that sdpa.py, flex.py and chunked.py
 """
 
 from .dispatch import ENGINES, Plan, attend, check, check_dropout, check_without_values, plan_attend
+
+# Arithmetic that other rooms need to agree with the engines.
 from .exact import nan_safe_weigh, repeat_key_heads, upcast_half
 
 __all__ = [

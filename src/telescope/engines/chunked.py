@@ -55,9 +55,8 @@ def attend(
             if rows == 1:
                 raise torch.OutOfMemoryError(
                     f"queries {tuple(queries.shape)}: the scores of a single position with "
-                    f"{keys.shape[-2]} keys do "
-                    f"not fit into what is left on {queries.device}; attend to a part of the batch "
-                    "at a time"
+                    f"{keys.shape[-2]} keys do not fit into what is left on {queries.device}; "
+                    "attend to a part of the batch at a time"
                 ) from None
         # Not within `except`, where the exception still references the tensors.
         rows = (rows + 1) // 2

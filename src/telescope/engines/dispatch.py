@@ -1,5 +1,5 @@
-"""Check that queries, keys, values and a definition fit together; every error is one sentence that
-names the fix.
+"""Choose an engine: `attend` runs an attention on the fastest that can, `plan_attend` says which
+one and why. Arguments that do not fit together raise one sentence that names the fix.
 """
 
 from dataclasses import dataclass
@@ -282,8 +282,7 @@ def check_without_values(queries: Tensor, keys: Tensor, attention: Attention) ->
     if isinstance(attention, Tensor) and attention.dtype != torch.bool:
         raise TypeError(
             f"attention is a tensor of shape {_shape(attention)}; survey takes queries, keys and a "
-            "ts.Attention, "
-            "and values by name: values=values"
+            "ts.Attention, and values by name: values=values"
         )
     if not isinstance(attention, Attention):
         raise TypeError(_wrong_definition(attention))
@@ -318,9 +317,8 @@ def _wrong_definition(given: Any) -> str:
         )
     if isinstance(given, Tensor) and given.is_floating_point():
         return (
-            f"attention is a float tensor of shape {_shape(given)}, not a ts.Attention; "
-            "a mask that is added to the scores goes in as "
-            "ts.Attention(bias=ts.from_additive(tensor))"
+            f"attention is a float tensor of shape {_shape(given)}, not a ts.Attention; a mask "
+            "that is added to the scores goes in as ts.Attention(bias=ts.from_additive(tensor))"
         )
     return f"attention is a ts.Attention, not {kind}; the plain one is ts.Attention()"
 

@@ -1,8 +1,9 @@
-"""Arithmetic of the engines in plain PyTorch: half precision in float32, grouped heads, and NaN
-that stays contained.
+"""What several engines need: arithmetic that keeps NaN contained, the keys that a block of queries
+can see, and tables of masks and biases for fused kernels.
 
 A NaN or infinity in a hidden key or value must change no output and no gradient, though 0 · NaN =
-NaN.
+NaN. Tables are cached by content, not by the object that holds it, so that writing to a tensor
+never leaves a stale table behind.
 """
 
 import threading

@@ -307,8 +307,9 @@ def _by_blocks(
     contexts = []
     for own, rows, shown in zip(torch.split(queries, ROWS, dim=2), blocks, seen, strict=True):
         part = slice(shown.start, shown.stop)
-        inputs = (own, keys[:, :, part], values[:, :, part], rows, shown)
-        contexts.append(torch_modes.run_block(run, inputs, recompute, dropout))
+        inputs = (own, keys[:, :, part], values[:, :, part])
+        block = partial(run, rows=rows, columns=shown)
+        contexts.append(torch_modes.run_block(block, inputs, recompute, dropout))
     return torch.cat(contexts, dim=2)
 
 

@@ -1,5 +1,5 @@
-"""`Attend`, the module in which every layer attends, and `DefinedLayer`, the base class of layers
-with a definition.
+"""What every layer is built on: `Attend`, the module in which it attends, `DefinedLayer`, the base
+class of layers with a definition, and the checks of sizes and inputs.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,5 +1,5 @@
-"""The Synthesizer: attention whose scores come from the query alone, without keys (Tay et al. 2020;
-CS224N, a5).
+"""Attention layers besides multi-head attention: one head, Luong's between a decoder and an encoder
+(Luong et al. 2015), and the Synthesizer, whose scores come from the query alone (Tay et al. 2020).
 """
 
 from dataclasses import replace
@@ -56,6 +56,7 @@ class SelfAttention(DefinedLayer):
         self.d_k = d_model if d_k is None else d_k
         self.d_v = self.d_k if d_v is None else d_v
         self.attention = attention
+        # Three matrices of their own, as the notes write them.
         self.W_q = nn.Linear(d_model, self.d_k, bias)
         self.W_k = nn.Linear(d_model, self.d_k, bias)
         self.W_v = nn.Linear(d_model, self.d_v, bias)
@@ -128,6 +129,7 @@ class LuongAttention(DefinedLayer):
             d_attention = self.d_memory if d_attention is None else d_attention
             self.W_q = _xavier_parameter(d_query, d_attention)
             self.W_k = _xavier_parameter(self.d_memory, d_attention)
+            # Drawn as a matrix of one column.
             self.v = nn.Parameter(_xavier_parameter(d_attention, 1)[:, 0].detach())
 
     def forward(
@@ -254,6 +256,7 @@ class SynthesizerAttention(DefinedLayer):
         columns = self.B if self.b2 is None else torch.cat([self.B, self.b2], dim=1)
         positions = at.start if at.positions is None else at.positions
         if isinstance(positions, int):
+            # The table has no column for later positions.
             if positions + x.shape[1] > self.block:
                 raise ValueError(
                     f"x has {positions + x.shape[1]} positions; "

@@ -1,5 +1,5 @@
-"""The blocks of the Transformer: feed-forward networks, residual connections, encoder and decoder
-blocks.
+"""The blocks of the Transformer: positions added to embeddings, feed-forward networks, residual
+connections, encoder and decoder blocks.
 """
 
 from collections.abc import Callable
@@ -134,6 +134,7 @@ class FeedForward(nn.Module):
         check_choice("activation", activation, ACTIVATIONS)
         self.d_model = d_model
         self.activation = activation
+        # Wide in the middle, narrow at both ends.
         self.W_1 = nn.Linear(d_model, d_hidden, bias)
         self.W_2 = nn.Linear(d_hidden, d_model, bias)
         self.dropout = nn.Dropout(dropout)
@@ -177,6 +178,7 @@ class GatedFeedForward(FeedForward):
 
     def hidden(self, x: States) -> Float[Tensor, "batch n d_hidden"]:
         """Return activation(x W_1) ⊙ x W_3."""
+        # The gate opens or closes each hidden feature.
         gated: Tensor = super().hidden(x) * self.W_3(x)
         return gated
 

@@ -53,8 +53,7 @@ def from_torch(module: nn.Module) -> nn.Module:
         return _decoder(module)
     raise TypeError(
         "from_torch takes an nn.MultiheadAttention, nn.TransformerEncoderLayer or "
-        "nn.TransformerDecoderLayer, "
-        f"not {type(module).__name__}"
+        f"nn.TransformerDecoderLayer, not {type(module).__name__}"
     )
 
 
@@ -109,8 +108,7 @@ class ConvertedAttention(MultiHeadAttention):
         if need_weights:
             raise ValueError(
                 "need_weights=True: this layer never forms its weights; pass need_weights=False, "
-                "and read them by "
-                "ts.watch or ts.trace"
+                "and read them by ts.watch or ts.trace"
             )
         if key is not value:
             raise ValueError(
@@ -130,6 +128,7 @@ class ConvertedAttention(MultiHeadAttention):
         if not self.batch_first:
             query = query.transpose(0, 1)
             memory = None if memory is None else memory.transpose(0, 1)
+        # The definition of this call, with torch's masks in it.
         y = self._run(query, memory, attention)
         return y if self.batch_first else y.transpose(0, 1), None
 
@@ -175,6 +174,7 @@ def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
         W_q = theirs.q_proj_weight
         W_kv = torch.cat([theirs.k_proj_weight, theirs.v_proj_weight])
         bias = theirs.in_proj_bias
+        # torch keeps one bias for all three.
         b_q, b_kv = (None, None) if bias is None else bias.split([len(W_q), len(W_kv)])
         _copy(ours.W_q, W_q, b_q)
         _copy(ours.W_kv, W_kv, b_kv)
@@ -187,6 +187,7 @@ def _encoder(theirs: nn.TransformerEncoderLayer) -> EncoderBlock:
     ours = EncoderBlock(
         theirs.self_attn.embed_dim, _multi_head(theirs.self_attn), _feed_forward(theirs)
     )
+    # The norms of torch replace those that were just made.
     ours.add_norm_1 = _add_norm(theirs.norm1, theirs.dropout1, theirs.norm_first)
     ours.add_norm_2 = _add_norm(theirs.norm2, theirs.dropout2, theirs.norm_first)
     return ours.train(theirs.training)

@@ -53,6 +53,7 @@ class StackedLinear(nn.Linear):
         """Return the weight and the bias of matrices that are neighbours in the stack, named from
         top to bottom.
         """
+        # Neighbours in the stack are one view.
         start = self.span(names[0]).start
         stop = self.span(names[-1]).stop
         return Affine(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
@@ -154,6 +155,7 @@ class MultiHeadAttention(DefinedLayer):
         else:
             self.W_q = StackedLinear(d_model, W_q, bias)
             self.W_kv = StackedLinear(self.d_memory, W_kv, bias)
+        # The outputs of all heads side by side, mixed again.
         self.W_O = nn.Linear(heads * self.d_v, self.d_out, bias if out_bias is None else out_bias)
         self.attend = Attend(dropout)
 
@@ -261,6 +263,7 @@ class MultiHeadAttention(DefinedLayer):
         on their device.
         """
         check_sizes(batch=batch, room=room)
+        # Grouped heads share their cache.
         front = (batch, self.key_heads, room)
         like = self.W_O.weight.detach()
         return LayerCache(like.new_empty(*front, self.d_k), like.new_empty(*front, self.d_v))
@@ -316,8 +319,7 @@ class MultiHeadAttention(DefinedLayer):
         if memory is None and self.d_memory != self.d_model:
             raise ValueError(
                 f"memory is missing: a layer with d_model={self.d_model} and "
-                f"d_memory={self.d_memory} "
-                "attends to another sequence, layer(x, memory)"
+                f"d_memory={self.d_memory} attends to another sequence, layer(x, memory)"
             )
         if memory is not None and self.rotary is not None:
             raise ValueError(

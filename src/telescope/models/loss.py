@@ -36,9 +36,13 @@ TRITON_INSTALLED = find_spec("triton") is not None
 Reduction = Literal["mean", "sum"]
 
 
+# The matrix from hidden states to logits.
+Head = Float[Tensor, "vocabulary d_model"]
+
+
 def cross_entropy(
     hidden: Float[Tensor, "*batch d_model"],
-    weight: Float[Tensor, "vocabulary d_model"],
+    weight: Head,
     targets: Int[Tensor, "*batch"],
     bias: Float[Tensor, " vocabulary"] | None = None,
     *,
@@ -86,7 +90,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: Float[Tensor, "n d_model"],
-        weight: Float[Tensor, "vocabulary d_model"],
+        weight: Head,
         bias: Float[Tensor, " vocabulary"] | None,
         targets: Int[Tensor, " n"],
         ignore: int,
@@ -201,9 +205,7 @@ def _differentiate_chunk(
 
 
 def _add_product(
-    total: Float[Tensor, "vocabulary d_model"],
-    d_logits: Float[Tensor, "chunk width"],
-    states: Float[Tensor, "chunk d_model"],
+    total: Head, d_logits: Float[Tensor, "chunk width"], states: Float[Tensor, "chunk d_model"]
 ) -> None:
     """Add d_logitsᵀ states to `total`, in the dtype of `total`."""
     if total.dtype == d_logits.dtype:
@@ -232,6 +234,9 @@ def _check_targets(targets: Tensor, vocabulary: int, ignore: int) -> None:
             f"targets has the id {int(outside[0])}; the vocabulary is 0 to {vocabulary - 1}, and "
             f"ignore={ignore}"
         )
+
+
+# ---------------------------------------------------------------- models with a source and a target
 
 
 class Translator(Model, ABC):
@@ -305,7 +310,7 @@ class Translator(Model, ABC):
 
     @property
     @abstractmethod
-    def head_weight(self) -> Float[Tensor, "vocabulary d_model"]:
+    def head_weight(self) -> Head:
         """The matrix that turns hidden states into logits."""
 
 

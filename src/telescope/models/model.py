@@ -1,5 +1,5 @@
-"""The base class of all models, which saves a model as a folder, and functions that all models
-share.
+"""`Config` and `Model`, the base classes of all configs and models: checks of fields, saving as a
+folder, and functions that models share.
 """
 
 import os

@@ -139,6 +139,7 @@ class TransformerCache(Cache):
 
     def keep_sources(self, index: Int[Tensor, " new_sources"], memory_mask: Mask | None) -> None:
         """Keep these sources alone, with the mask of their padding."""
+        # The keys and values of each block have the sources as first axis.
         self.memory = [
             (keys.index_select(0, index), values.index_select(0, index))
             for keys, values in self.memory
@@ -186,6 +187,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         self.target_embedding = (
             None if config.shared else nn.Embedding(self.vocabulary, config.d_model)
         )
+        # Two tables where positions are learned.
         self.source_positions = _positions(config)
         self.target_positions = _positions(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -211,6 +213,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         )
         self.decoder_norm = norm(config.d_model) if has_final_norm else nn.Identity()
         self.head = None if config.tied else nn.Linear(config.d_model, self.vocabulary, bias=False)
+        # Marian has a bias here, the paper has none.
         self.head_bias = nn.Parameter(torch.zeros(self.vocabulary)) if config.head_bias else None
         self._initialise()
 
@@ -343,6 +346,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         """Return the embeddings of ids with their positions added; `name` is for errors."""
         # Before the lookup, whose own error names no id.
         check_ids(name, ids, embedding.num_embeddings)
+        # Given positions are the caller's business.
         if positions is None:
             self._check_length(name, ids.shape[1])
         x = embedding(ids) * (sqrt(self.config.d_model) if self.config.scaled else 1.0)

@@ -1,5 +1,5 @@
-"""Render the steps of an attention as tables, for a terminal and as HTML: named rows, weights as
-coloured cells.
+"""Numbers for people: at most four decimal places, weights as colours, tables for a terminal and as
+HTML, JSON, and vectors in a plane.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -268,6 +268,7 @@ class Trace(reference.AttentionSteps):
         return render_html(self.formula, list(self.walk()), heads=self.scores.shape[1])
 
     def __repr__(self) -> str:
+        # Sizes, not numbers: a notebook prints the repr of everything.
         batch, heads, queries, keys = self.scores.shape
         return (
             f"Trace({self.attention}; batch {batch}, heads {heads}, queries {queries}, keys {keys})"

@@ -1,4 +1,5 @@
-"""Llama, Mistral and Qwen2: rotary positions, RMSNorm before each sublayer, a gated feed-forward
+"""GPT-2, Llama, Mistral and Qwen2: how their files map to a GPT. GPT-2 has learned positions and
+linear layers stored as (in, out); the others rotary positions, RMSNorm and a gated feed-forward
 network.
 """
 
@@ -34,6 +35,7 @@ def gpt2_table(config: GPTConfig) -> list[TensorName]:
     ]
 
 
+# Sizes by their names and ours, for reading and writing alike.
 GPT2_SIZES = {
     "vocab_size": "vocabulary",
     "n_positions": "max_positions",
@@ -46,6 +48,7 @@ GPT2_SIZES = {
 def read_gpt2(fields: Fields, tensors: StoredTensors) -> GPTConfig:
     """Return our config for a GPT-2 config.json."""
     fields.require(
+        # Variants that change the scores have no counterpart here.
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
         reorder_and_upcast_attn=False,
@@ -122,6 +125,7 @@ def llama_table(config: GPTConfig) -> list[TensorName]:
     ]
 
 
+# Likewise, of all three families.
 LLAMA_SIZES = {
     "vocab_size": "vocabulary",
     "max_position_embeddings": "max_positions",
@@ -204,6 +208,7 @@ def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
     base = fields.number("rope_theta", 10_000.0)
     parameters = fields.nested("rope_parameters")
     scaling_fields = fields.nested("rope_scaling")
+    # Whichever of the two the file has.
     rope = scaling_fields or parameters
     rope.require(partial_rotary_factor=1.0)
     rotary: dict[str, Any] = {"rotary_base": rope.number("rope_theta", base)}
@@ -222,6 +227,7 @@ def _rotary(fields: Fields, max_positions: int) -> dict[str, Any]:
     return rotary
 
 
+# Their names of rotary scalings, and ours.
 SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
 
 
@@ -236,6 +242,7 @@ def _write_shared(config: GPTConfig) -> dict[str, Any]:
         gated=True,
         attention="causal",
     )
+    # Written as transformers 4 has it.
     scaling = {"rope_type": config.rotary_scaling, "factor": config.rotary_factor}
     if config.rotary_scaling == "llama3":
         scaling |= {
@@ -294,6 +301,7 @@ def write_mistral(config: GPTConfig) -> dict[str, Any]:
 
 def write_qwen2(config: GPTConfig) -> dict[str, Any]:
     """Return the fields of a Qwen2's config.json."""
+    # A window in every layer, from the first on.
     window = {"use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0}
     return _write_shared(config) | (window if config.window else {"use_sliding_window": False})
 
@@ -315,6 +323,7 @@ def weights_in_halves(model: Model) -> dict[str, Tensor]:
         for part in {f"{name}.W_qkv.weight", f"{name}.W_qkv.bias"} & weights.keys():
             # Queries and keys are stacked above the values, which are not rotated.
             rotated, values = weights[part].tensor_split([heads * module.d_k])
+            # (heads, pairs, 2, …) → first all first partners, then all second ones.
             pairs = rotated.reshape(heads, -1, 2, *rotated.shape[1:])
             weights[part] = torch.cat([pairs.transpose(1, 2).flatten(0, 2), values])
     return weights
@@ -341,6 +350,7 @@ LLAMA = Family(
     unused=("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
     weights=weights_in_halves,
 )
+# A Llama with a window; only the config differs.
 MISTRAL = replace(
     LLAMA, name="mistral", architecture="MistralForCausalLM", read=read_mistral, write=write_mistral
 )

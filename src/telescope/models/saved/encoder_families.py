@@ -1,5 +1,5 @@
-"""Marian: the Transformer of the paper, with sines in the first half of the features and cosines in
-the second.
+"""BERT and Marian: how their files map to an Encoder and a Transformer. A head of BERT, such as for
+masked words, is not loaded; Marian has sines in the first half of the features, then cosines.
 """
 
 from typing import Any
@@ -37,6 +37,7 @@ def bert_table(config: EncoderConfig) -> list[TensorName]:
     ]
 
 
+# Sizes by their names and ours, for reading and writing alike.
 BERT_SIZES = {
     "vocab_size": "vocabulary",
     "max_position_embeddings": "max_positions",
@@ -50,12 +51,14 @@ BERT_SIZES = {
 def read_bert(fields: Fields, tensors: StoredTensors) -> EncoderConfig:
     """Return our config for a BERT config.json."""
     fields.require(
+        # Other kinds of positions, and decoders, compute something else.
         position_embedding_type="absolute",
         is_decoder=False,
         add_cross_attention=False,
         directionality="bidi",
         is_encoder_decoder=False,
     )
+    # Of heads that are not loaded.
     fields.ignore("tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads")
     fields.ignore("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type")
     return EncoderConfig(
@@ -63,6 +66,7 @@ def read_bert(fields: Fields, tensors: StoredTensors) -> EncoderConfig:
         types=fields.whole("type_vocab_size", 2),
         norm_eps=fields.number("layer_norm_eps", 1e-12),
         activation=fields.one_of("hidden_act", "gelu", ACTIVATIONS),
+        # The config says nothing about pooling; the files do.
         pooling=_pooling(tensors),
         dropout=fields.number("hidden_dropout_prob", 0.1),
         attention_dropout=fields.number("attention_probs_dropout_prob", 0.1),
@@ -81,6 +85,7 @@ def _pooling(tensors: StoredTensors) -> Any:
     # Older files have one flag for each mode.
     older = [name.removeprefix("pooling_mode_") for name, used in config.items() if used is True]
     modes = config.get("pooling_mode", older)
+    # Several modes at once would be concatenated, which is not supported.
     mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
     if mode not in ("mean", "mean_tokens", "cls", "cls_token"):
         raise LoadError(
@@ -92,6 +97,7 @@ def _pooling(tensors: StoredTensors) -> Any:
 
 def write_bert(config: EncoderConfig) -> dict[str, Any]:
     """Return the fields of a BERT config.json; a ValueError where an option has no counterpart."""
+    # Our "cls" has no pooler, and BERT has no field that would say so.
     require_values(config, "BERT", norm="layer", pooling=("bert", "mean"))
     # BERT always has types.
     if config.types < 1:
@@ -106,6 +112,7 @@ def write_bert(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
+# Positions that are counted, and heads.
 BERT_UNUSED = ("bert.embeddings.position_ids", "bert.pooler.*", "cls.*")
 BERT = Family("bert", "BertModel", Encoder, "bert.", bert_table, read_bert, write_bert, BERT_UNUSED)
 
@@ -159,6 +166,7 @@ def _as_row(bias: Tensor) -> Tensor:
     return bias[None]
 
 
+# Sizes by their names and ours, for reading and writing alike.
 MARIAN_SIZES = {
     "max_position_embeddings": "max_positions",
     "d_model": "d_model",
@@ -184,10 +192,12 @@ def read_marian(fields: Fields, tensors: StoredTensors) -> TransformerConfig:
         is_decoder=False,
         is_encoder_decoder=True,
     )
+    # The first repeats encoder_layers, and positions are computed.
     fields.ignore("num_hidden_layers", "extra_pos_embeddings")
     vocabulary = fields.whole("vocab_size")
     shared = fields.flag("share_encoder_decoder_embeddings", True)
     if shared:
+        # One embedding for both languages is also the head.
         fields.require(tie_word_embeddings=True, decoder_vocab_size=vocabulary)
     return TransformerConfig(
         vocabulary=vocabulary,
@@ -195,6 +205,7 @@ def read_marian(fields: Fields, tensors: StoredTensors) -> TransformerConfig:
         **fields.sizes(MARIAN_SIZES),
         shared=shared,
         tied=shared or fields.flag("tie_word_embeddings", True),
+        # The config does not say whether there is a bias; the tensors do.
         head_bias="final_logits_bias" in tensors,
         scaled=fields.flag("scale_embedding", False),
         positions="sinusoidal_halves",
@@ -249,6 +260,7 @@ def check_positions(config: TransformerConfig, tensors: StoredTensors) -> None:
                 # Files of old versions store what is computed here: it must be the same.
                 computed = sinusoidal(*entry.shape, pairs="halves", dtype=torch.float32)
                 error = (read(name).float() - computed).abs().max()
+                # Half precision rounds the stored sines.
                 if error <= max(1e-5, torch.finfo(entry.dtype).eps):
                     continue
             raise LoadError(
@@ -256,6 +268,7 @@ def check_positions(config: TransformerConfig, tensors: StoredTensors) -> None:
             )
 
 
+# Only in files of old versions.
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 MARIAN = Family(
     "marian",

@@ -110,6 +110,7 @@ class Fields:
         null passes.
         """
         for name, value in values.items():
+            # A missing field has the value that is supported: its default in transformers.
             given = self._unread.pop(name, value)
             if given is not None and given != value:
                 raise self.unsupported(name, given, json.dumps(value))
@@ -131,8 +132,7 @@ class Fields:
             if not (off or note or name in IGNORED_FIELDS):
                 raise LoadError(
                     f"{self.file}: {name}={json.dumps(value)} is not a known option of "
-                    f"{self.family}; "
-                    "if it has no effect on the outputs, remove it from the file"
+                    f"{self.family}; if it has no effect on the outputs, remove it from the file"
                 )
 
     def _take(self, name: str, default: Any) -> Any:
@@ -221,6 +221,7 @@ def require_values(config: Config, family: str, **fits: Any) -> None:
     """
     for name, value in fits.items():
         given = getattr(config, name)
+        # Export refuses what transformers could not compute.
         if given not in (value if isinstance(value, tuple) else (value,)):
             raise ValueError(
                 f"{name}={given!r} has no counterpart in {family}, so this model cannot be exported"

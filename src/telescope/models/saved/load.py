@@ -187,8 +187,7 @@ def _load_telescope_folder(
     if config.get("telescope") not in (FORMAT, FORMAT_WITH_ATTENTION):
         raise LoadError(
             f"{file} is of format {config['telescope']!r}; this version of Telescope reads "
-            f"{FORMAT} and "
-            f"{FORMAT_WITH_ATTENTION}"
+            f"{FORMAT} and {FORMAT_WITH_ATTENTION}"
         )
     # Unknown fields are refused: a later version may mean something by them.
     expected = {"telescope", "model", "config", "special"}
@@ -347,8 +346,7 @@ def _check_one_dtype(tensors: StoredTensors, unused: Iterable[str]) -> None:
         if entry.dtype != used[0].dtype:
             raise LoadError(
                 f'{entry.file}: tensor "{entry.name}" is {entry.kind} and "{used[0].name}" is '
-                f"{used[0].kind}; "
-                "choose one: ts.load(path, dtype=torch.float32)"
+                f"{used[0].kind}; choose one: ts.load(path, dtype=torch.float32)"
             )
 
 

@@ -1,5 +1,5 @@
-"""Building a model from a config.json, first without numbers, and loading its weights from
-safetensors files.
+"""Weights in files: tables of tensor names, read one way to load and the other way to export;
+building a model from a config.json without numbers, and loading its weights from safetensors files.
 """
 
 import re
@@ -91,6 +91,9 @@ def _stack_heights(model: nn.Module, name: str) -> list[int]:
     stack = model.get_submodule(name.rpartition(".")[0])
     assert isinstance(stack, StackedLinear)
     return list(stack.widths.values())
+
+
+# ----------------------------------------------------------------------------- building and loading
 
 
 def build_model(
