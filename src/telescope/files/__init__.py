@@ -4,7 +4,7 @@ definitions as JSON, errors.
 May import attention and words. Read paths.py first for reading, atomic.py for writing.
 """
 
-from . import paths, safetensors
+from . import paths, safetensors, tables
 from .atomic import (
     WRITTEN_BY,
     atomic_file,
@@ -59,6 +59,7 @@ __all__ = [
     "scan_file",
     "scan_folder",
     "sync_file",
+    "tables",
     "to_json",
     "write_json",
     "write_parquet",

@@ -26,8 +26,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from ..files import tables
-from ..files.paths import suggest_name
+from ..files import paths, tables
 from ..words import hint, one_line
 
 Split = Literal["train", "validation", "test"]
@@ -80,7 +79,7 @@ def find_file(data: Path, name: str) -> Path:
     for place in places:
         if place.is_dir():
             raise ValueError(f"{place} is a folder; name a file in it")
-    raise ValueError(f"there is no file {name}, here or in {data}{suggest_name(places[0])}")
+    raise ValueError(f"there is no file {name}, here or in {data}{paths.suggest_name(places[0])}")
 
 
 # ------------------------------------------------------------------------------ what a recipe reads
