@@ -16,12 +16,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive
 
 from .answers import Refusal
-from .api import Api, HttpAnswer
+from .api import JSON, Api, HttpAnswer
 from .export import media_type, page_files
 from .guard import LEFT, Guard, described, error_response, request_id, with_ids
 
-BODY_SECONDS = 10.0  # seconds within which the body of a request must arrive
-MOST_WAITING = 128  # most requests that may be queued or computed
+BODY_SECONDS = 10.0  # within which the body of a request must arrive
+MOST_WAITING = 128  # requests that may be queued or computed
 
 
 class Computing:
@@ -58,10 +58,8 @@ class Computing:
             try:
                 while (await receive())["type"] != "http.disconnect":
                     pass
-            except (
-                Refusal
-            ) as refusal:  # a body that is too large, of a request that should have none
-                failed = refusal
+            except Refusal as refusal:
+                failed = refusal  # a body that is too large, of a request that should have none
             has_left.set()
             # A thread cannot be ended from outside: while the server runs, its slot stays taken
             # until it returns.
@@ -138,14 +136,11 @@ def app(
         A request joins the queue only after its whole body has arrived, so slow clients cannot fill
         the queue.
         """
-        # A page of another site can send a form without asking first, but no JSON.
         path = request.scope["path"].removeprefix("/api/v1")
         method = request.method
-        if (
-            method == "POST"
-            and request.headers.get("content-type", "").partition(";")[0].strip()
-            != "application/json"
-        ):
+        # A page of another site can send a form without asking first, but no JSON.
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if method == "POST" and kind != JSON:
             raise Refusal(415, "not-json", "a POST needs the content type application/json")
         try:
             with fail_after(body_seconds):

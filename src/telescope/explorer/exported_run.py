@@ -281,9 +281,8 @@ class Export:
         left = min(MOST_OF_SOURCES, self.room)
         saved = 0
         for own in [*reversed(words.values())][:SAVED_WORDS]:
-            part = self._answer(
-                "answer", at=own[0] // 256 * 256 + 128
-            )  # the page asks around the middle of a part
+            # The page asks around the middle of a part of 256 tokens.
+            part = self._answer("answer", at=own[0] // 256 * 256 + 128)
             for how in hows:
                 part |= self._answer(
                     "sources", first=own[0], end=own[-1] + 1, how=how, by="auto", window=400

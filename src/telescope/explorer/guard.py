@@ -84,9 +84,8 @@ def with_ids(app: ASGIApp, log: Callable[[str], object] | None = None) -> ASGIAp
                     f"{arrived:%Y-%m-%d %H:%M:%S} {request_id(scope)} {described(scope)} "
                     f"{status} {milliseconds:.0f} ms"
                 )
-                with suppress(
-                    OSError, ValueError
-                ):  # a log that was closed must not fail the request
+                # A log that was closed must not fail the request.
+                with suppress(OSError, ValueError):
                     log(line)
 
     return identified
@@ -187,9 +186,8 @@ class Guard:
             raise _no_token()
         rest = urlencode([(name, value) for name, value in given if name != "token"])
         path = quote(scope["path"], safe="/:@!$&'()*+,;=-._~")
-        clean = (
-            "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
-        )  # "//host" would redirect to another site
+        # One slash: "//host" would redirect to another site.
+        clean = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
         response = Response(
             status_code=303, headers={"Location": clean, "Cache-Control": "no-store"}
         )

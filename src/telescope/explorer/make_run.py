@@ -320,9 +320,8 @@ def _check_inputs(example: Example, inputs: object) -> dict[str, Tensor]:
         for i, row in enumerate(rows):
             for j, x in enumerate(row):
                 number = isinstance(x, int | float) and not isinstance(x, bool)
-                if (
-                    not number or not abs(x) <= LARGEST_NUMBER
-                ):  # NaN is not; an int may be too large to become a float
+                # NaN is no smaller; an int may be too large to become a float.
+                if not number or not abs(x) <= LARGEST_NUMBER:
                     raise _bad(
                         f'"{name}", row {i}, column {j}: {str(x)[:20]} is not a number from -1e6 '
                         "to 1e6"

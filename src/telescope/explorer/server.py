@@ -39,10 +39,9 @@ __all__ = ["Library", "Refusal", "recordings", "serve"]
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 8  # most answers computed in parallel; never more than there are cores
-JOIN_SECONDS = (
-    0.1  # seconds that the thread which loads models may take to notice that it is not needed
-)
-GRACE_SECONDS = 0.2  # seconds after Ctrl-C in which answers that are nearly there are still sent
+# That the thread which loads models may take to notice that it is not needed
+JOIN_SECONDS = 0.1
+GRACE_SECONDS = 0.2  # after Ctrl-C, in which answers that are nearly there are still sent
 IDLE_SECONDS = 60.0  # after which a connection that waits for its client is closed
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 IPV4_ROUTES = Path("/proc/net/fib_trie")
@@ -82,9 +81,7 @@ def serve(
     _warn(host, bound)
     # Several answers at a time, each on its share of the cores.
     at_once = min(AT_ONCE, os.cpu_count() or 1)
-    torch.set_num_threads(
-        max(1, (os.cpu_count() or 1) // at_once)
-    )  # so that parallel tiles do not oversubscribe cores
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // at_once))
     computing = Computing(at_once)
     config = uvicorn_config(app(Api(library), guard, computing, log=log))
     for link in links:
@@ -234,10 +231,9 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError) as problem:
         raise _not_here(host, problem) from None
-    # A name may have addresses of both versions.
-    family, kind, protocol, _, place = min(
-        found, key=lambda one: one[0] != socket.AF_INET
-    )  # IPv4 if a name has both
+    # IPv4, if a name has addresses of both versions.
+    chosen = min(found, key=lambda one: one[0] != socket.AF_INET)
+    family, kind, protocol, _, place = chosen
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:

@@ -65,9 +65,8 @@ def watch_text(
     """
     place = check_device(device)
     model, tokenizer = open_model(folder)
-    model = (
-        (model.float() if place.type == "cpu" else model).to(place).eval()
-    )  # on a CPU, compute in float32
+    # On a CPU, compute in float32.
+    model = (model.float() if place.type == "cpu" else model).to(place).eval()
     with panics_as_errors("the tokenizer fails"):
         ids = torch.tensor([tokenizer.encode(text).ids[:tokens]], device=place)
     if not ids.numel():

@@ -218,9 +218,8 @@ def explain_sentence(
     read = encoder.columns
     source_row, written_row = _find_rows(cross, query)
     pair = tuple(_find_word(word, read) for word in between)
-    decoder_row = min(
-        written_row + 1, len(decoder.rows.names) - 1
-    )  # the decoder's input begins with the start token
+    # The decoder's input begins with the start token.
+    decoder_row = min(written_row + 1, len(decoder.rows.names) - 1)
 
     def scene(
         title: str, caption: str, attention: SentenceAttention, row: int, columns: Sequence[int]

@@ -275,9 +275,8 @@ def most_different(
     if len(able) < 2:
         return None
     weights = torch.stack([heads[i].weights for i in able])[:, list(columns)].double()
-    distances = torch.cdist(weights, weights, p=1).triu(
-        1
-    )  # each pair once; the first one if several differ alike
+    # Each pair once; the first one if several differ alike.
+    distances = torch.cdist(weights, weights, p=1).triu(1)
     first, second = divmod(int(distances.argmax()), len(able))
     return (able[first], able[second]) if first != second else (able[0], able[1])
 
