@@ -57,10 +57,21 @@ def section(name, value):
     lines += [markdown(own_docstring(value))]
     if inspect.isclass(value):
         members = [
-            member(key, part) for key, part in vars(value).items() if not key.startswith("_")
+            member(key, part) for key, part in parts_of(value).items() if not key.startswith("_")
         ]
         lines += ["\n".join(filter(None, members))]
     return "\n\n".join(filter(None, lines))
+
+
+def parts_of(value):
+    """Return what a class has by name: its own, and that of base classes which no room exports."""
+    found = {}
+    for base in reversed(inspect.getmro(value)):
+        room = ".".join(base.__module__.split(".")[:2])
+        is_ours = room.startswith("telescope.")
+        is_hidden = is_ours and base.__name__ not in getattr(import_module(room), "__all__", ())
+        found |= vars(base) if base is value or is_hidden else {}
+    return found
 
 
 def own_docstring(value):

@@ -130,9 +130,11 @@ def blocks(queries: Tensor, keys: Tensor, attention: Attention, most: int) -> It
     has more.
     """
     rows = queries.shape[-2]
+    # A score such as the additive one holds several numbers for each pair.
     most = most // attention.score.numbers_per_score(queries, keys)
     start, stop, whole = row_spans(queries, keys, attention)
     for sequences, heads in _matrices(queries, keys, attention, most):
+        # One span of keys for each row, wide enough for all of these matrices
         first = start[sequences, heads].amin((0, 1))
         last = stop[sequences, heads].amax((0, 1))
         matrices = (sequences.stop - sequences.start) * (heads.stop - heads.start)
@@ -147,6 +149,7 @@ def blocks(queries: Tensor, keys: Tensor, attention: Attention, most: int) -> It
                     break
                 count = -(-count // 2)
             if columns.start < columns.stop:
+                # Where every row sees every key, no mask has to be applied.
                 inner = slice(columns.start, columns.start)
                 if whole:
                     left = int(start[sequences, heads, taken].max())
@@ -176,6 +179,7 @@ def row_spans(queries: Tensor, keys: Tensor, attention: Attention) -> RowSpans:
     at = row_pairs(queries, keys)
     is_softmax = attention.normalize is softmax  # other normalisers need whole rows
     spans = attention.mask.spans(at, columns) if is_softmax else Spans.unknown(at, columns)
+    # On the CPU: blocks are cut by Python, which would wait for a GPU at every step.
     start = spans.start.masked_fill(spans.empty, columns)
     stop = spans.stop.masked_fill(spans.empty, 0)
     start, stop = (ends.cpu()[..., 0].expand(queries.shape[:3]) for ends in (start, stop))

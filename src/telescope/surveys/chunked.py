@@ -87,6 +87,7 @@ class _Totals:
         def zeros(*size: int, dtype: torch.dtype = self.sink.dtype) -> Tensor:
             return sink.new_zeros(batch, heads, *size, dtype=dtype)
 
+        # Of a row that sees nothing, the sink alone is left.
         self.lse = self.sink[..., 0].expand(batch, heads, rows).clone()
         if lse is not None:
             self.lse = lse.to(sink.dtype)
@@ -108,6 +109,7 @@ class _Totals:
 
     def add(self, part: "BlockStatistics", block: Block) -> None:
         """Add one block."""
+        # A block has whole rows, so what belongs to rows is written, and columns are added to.
         at = block.index
         found = part.top_keys.shape[-1]
         keys = part.top_keys + block.columns.start
@@ -129,6 +131,7 @@ class _Totals:
         query_weights, norms, largest = self.extras
         powers = part.powers[..., : block.width]
         place = (block.sequences, block.heads)
+        # Sums over the rows of the block, over its keys, and the largest of each key
         if query_weights is not None:
             of_rows = query_weights.expand(*self.weighted.shape[:2], -1, -1)[*place, :, block.rows]
             self.weighted[*place, :, block.columns] += (of_rows * part.share.mT) @ powers
@@ -146,6 +149,7 @@ class _Totals:
 
     def summary(self) -> Summary:
         """Return the summary, once all blocks are added."""
+        # A cell that no block touched is 0, whether it is a share or a maximum.
         pooled = self.map
         if self.cells is not None and pooled is not None:
             nothing = pooled == -torch.inf
@@ -238,6 +242,7 @@ def _other_statistics(
 ) -> BlockStatistics:
     """Return the statistics of the weights of any other normaliser, which is given whole rows."""
     real = masked[..., : block.width]
+    # A normaliser may give a hidden key any weight; it does not count among the top.
     hidden = real == -torch.inf
     try:
         weights = attention.normalize(real)
@@ -336,6 +341,7 @@ def _read_marks(
         edge = torch.arange(common, last, device=powers.device) < strip_stop[:, None]
         total = strip_powers[..., :common].sum(-1) + (strip_powers[..., common:last] * edge).sum(-1)
         before[:, :, strip] += total * statistics.share[:, :, strip, 0]
+    # Single keys: those in another block are read there.
     for i, keys in enumerate(marks.single):
         key = keys.expand(len(keys) if len(keys) > 1 else block.sequences.stop, -1)
         key = key[block.sequences, block.rows][:, None, :, None] - start

@@ -57,6 +57,7 @@ def choose(
 
 def has_few_scores(queries: Tensor, keys: Tensor) -> bool:
     """Return whether a survey is over sooner than the compiler of `fused` is imported."""
+    # Counted without a mask: finding out what it hides would take longer.
     return queries.shape[:3].numel() * keys.shape[-2] <= FEW
 
 
@@ -123,6 +124,7 @@ def weigh(
 def log_sum_exp(engine: str, queries: Queries, keys: Keys, attention: Attention) -> PerQuery:
     """Return ln Σ exp(score) by the engine of this name, or by `chunked` where it cannot."""
     chosen = ENGINES[engine]
+    # The mask is another than that of the survey, and may be one that the engine cannot take.
     chosen = chosen if chosen.cannot(queries, keys, attention) is None else chunked
     if hasattr(chosen, "log_sum_exp"):
         lse: Tensor = chosen.log_sum_exp(queries, keys, attention)

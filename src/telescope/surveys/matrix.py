@@ -140,6 +140,7 @@ def aligned_rows(tensor: Tensor) -> Tensor:
     """Return a tensor whose strides, but the last, are multiples of 16: for any others, Triton
     compiles anew.
     """
+    # A view of a wider tensor: the numbers stay where they are.
     size = tensor.shape[-1]
     return pad(tensor, (0, -size % 16))[..., :size] if size % 16 else tensor.contiguous()
 
@@ -186,6 +187,7 @@ class Matrix:
         spans = _cached_spans(attention.mask, queries, keys)
 
         # ALiBi and relative biases are given by their numbers.
+        # Kernels compute in powers of two, so that these are multiplied by log2(e).
         slopes = _in_bits(bias.slopes, queries) if isinstance(bias, Alibi) else None
         relative = None
         if isinstance(bias, Relative):

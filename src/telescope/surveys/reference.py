@@ -106,7 +106,7 @@ def _top(weights: Tensor, order: Tensor, top: int) -> tuple[Tensor, Tensor]:
 
 def _largest(weights: PerPair) -> tuple[PerKey, Tensor]:
     """Return the largest weight of each key above 0, and its query; 0 and -1 if there is none."""
-    if not weights.shape[-2]:
+    if not weights.shape[-2]:  # argmax of nothing is an error
         return weights.sum(-2), torch.full_like(weights.sum(-2), -1, dtype=torch.int32)
     query = weights.argmax(-2)  # the first of equal ones
     largest = weights.gather(-2, query[..., None, :])[..., 0, :].clamp(min=0.0)
@@ -163,6 +163,7 @@ def _scores(queries: Tensor, keys: Tensor, attention: Attention, heads: range) -
     group = queries.shape[1] // (keys.shape[1] or 1)
     if not score.is_dot_product:
         return score(queries, keys.to(queries.dtype))[:, _slice(heads)]
+    # Pick these heads before the keys are converted.
     queries, keys = score.as_dot(queries, keys)
     queries = queries[:, _slice(heads)]
     head_keys = keys[:, heads.start // group : -(-heads.stop // group)]
@@ -255,6 +256,7 @@ def row_numbers(
     # The weights with this lse, and with one that was meant to base two
     logs = lse[:: batch.step, :: heads.step, :: rows.step, None].to(scores.dtype)
     sums, sums_base_2 = (torch.exp(scores - unit * logs).sum(-1) for unit in (1.0, log(2.0)))
+    # How large scores are tells how much rounding is to be expected.
     largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
     return torch.stack([sums, sums_base_2, largest, scores.amax(-1)])
 

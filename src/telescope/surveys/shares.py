@@ -115,7 +115,7 @@ def _terms(mask: Mask) -> list[Mask]:
     """
     if isinstance(mask, Either):
         return [term for part in mask.masks for term in _terms(part)]
-    if isinstance(mask, Both):
+    if isinstance(mask, Both):  # (a | b) & c is a & c | b & c
         combined = product(*map(_terms, mask.masks))
         # One more than allowed tells the caller that there are too many.
         return [fold(and_, parts, everyone) for parts in islice(combined, MAX_TERMS + 1)]
@@ -296,6 +296,7 @@ def _cut(
     dtype: torch.dtype,
 ) -> Shaped[Tensor, "tile heads size feature"]:
     """Return positions in this order, cut into tiles of `size`, the last one padded with zeros."""
+    # Gathering is a copy of all queries or keys: not where they stand in order already.
     if order is not None and not _is_range(order, tensor.shape[2]):
         tensor = torch.stack(
             [one.index_select(1, which) for one, which in zip(tensor, order, strict=True)]

@@ -311,6 +311,7 @@ def can_reuse_rows(
     `new`. `queries` and `keys` are the old ones, of which only the shapes and the device count.
     """
     batch, heads, _, d_q = queries.shape
+    # All but mask and bias must be equal, and both must treat the old pairs as before.
     if (
         now.normalize is not softmax
         or replace(now, mask=before.mask, bias=before.bias) != before
@@ -342,6 +343,7 @@ def append_positions(name: str, old: Tensor, new: Tensor) -> Tensor:
             f"extend: {name} have shape {tuple(new.shape)}, after {tuple(old.shape)}; only their "
             "number may differ"
         )
+    # As `survey` did with the old ones
     (new,) = torch_modes.cast_for_autocast(new)
     if (old.device, old.dtype) != (new.device, new.dtype):
         raise ValueError(

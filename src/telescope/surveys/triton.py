@@ -144,7 +144,7 @@ def row_numbers(
     matrix = Matrix.of(queries, keys, attention, MEMORY)
     if matrix.has_tables:
         return None
-    (band,) = matrix.bands()
+    (band,) = matrix.bands()  # without tables and a search one band has all rows
     numbers = matrix.start.new_empty(4, len(batch), len(heads), len(rows), dtype=torch.float32)
     lse = lse.float().contiguous()
     run(survey_check, band, _sinks(attention, lse), lse, batch.step, heads.step, rows.step, numbers)
@@ -253,6 +253,7 @@ def _pool(matrix: Matrix, lse: Tensor, cells: Cells) -> Map:
     numbered = max(len(cells.row_of_query), len(cells.column_of_key))
     for b in range(numbered):
         batch = slice(None) if numbered == 1 else slice(b, b + 1)
+        # Neighbours in one cell are summed together, at most a tile of them.
         key_runs, run_of_key = _runs(cells.column_of_key[b % len(cells.column_of_key)], BN)
         row_of_query = cells.row_of_query[b % len(cells.row_of_query)]
         for band in matrix.bands(batch):
@@ -326,6 +327,7 @@ def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras
         survey_lse(band, None, lse)
     elif band.bias is None and band.mask is None:
         survey_check(band, None, lse, 1, 1, 1, lse.new_empty(4, 1, 1, 1))
+    # The same calls as in a survey, so that no kernel is forgotten
     _survey(lambda: [band], lse, columns, top, cells, extras)
     if extras.weighted is not None:
         weighted = lse.new_empty(*lse.shape[:2], extras.sets, columns)

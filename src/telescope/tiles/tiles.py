@@ -49,6 +49,7 @@ class Pyramid:
     @property
     def max_zoom(self) -> int:
         """The deepest level, where a pixel is one pair."""
+        # Each level doubles the number of tiles, until they cover the longer side.
         longest = max(self.queries, self.keys, 1)
         return ((longest - 1) // self.side).bit_length()
 

@@ -60,6 +60,7 @@ def pool(
     first = tl.min(tl.where(start < stop, start, keys), 0)
     last = tl.max(stop, 0) - 1
     if first <= last:
+        # Gather the weights of one cell, run by run.
         begin = tl.load(RUN_OF_KEY + first)
         end = tl.load(RUN_OF_KEY + last)
         cell = tl.load(key_runs[2] + begin)
@@ -164,6 +165,7 @@ def weigh_once(
     rn = n + tl.arange(0, BN)
     cm = tl.arange(0, BM)
     key = rn[None, :]
+    # These keys stay; the tiles of rows that see some of them pass by.
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
     QUERY_WEIGHTS += b * weight_batch + h * weight_head
     # Kept for each element of the tile, and summed over the rows once
@@ -179,6 +181,7 @@ def weigh_once(
         if (m < unmasked_begin) | (m >= unmasked_end):
             x = hide(x, row, key, b, h, rule, rows, keys)
         total += tl.exp2(x) * tl.load(QUERY_WEIGHTS + rm, mask=rm < rows, other=0.0)[:, None]
+    # Bands of rows follow one another, so that this addition needs no atomics.
     at = WEIGHTED + bh * keys + rn
     tl.store(at, tl.load(at, mask=rn < keys, other=0.0) + tl.sum(total, 0), mask=rn < keys)
 
@@ -225,6 +228,7 @@ def weigh(
         x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
         if (m < unmasked_begin) | (m >= unmasked_end):
             x = hide(x, row, key, b, h, rule, rows, keys)
+        # Multiply with the factors of these rows, in one product or, split, in two.
         weight = tl.exp2(x)
         at = FACTORS + rm[:, None].to(tl.int64) * (PARTS * SETS) + cs[None, :]
         factor = tl.load(at) if EVEN else tl.load(at, mask=rm[:, None] < rows, other=0.0)

@@ -159,6 +159,7 @@ def statistics(
     rn = n + tl.arange(0, BN)
     cm = tl.arange(0, BM)
     key = rn[None, :]
+    # These keys stay; the tiles of rows that see some of them pass by.
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
     # Sums along columns are kept for each element of half a tile, and reduced at the end.
     received = tl.zeros([BM // 16, 8, BN], tl.float32)
@@ -242,6 +243,7 @@ def statistics(
             )
             tl.store(LARGEST + at, largest_weight, mask=better)
             tl.store(LARGEST_ROW + at, tl.zeros_like(rn) + first_row + first_tile * BM, mask=better)
+    # Bands of rows follow one another, so that this addition needs no atomics.
     at = RECEIVED + bh * keys + rn
     before = tl.load(at, mask=rn < keys, other=0.0)
     tl.store(at, before + tl.sum(tl.sum(received, 0), 0), mask=rn < keys)

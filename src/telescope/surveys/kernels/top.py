@@ -33,6 +33,7 @@ def _nth_largest(values, n, AXIS: tl.constexpr):
     """Return the n-th largest value along an axis, equal values counted once; NOWHERE if there are
     fewer.
     """
+    # Remove the largest n - 1 times.
     nth = tl.max(values, AXIS)
     for _ in range(1, n):
         values = tl.where(values == tl.expand_dims(nth, AXIS), HIDDEN, values)
@@ -280,6 +281,7 @@ def rank_keys(
     bh = tl.program_id(1).to(tl.int64)
     rm = tl.program_id(0) * BM + tl.arange(0, BM)
     row = rm[:, None]
+    # Rows for whose blocks or keys there was no room are searched again, by search_all_keys.
     count = tl.load(BLOCK_COUNT + bh * padded_rows + rm, mask=rm < rows, other=0)
     key_count = tl.load(KEY_COUNT + bh * padded_rows + rm, mask=rm < rows, other=0)
     tl.store(
@@ -321,6 +323,7 @@ def search_all_keys(
     h = bh % heads
     rm = m * BM + tl.arange(0, BM)
     cn = tl.arange(0, BN)
+    # Most tiles have no such row, and their programs end here.
     overfull = tl.load(OVERFULL + bh * lse_stride + rm, mask=rm < rows, other=0).to(tl.int32)
     if tl.max(overfull, 0) > 0:
         row = rm[:, None]
