@@ -5,8 +5,7 @@ compared.
 from collections.abc import Mapping
 from typing import Any
 
-from ..atlases import Atlas, compare
-from ..atlases.sums import STATISTICS
+from ..atlases import STATISTICS, Atlas, compare
 from ..measures import CLEAR, HABIT_KEYS, HABITS, MEASURES
 from .requests import Refusal, RequestParams, unknown
 

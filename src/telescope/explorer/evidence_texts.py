@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 
-from ..atlases import Atlas
-from ..atlases.atlas import Evidence
-from ..atlases.fingerprint import weights_checksum
-from ..atlases.shard_reader import EXCERPT
-from ..atlases.texts import encoder_of, text_at
+from ..atlases import EXCERPT, Atlas, Evidence, encoder_of, text_at, weights_checksum
 from ..measures import HABITS
 from ..models import Model
 from .requests import Refusal, bad_parameter, not_kept, unknown
