@@ -21,7 +21,6 @@ from telescope.surveys import ENGINES, blocks, fused, launch, reference, survey_
 from telescope.surveys import marks as marked
 from telescope.surveys import triton as engine
 
-
 RULES = [*KEY_RULES.values()]
 
 
