@@ -14,7 +14,7 @@ import telescope as ts
 from support import mapping
 
 SCRIPT = Path(mapping.__file__)
-SOURCE = os.pathsep.join([str(Path(ts.__file__).parents[1]), str(SCRIPT.parent)])
+SOURCE = os.pathsep.join([str(Path(ts.__file__).parents[1]), str(SCRIPT.parents[1]), str(SCRIPT.parent)])
 
 
 def start(*jobs, launcher=(), **environment):

@@ -3,9 +3,9 @@ evidence.
 """
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import isnan, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..files import import_optional
 from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kind_of
-from ..recording.heads import Heads
+from ..recording.heads import Heads, natural_order
 from ..recording.names import list_names
 from ..recording.opening import open_recording
 from ..traces.render import render_text
@@ -106,7 +106,7 @@ class Atlas:
         """How many texts could not be read, and why, by number; the first hundred."""
         self.read_texts = sum(rest["read_texts"] for rest in rests)
         self.left_out = tuple(
-            sorted({name for rest in rests for name in rest.get("left_out", ())}, key=_by_number)
+            sorted({name for rest in rests for name in rest.get("left_out", ())}, key=natural_order)
         )
         """The attentions whose heads are missing, since they cannot be watched or ran past the
         watch, by name.
@@ -120,7 +120,6 @@ class Atlas:
             (layer, number) for layer, numbers, _ in self.sums.layers for number in numbers
         ]
         """The layer and the number of each head, in the order of the model."""
-        self._table: dict[str, Tensor] | None = None
 
     # -------------------------------------------------------------------------------------- reading
 
@@ -145,15 +144,12 @@ class Atlas:
         """
         queries = _positive(self.sums.denominator.value)
         shares = (self.sums.numerator.value / queries).T.tolist()
-        repeated = (
-            queries[OF_TEXTS.index("induction")] / queries[OF_TEXTS.index("first")]
-        ).tolist()
+        counts = dict(zip(OF_TEXTS, queries, strict=True))
+        repeated = (counts["induction"] / counts["first"]).tolist()
         found = []
-        for (layer, number), values, own_repeated in zip(
-            self.places, shares, repeated, strict=True
-        ):
+        for place, values, own in zip(self.places, shares, repeated, strict=True):
             measures = dict(zip(OF_TEXTS, values, strict=True))
-            found.append(Head(layer, number, kind_of(measures, own_repeated), **measures))
+            found.append(Head(*place, kind_of(measures, own), **measures))
         return Heads(found, self.layers, left_out=self.left_out).sort()
 
     def statistic(self, layer: str, head: int, name: str) -> Statistic:
@@ -162,19 +158,14 @@ class Atlas:
             raise ValueError(f'there is no statistic "{name}"; {hint(name, STATISTICS)}')
         i = STATISTICS.index(name)
         place = self._index(layer, head)
-        numbers = self._numbers()
-        count = int(self.sums.distribution.count[i, place])
-        low, high = (
-            float(part[i, place]) if count else nan for part in (numbers["low"], numbers["high"])
-        )
-        quantiles = tuple(float(numbers[f"q{share:.0%}"][i, place]) for share in QUANTILES)
+        own = {part: float(numbers[i, place]) for part, numbers in self._numbers.items()}
         return Statistic(
-            count,
-            float(numbers["mean"][i, place]),
-            float(numbers["std"][i, place]),
-            low,
-            quantiles,
-            high,
+            count=int(self.sums.distribution.count[i, place]),
+            mean=own["mean"],
+            std=own["std"],
+            low=own["low"],
+            quantiles=tuple(own[f"q{share:.0%}"] for share in QUANTILES),
+            high=own["high"],
         )
 
     def profile(self, layer: str, head: int, by: str = "distance") -> Profile:
@@ -248,27 +239,15 @@ class Atlas:
         """Yield a dict for each head, in the order of the model: layer, head, kind, numbers; None
         where unknown.
         """
-        numbers = {name: part.T.tolist() for name, part in self._numbers().items()}
+        numbers = {name: part.T.tolist() for name, part in self._numbers.items()}
         counts = self.sums.distribution.count.T.tolist()
-        kinds = {(head.layer, head.number): head for head in self.heads()}
+        kinds = {(head.layer, head.number): head.kind for head in self.heads()}
         for place, (layer, number) in enumerate(self.places):
-            row: dict[str, Any] = {
-                "layer": layer,
-                "head": number,
-                "kind": kinds[layer, number].kind,
-            }
+            row: dict[str, Any] = {"layer": layer, "head": number, "kind": kinds[layer, number]}
             for i, name in enumerate(STATISTICS):
-                own = {
-                    "mean": getattr(kinds[layer, number], name, nan) if name in OF_TEXTS else nan
-                }
-                own = {part: values[place][i] for part, values in numbers.items()} | (
-                    own if name in OF_TEXTS else {}
-                )
+                own = {part: values[place][i] for part, values in numbers.items()}
                 row[name] = own.pop("mean")
-                row |= {
-                    f"{name}.{part}": value if counts[place][i] else nan
-                    for part, value in own.items()
-                }
+                row |= {f"{name}.{part}": value for part, value in own.items()}
                 row[f"{name}.count"] = counts[place][i]
             for by in ("distance", "position", "class"):
                 row[f"{by}_profile"] = [*self.profile(layer, number, by).shares]
@@ -335,13 +314,8 @@ class Atlas:
         for layer, number in self.places:
             for habit in HABITS:
                 for rank, text in enumerate(self.evidence(layer, number, habit)):
-                    yield {
-                        "layer": layer,
-                        "head": number,
-                        "habit": habit,
-                        "rank": rank,
-                        **text._asdict(),
-                    }
+                    place = {"layer": layer, "head": number, "habit": habit, "rank": rank}
+                    yield place | text._asdict()
 
     def _map_rows(self) -> Iterator[dict[str, Any]]:
         for longest in self.map_sizes():
@@ -349,13 +323,8 @@ class Atlas:
             for place, (layer, number) in enumerate(self.places):
                 cells = self.map(layer, number, longest).flatten().tolist()
                 count = int(self.sums.map_texts[k][place])
-                yield {
-                    "layer": layer,
-                    "head": number,
-                    "longest": longest,
-                    "texts": count,
-                    "cells": cells,
-                }
+                place_of = {"layer": layer, "head": number}
+                yield place_of | {"longest": longest, "texts": count, "cells": cells}
 
     # ------------------------------------------------------------------------------------- printing
 
@@ -367,14 +336,8 @@ class Atlas:
             f"tokens{skipped}"
         )
         caption = f"not measured: {list_names(self.left_out)}" if self.left_out else None
-        table = Table(
-            title=title,
-            box=None,
-            pad_edge=False,
-            title_justify="left",
-            caption=caption,
-            caption_justify="left",
-        )
+        table = Table(title=title, caption=caption, box=None, pad_edge=False)
+        table.title_justify = table.caption_justify = "left"
         for name in ("kind", "heads", "clearest", "share", "strongest text"):
             table.add_column(
                 name, justify="right" if name in ("heads", "share") else "left", no_wrap=True
@@ -411,20 +374,19 @@ class Atlas:
             )
         return self.places.index((layer, number))
 
+    @cached_property
     def _numbers(self) -> dict[str, Float[Tensor, "statistic heads"]]:
-        """Return mean, std, extremes and quantiles of every statistic, computed once."""
-        if self._table is None:
-            spread = self.sums.distribution
-            shares = self.sums.numerator.value / _positive(self.sums.denominator.value)
-            mean = torch.cat([shares, spread.mean[len(OF_TEXTS) :]])
-            self._table = {
-                "mean": mean,
-                "std": spread.variance.sqrt(),
-                "low": spread.low,
-                "high": spread.high,
-            }
-            self._table |= {f"q{share:.0%}": spread.quantile(share) for share in QUANTILES}
-        return self._table
+        """Mean, std, extremes and quantiles of every statistic; NaN where nothing was counted."""
+        spread = self.sums.distribution
+        shares = self.sums.numerator.value / _positive(self.sums.denominator.value)
+        ends = {"low": spread.low, "high": spread.high}
+        return {
+            # The mean of a share is over all queries of the corpus, not over its texts.
+            "mean": torch.cat([shares, spread.mean[len(OF_TEXTS) :]]),
+            "std": spread.variance.sqrt(),
+            **{name: torch.where(spread.count > 0, end, nan) for name, end in ends.items()},
+            **{f"q{share:.0%}": spread.quantile(share) for share in QUANTILES},
+        }
 
     def standard_error(self, name: str) -> Float[Tensor, " heads"]:
         """Return the standard error of each head's share of a habit, from how much groups of texts
@@ -450,11 +412,6 @@ class Atlas:
         if by not in known:
             raise ValueError(f'there is no profile by "{by}"; {hint(str(by), known)}')
         return known[by]
-
-
-def _by_number(name: str) -> list[str | int]:
-    """Return the key that sorts blocks.9 before blocks.10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _positive(count: Tensor) -> Tensor:

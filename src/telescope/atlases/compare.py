@@ -3,7 +3,8 @@ of one shape.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf, isnan, nan
@@ -74,9 +75,6 @@ class Comparison(Sequence[HeadChange]):
             Comparison(self._changes[index]) if isinstance(index, slice) else self._changes[index]
         )
 
-    def __iter__(self) -> Iterator[HeadChange]:
-        return iter(self._changes)
-
     def __len__(self) -> int:
         return len(self._changes)
 
@@ -93,22 +91,10 @@ class Comparison(Sequence[HeadChange]):
 
     def __rich__(self) -> Table:
         table = Table(box=None, pad_edge=False)
-        for name in (
-            "layer",
-            "head",
-            "kind",
-            "habit",
-            "before",
-            "after",
-            "change",
-            "errors",
-            "moved",
-        ):
-            table.add_column(
-                name,
-                justify="left" if name in ("layer", "kind", "habit") else "right",
-                no_wrap=True,
-            )
+        shares = ("before", "after", "change", "errors", "moved")
+        for name in ("layer", "head", "kind", "habit", *shares):
+            is_word = name in ("layer", "kind", "habit")
+            table.add_column(name, justify="left" if is_word else "right", no_wrap=True)
         for head in self:
             same = head.kind_before == head.kind_after
             kind = head.kind_before if same else f"{head.kind_before} → {head.kind_after}"
@@ -234,16 +220,12 @@ def _check_same_shape(before: Atlas, after: Atlas) -> None:
         raise TypeError(f"compare takes two atlases, not {kinds}; ts.open opens a folder")
     if before.places == after.places:
         return
-    first, second = (dict.fromkeys(atlas.layers, 0) for atlas in (before, after))
-    for atlas, counts in ((before, first), (after, second)):
-        for layer, _ in atlas.places:
-            counts[layer] += 1
+    first, second = (Counter(layer for layer, _ in atlas.places) for atlas in (before, after))
     for layer in [*first, *second]:
-        if first.get(layer) != second.get(layer):
-            here, there = (str(counts.get(layer, 0)) for counts in (first, second))
+        if first[layer] != second[layer]:
             raise ValueError(
-                f'the atlases are of models of different shapes: "{layer}" has {here} heads in one '
-                f"and {there} in the "
+                f'the atlases are of models of different shapes: "{layer}" has {first[layer]} '
+                f"heads in one and {second[layer]} in the "
                 "other; compare two checkpoints, or two models of one shape"
             )
     raise ValueError(

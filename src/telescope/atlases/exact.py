@@ -5,8 +5,9 @@ Floating-point addition depends on the order of the summands. Here every summand
 text, is rounded once to a multiple of 2^-40 and added as an integer.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -40,6 +41,10 @@ class ExactSum:
     def zeros(cls, *shape: int) -> "ExactSum":
         """Return sums of nothing."""
         return cls(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
+
+    def __getitem__(self, where: Any) -> "ExactSum":
+        """Return a view of some of the sums: what is added to it is added here."""
+        return ExactSum(self.whole[where], self.fraction[where])
 
     def add(self, numbers: Float[Tensor, "text ..."]) -> None:
         """Add the numbers of several texts; all are finite."""
@@ -118,8 +123,7 @@ class Distribution:
         own = (slice(first, first + len(numbers)), heads)
         self.count[own] += known.sum((1, 3))
         for sums, summand in ((self.total, zero), (self.squares, zero * zero)):
-            part = ExactSum(sums.whole[own], sums.fraction[own])  # views
-            part.add(summand.sum(3).transpose(0, 1))
+            sums[own].add(summand.sum(3).transpose(0, 1))
         self.low[own] = torch.minimum(
             self.low[own], torch.where(known, numbers, torch.inf).amin((1, 3))
         )
@@ -181,11 +185,6 @@ class Distribution:
             for part, tensor in own.tensors().items()
         }
         return parts | {"count": self.count, "low": self.low, "high": self.high, "bins": self.bins}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the tensors of a file."""
-        for name, tensor in self.tensors().items():
-            tensor.copy_(tensors[name])
 
     def to(self, device: torch.device | str) -> "Distribution":
         """Return the distribution on a device."""

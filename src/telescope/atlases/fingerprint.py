@@ -39,34 +39,15 @@ NAMES = {
     "edits": "other edits",
     "autocast": "another autocast",
 }
-NO_NUMBER = (
-    "training",
-    "tokenizer",
-    "name_or_path",
-    "gradient_checkpointing",
-    "loss_type",
-)  # of a module
-NO_TOKEN = (
-    "init_inputs",
-    "init_kwargs",
-    "deprecation_warnings",
-    "files_loaded",
-    "verbose",
-    "chat_template",
-)
-NO_CONFIG = (
-    "transformers_version",
-    "_name_or_path",
-    "dtype",
-    "torch_dtype",
-    "architectures",
-    "disable_compile",
-)
+# Attributes that change no number: of a module, of a tokenizer, of a config.
+NO_NUMBER = {"training", "tokenizer", "name_or_path", "gradient_checkpointing", "loss_type"}
+NO_TOKEN = {"init_inputs", "init_kwargs", "deprecation_warnings", "files_loaded", "verbose"}
+NO_TOKEN |= {"chat_template"}
+NO_CONFIG = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures"}
+NO_CONFIG |= {"disable_compile"}
 SIZE = 16  # bytes of a checksum
 ROW = 4096  # words of 32 bits that are summed to one number
-WORDS_ON_CPU = (
-    1 << 17
-)  # words that are multiplied at once: their 1 MiB of products stays in the cache
+WORDS_ON_CPU = 1 << 17  # that are multiplied at once: their 1 MiB of products stays in the cache
 WORDS_ON_GPU = 1 << 24
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Enum)
 
@@ -185,9 +166,8 @@ def _plain_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """
     if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
-    if hasattr(
-        tensor, "__tensor_flatten__"
-    ):  # quantised: integers, scales, and how they belong together
+    # Quantised: integers, scales, and how they belong together.
+    if hasattr(tensor, "__tensor_flatten__"):
         inner, context = tensor.__tensor_flatten__()
         for part in inner:
             yield from _plain_tensors(f"{name}.{part}", getattr(tensor, part))
@@ -228,9 +208,8 @@ def _setting(value: Any) -> Any:
     if not hasattr(value, "to_dict") or isinstance(value, type | nn.Module):
         return value
     implementation = getattr(value, "_attn_implementation", None)
-    own = getattr(
-        implementation, "implementation", implementation
-    )  # while a model is edited, its name is another
+    # While a model is edited, the name of its implementation is another.
+    own = getattr(implementation, "implementation", implementation)
     told = {name: part for name, part in value.to_dict().items() if name not in NO_CONFIG}
     return [type(value), told, own]
 
@@ -243,9 +222,8 @@ def tokenizer_checksum(tokenizer: Any) -> str:
     own, its code.
     """
     if hasattr(tokenizer, "backend_tokenizer"):
-        tokenizer.encode(
-            ""
-        )  # a tokenizer of transformers sets its truncation and padding anew in each call
+        # A tokenizer of transformers sets its truncation and padding anew in each call.
+        tokenizer.encode("")
     kind: Any = type(tokenizer)
     is_known = kind.__module__.partition(".")[0] in ("tokenizers", "transformers")
     methods = [getattr(kind, name, None) for name in ("encode", "decode")]

@@ -96,11 +96,8 @@ class Share:
         """Return, in the first process, the sums of the heads of all processes; elsewhere those of
         this one.
         """
-        if not self.splits_heads:
-            return sums
-        gathered: list[Any] | None = [None] * self.count if self.rank == 0 else None
-        distributed.gather_object(sums.to("cpu"), gathered, 0)
-        return sums if gathered is None else join_heads(gathered)
+        parts = self.gather([sums.to("cpu")]) if self.splits_heads else [sums]
+        return join_heads(parts) if len(parts) > 1 else sums
 
     def gather(self, items: list[Any]) -> list[Any]:
         """Return, in the first process, the items of all processes that divide the heads; elsewhere

@@ -93,10 +93,10 @@ class AtlasSums:
                 self.distribution.add(len(OF_TEXTS) + i, own, numbers[None], counted)
             sampled = part.sampled.to(device)
             if part.distances is not None:
-                _part(self.distances, own).add(part.distances.to(device))
-                _part(self.sampled, own).add(sampled[:, None].expand(-1, own.stop - own.start))
-            _part(self.positions, own).add(part.positions.to(device))
-            _part(self.classes, own).add(part.classes.to(device))
+                self.distances[own].add(part.distances.to(device))
+                self.sampled[own].add(sampled[:, None].expand(-1, own.stop - own.start))
+            self.positions[own].add(part.positions.to(device))
+            self.classes[own].add(part.classes.to(device))
             self._add_maps(own, part.map.to(device), lengths)
             self._add_evidence(part, places)
         self.class_tokens += send(class_tokens, device)
@@ -116,15 +116,13 @@ class AtlasSums:
             numbers.to(device) for numbers in (part.numerator, part.denominator, part.known)
         )
         for sums, numbers in ((self.numerator, numerator), (self.denominator, denominator)):
-            view = ExactSum(sums.whole[:, own], sums.fraction[:, own])
-            view.add(numbers)
+            sums[:, own].add(numbers)
         for by_group, numbers in (
             (self.group_numerator, numerator),
             (self.group_denominator, denominator),
         ):
             if by_group is not None:
-                of_heads = ExactSum(by_group.whole[..., own], by_group.fraction[..., own])
-                of_heads.add_to_rows(groups, numbers[:, : len(HABITS)])
+                by_group[..., own].add_to_rows(groups, numbers[:, : len(HABITS)])
         share = torch.where(known, numerator / denominator, torch.nan)
         self.distribution.add(0, own, share.transpose(0, 1)[..., None])
 
@@ -210,16 +208,7 @@ class AtlasSums:
         return torch.where(queries > 0, deviation / total, torch.nan)
 
     def _sums(self) -> dict[str, ExactSum]:
-        names = (
-            "numerator",
-            "denominator",
-            "distances",
-            "sampled",
-            "positions",
-            "classes",
-            *GROUPED,
-        )
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: part for name, part in vars(self).items() if isinstance(part, ExactSum)}
 
     def to(self, device: torch.device | str) -> "AtlasSums":
         """Return the sums on a device; ints are copied as they are."""
@@ -374,11 +363,6 @@ def group_of(texts: Int[Tensor, " text"]) -> Int[Tensor, " text"]:
     factor = 2 * (mixed >> 26 & 31) + 1
     shift = mixed >> 20 & 63
     return (texts * factor + shift) % GROUPS
-
-
-def _part(sums: ExactSum, heads: slice) -> ExactSum:
-    """Return a view of the sums of some heads."""
-    return ExactSum(sums.whole[heads], sums.fraction[heads])
 
 
 def _length_class(length: int) -> int:

@@ -295,7 +295,7 @@ def serve(
     """Serve the explorer, a web page, to this machine. It shows recordings and typed sentences;
     Ctrl-C stops it.
     """
-    from ..atlases.folder import is_atlas
+    from ..atlases import is_atlas
     from ..models import LoadError
 
     explorer = _import_explorer()

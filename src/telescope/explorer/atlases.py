@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 
-from ..atlases import Atlas, compare
-from ..atlases.atlas import Evidence
-from ..atlases.fingerprint import weights_checksum
-from ..atlases.shard_reader import EXCERPT
-from ..atlases.sums import STATISTICS
-from ..atlases.texts import encoder_of, text_at
+from ..atlases import (
+    EXCERPT,
+    STATISTICS,
+    Atlas,
+    Evidence,
+    compare,
+    encoder_of,
+    text_at,
+    weights_checksum,
+)
 from ..measures import CLEAR, HABIT_KEYS, HABITS, MEASURES
 from ..models import Model
 from .answers import (

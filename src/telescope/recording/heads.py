@@ -1,6 +1,7 @@
 """`recording.heads()`: a table of every head that was watched, with its kind and its habits."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib import import_module
 from math import isnan, nan
@@ -34,13 +35,12 @@ class Heads(Sequence[Head]):
         left_out: Sequence[str] = (),
     ) -> None:
         self._heads = tuple(heads)
-        known = sorted({head.layer for head in self._heads}, key=_natural_order)
+        known = sorted({head.layer for head in self._heads}, key=natural_order)
         self.layers = tuple(known if layers is None else layers)
         self.left_out = tuple(left_out)
         if counts is None:
-            counts = {}
-            for head in self._heads:
-                counts[head.layer] = max(counts.get(head.layer, 0), head.number + 1)
+            lowest_first = sorted(self._heads, key=lambda head: head.number)
+            counts = {head.layer: head.number + 1 for head in lowest_first}
         self._counts = counts
         """How many heads each layer has, as far as the whole table shows."""
         self.segments = tuple(self._heads[0].segments) if self._heads else ()
@@ -136,13 +136,9 @@ class Heads(Sequence[Head]):
 
         `table()` has the numbers as they were computed.
         """
-        rows = [round_numbers(asdict(head)) for head in self]
         return [
-            {
-                name: None if isinstance(value, float) and isnan(value) else value
-                for name, value in row.items()
-            }
-            for row in rows
+            {name: None if value != value else value for name, value in row.items()}
+            for row in (round_numbers(asdict(head)) for head in self)
         ]
 
     def table(self, *, library: str = "pandas") -> Any:
@@ -196,9 +192,6 @@ class Heads(Sequence[Head]):
         if isinstance(index, slice):
             return Heads(self._heads[index], self.layers, self._counts, self.left_out)
         return self._heads[index]
-
-    def __iter__(self) -> Iterator[Head]:
-        return iter(self._heads)
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -301,6 +294,6 @@ def _check_known(name: object, known: Sequence[str], what: str) -> None:
         raise ValueError(f'there is no {what} "{name}"; {hint(str(name), known)}')
 
 
-def _natural_order(name: str) -> list[tuple[int, str]]:
+def natural_order(name: str) -> list[str | int]:
     """Return a sort key that puts blocks.2 before blocks.10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
