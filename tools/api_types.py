@@ -12,6 +12,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
+from textwrap import fill
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -227,19 +228,25 @@ def _comment(text: str, indent: str) -> str:
     return "\n".join([*lines, f"{indent} */"])
 
 
+def _prose(text: str) -> str:
+    """Return paragraphs in lines of at most 120 characters."""
+    return "\n\n".join(fill(one, 120, break_long_words=False) for one in text.split("\n\n"))
+
+
 def reference() -> str:
     """Return docs/reference/explorer_api.md."""
     parts = [INTRODUCTION]
     for path, route in routes().items():
         about = (inspect.getdoc(route.answer) or "").removeprefix("Answer ")
-        query = f"`?{route.parameters}`\n\n" if route.parameters else ""
+        query = f"```text\n?{route.parameters}\n```\n\n" if route.parameters else ""
         returned = members(get_type_hints(route.answer)["return"])
         links = " or ".join(
             "binary" if one is Picture else f"[{name_of(one)}](#{name_of(one).lower()})"
             for one in returned
         )
         parts.append(
-            f"### GET {path}\n\n{query}{about[0].upper()}{about[1:]}\n\nThe answer is {links}.\n"
+            f"### GET {path}\n\n{query}{_prose(about[0].upper() + about[1:])}\n\n"
+            f"The answer is {links}.\n"
         )
     parts.append("## Answers\n")
     for name, one in all_classes().items():
@@ -251,7 +258,7 @@ def reference() -> str:
             escaped = kind.replace("|", "\\|")  # which would begin a new cell of the table
             rows.append(f"| `{key}` | `{escaped}` | {meaning} |")
         table = "\n".join(["| key | type | meaning |", "|---|---|---|", *rows])
-        parts.append(f"### {name}\n\n{about}{digits}\n\n{table}\n")
+        parts.append(f"### {name}\n\n{_prose(about + digits)}\n\n{table}\n")
     return "\n".join(parts)
 
 

@@ -19,7 +19,8 @@ import json, sys, torch
 from hashlib import sha256
 from pathlib import Path
 from tokenizers import Tokenizer, models
-import mapping, telescope as ts
+import telescope as ts
+from support import mapping
 
 torch.set_num_threads(1)
 out = Path(sys.argv[1])

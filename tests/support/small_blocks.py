@@ -37,7 +37,7 @@ OTHERS = {  # sizes by these names that are not shrunk here, and why
     "telescope.measures.row_sample": "how many rows an atlas looks at, not how many at a time",
     "telescope.surveys.launch": "GROUP: tests/agreement/surveys/test_survey_kernels.py shrinks it",
     "telescope.surveys.matrix": "tests/agreement/surveys/test_survey_kernels.py shrinks BM, BN and BLOCK",
-    "telescope.tasks.explaining.variance": "KEYS of a worked example",
+    "telescope.tasks.explaining.tables": "KEYS of a worked example",
     "telescope.traces.render": "rows of a page",
 }
 LADDER = {  # what reads off a matrix block by block; engines, kernels and tiles shrink theirs in their own tests

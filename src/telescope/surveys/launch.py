@@ -15,7 +15,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .device import launch_cache_for
-from .matrix import BM, BN, LOG2_E, MAXIMA, Band, next_power, padded, search_sizes, strides
+from .matrix import (
+    BM,
+    BN,
+    LOG2_E,
+    MAXIMA,
+    Band,
+    SearchSizes,
+    next_power,
+    padded,
+    search_sizes,
+    strides,
+)
 
 # Tiles of keys from which on whole tiles get kernels of their own, 5 % faster without checks of
 # bounds.
@@ -161,7 +172,7 @@ def survey_rows(
     top = weights.shape[-1]
     keys = band.keys.shape[-2]
     row_tiles = band.tiles.shape[-1]
-    q, k, rule, spans = band.kernel_arguments()
+    arguments = q, k, rule, spans = band.kernel_arguments()
     sizes = search_sizes(keys, top)
     maxima = None
     if top:
@@ -177,26 +188,26 @@ def survey_rows(
         BLOCK=sizes.block, GROUP=ALL_TILES if largest is None else GROUP, **_tile_settings(band),
     )  # fmt: skip
     if maxima is not None:
-        _search_top(launch, band, lse, maxima, weights, found, overfull)
+        _search_top(launch, band, arguments, sizes, lse, maxima, weights, found, overfull)
 
 
 def _search_top(
-    launch: Any, band: Band, lse: Tensor, maxima: Tensor, weights: Tensor, found: Tensor,
-    overfull: Tensor,
+    launch: Any, band: Band, arguments: tuple[Any, Any, Any, Any], sizes: SearchSizes, lse: Tensor,
+    maxima: Tensor, weights: Tensor, found: Tensor, overfull: Tensor,
 ) -> None:  # fmt: skip
     """Write the top of the band's rows: search the blocks whose maxima reach a row's threshold."""
     from .kernels import top as kernels
 
     top = weights.shape[-1]
     matrices = band.matrices
-    rows, keys, heads, *_ = band.sizes
+    band_sizes = rows, _, heads, *_ = band.sizes
     row_tiles = band.tiles.shape[-1]
     padded_rows = row_tiles * BM
     lse_stride = lse.shape[-1]
     grid = (row_tiles, matrices)
-    q, k, rule, spans = band.kernel_arguments()
+    q, k, rule, spans = arguments
     band_lse = band.rows_of(lse)
-    block, key_blocks, block_capacity, key_capacity = search_sizes(keys, top)
+    block, key_blocks, block_capacity, key_capacity = sizes
 
     def scratch(per_row: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return lse.new_empty(matrices * padded_rows * per_row, dtype=dtype)
@@ -228,7 +239,7 @@ def _search_top(
     settings = _checked_settings(band) | {"BN": block}
     launch(
         kernels.raise_thresholds, grid,
-        q, k, band_lse, rule, threshold, common, *band.sizes, row_tiles, lse_stride, top,
+        q, k, band_lse, rule, threshold, common, *band_sizes, row_tiles, lse_stride, top,
         MOST_COMMON=MOST_COMMON, **settings,
     )  # fmt: skip
 
@@ -237,21 +248,22 @@ def _search_top(
     launch(
         kernels.collect_keys, (key_blocks, PROGRAMS_PER_BLOCK, matrices),
         q, k, band_lse, rule, threshold, first_row, row_count, block_rows, key_count, candidates,
-        *band.sizes, padded_rows, lse_stride, KEY_CAPACITY=key_capacity, **settings,
+        *band_sizes, padded_rows, lse_stride, KEY_CAPACITY=key_capacity, **settings,
     )  # fmt: skip
 
     # Sort them; rows for which there was too little room are searched from end to end.
     results = band.rows_of(weights), band.rows_of(found)
+    overfull = band.rows_of(overfull)
     launch(
         kernels.rank_keys, (-(-rows // 4), matrices),
-        block_count, key_count, candidates, *results, band.rows_of(overfull), rows, padded_rows,
+        block_count, key_count, candidates, *results, overfull, rows, padded_rows,
         lse_stride, top,
         BM=4, BLOCK_CAPACITY=block_capacity, KEY_CAPACITY=key_capacity, FEW=2 * padded(top),
         TOP_PADDED=padded(top), **SMALL | {"num_warps": 1},
     )  # fmt: skip
     launch(
         kernels.search_all_keys, (-(-rows // 16), matrices),
-        q, k, band_lse, rule, spans, band.rows_of(overfull), *results, *band.sizes, lse_stride, top,
+        q, k, band_lse, rule, spans, overfull, *results, *band_sizes, lse_stride, top,
         PROGRAMS=BM // 16, TOP_PADDED=padded(top), **settings | {"BM": 16, "BN": BN},
     )  # fmt: skip
 

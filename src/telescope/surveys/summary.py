@@ -308,7 +308,7 @@ def can_reuse_rows(
     """Return whether all old rows are unchanged, and the new rows can be computed without them.
 
     `before` is the definition of a matrix of size `old`, `now` that of the longer one of size
-    `new`. `queries` and `keys` are the old ones, of which only the shapes and the device count.
+    `new`. Of `queries` and `keys`, some of them, only batch, heads, features and device count.
     """
     batch, heads, _, d_q = queries.shape
     # All but mask and bias must be equal, and both must treat the old pairs as before.
@@ -326,9 +326,8 @@ def can_reuse_rows(
     except ValueError:  # it has numbers for each query, so the new queries cannot be computed alone
         return False
     # With an equal mask old rows change only by seeing a new key; otherwise compare the spans.
-    one, other = (
-        _spans(attention, size, queries) for attention, size in ((before, old), (now, new))
-    )
+    one = _spans(before, old, old[0], queries)
+    other = _spans(now, new, old[0], queries)
     if now.mask == before.mask:
         return bool((other.empty | (other.stop <= old[1])).all())
     both_empty = one.empty & other.empty
@@ -378,8 +377,8 @@ def _same_bias(before: object, now: object, old: Size) -> bool:
     return now == before
 
 
-def _spans(attention: Attention, of: Size, queries: Tensor) -> Spans:
-    """Return the spans of keys that these queries, the first ones of a matrix of this size, see."""
-    batch, heads, rows, _ = queries.shape
+def _spans(attention: Attention, of: Size, rows: int, queries: Tensor) -> Spans:
+    """Return the spans of keys that the first `rows` queries see in a matrix of this size."""
+    batch, heads = queries.shape[:2]
     at = Pairs.block(range(rows), range(0), of=of, batch=batch, heads=heads, device=queries.device)
     return attention.mask.spans(at, of[1])

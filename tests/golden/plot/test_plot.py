@@ -342,6 +342,7 @@ def test_matplotlib_is_imported_at_first_use_and_its_absence_is_one_sentence():
         "drawing = [name for name in sys.modules if name.startswith(('matplotlib', 'telescope.plot'))]\n"
         "for name in drawing: del sys.modules[name]\n"
         "sys.modules['matplotlib'] = None\n"
+        "del ts.plot\n"
         "try:\n    ts.plot\n"
         "except ImportError as problem: print(problem)\n"
     )

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import telescope as ts
 from support.needs import need_data
 from telescope.decoding import beam, generate, stream
+from telescope.decoding import writers as writing
 from telescope.decoding.generate import draw_noise
 from telescope.decoding.sampling import draw, greedy, largest, min_p, temperature, top_k, top_p
 from telescope.decoding.writers import start_writer

@@ -327,7 +327,7 @@ def test_health(name, side):
     health = ts.Health(runs.model, every=1, rules=())
     reports = [health.measure(*args, **named) for args, named in (runs.batch(), runs.alone(0))]
     for layer, own in reports[1].layers.items():
-        for part in ("entropy", "logit", "sink"):
+        for part in ("entropy", "logit", "one_key"):
             assert getattr(reports[0].layers[layer], part) == pytest.approx(getattr(own, part), rel=1e-5), (layer, part)
 
 
