@@ -16,8 +16,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from ..attention import softmax
-from ..attention.scores import Alibi, Dot, General
+from ..attention import Alibi, Dot, General, softmax
 from ..layers import MultiHeadAttention
 
 QUERY_NAMES = ("q_proj", "query", "q_lin")

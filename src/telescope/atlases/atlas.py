@@ -18,10 +18,8 @@ from torch import Tensor
 
 from ..files import import_optional
 from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kind_of
-from ..recording.heads import Heads, natural_order
-from ..recording.names import list_names
-from ..recording.opening import open_recording
-from ..traces.render import render_text
+from ..recording import Heads, list_names, natural_order, open_recording
+from ..traces import render_text
 from ..words import check_index, hint
 from .exact import ExactSum
 from .folder import download, is_atlas, read_folder, upload, write_card, write_folder

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..files import import_optional
 from ..measures import HABITS, Head
-from ..traces.render import render_text
+from ..traces import render_text
 from .atlas import Atlas
 from .sums import error_of_sum
 

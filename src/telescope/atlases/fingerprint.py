@@ -27,9 +27,9 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..editing.edit import running_edits
-from ..layers.attend import DefinitionModule
-from ..recording.recording import Recording
+from ..editing import running_edits
+from ..layers import DefinitionModule
+from ..recording import Recording
 from ..words import one_line
 
 OPTIONS = ("layers", "length", "batch", "packed", "column", "shard")

@@ -12,11 +12,17 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..files import import_optional, paths, safetensors
-from ..files.atomic import atomic_folder, resolve_path, write_json
-from ..files.errors import LoadError
+from ..files import (
+    LoadError,
+    atomic_folder,
+    import_optional,
+    paths,
+    resolve_path,
+    safetensors,
+    write_json,
+)
 from ..measures import HABIT_KEYS
-from ..recording.heads import Heads
+from ..recording import Heads
 from .sums import AtlasSums, unknown_measures
 
 FILE = "atlas.json"

@@ -19,8 +19,7 @@ from ..measures import (
     bucket_limits,
     punctuation_test,
 )
-from ..recording.recording import Recording
-from ..recording.summaries_call import SummariesCall
+from ..recording import Recording, SummariesCall
 
 CLASSES = ("word", "part of a word", "number", "punctuation", "space", "special", "other")
 SPACES = " Ġ▁"  # before a word: a space, as text, in byte-level BPE and in SentencePiece

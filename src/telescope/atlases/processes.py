@@ -9,7 +9,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
-from ..interception.tensor_parallel import tensor_parallel_size
+from ..interception import tensor_parallel_size
 from .fingerprint import checksum
 from .measure import LayerHeads
 from .sums import AtlasSums, heads_axis

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ..attention import Mask, padding
 from ..decoding import generate
-from ..models import GPT, Encoder
-from ..models.loss import Translator
+from ..models import GPT, Encoder, Translator
 from .measure import send
 from .texts import TokenBatch, longest_input
 

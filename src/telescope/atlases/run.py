@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..files.atomic import recover, resolve_path
-from ..recording.names import Layers
+from ..files import recover, resolve_path
+from ..recording import Layers
 from .atlas import Atlas
 from .fingerprint import check_same_run, fingerprint
 from .folder import REPLACE, check_can_save, is_atlas

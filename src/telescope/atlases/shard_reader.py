@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..interception.watch import record_calls
-from ..recording.call_facts import KeepOptions
-from ..recording.names import Layers, list_names
+from ..interception import record_calls
+from ..recording import KeepOptions, Layers, list_names
 from .measure import CLASSES, TokenClasses, layers_of, measure_batch, send
 from .reading import ModelReader
 from .sums import AtlasSums

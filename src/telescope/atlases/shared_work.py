@@ -29,11 +29,16 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..files import paths
-from ..files.atomic import resolve_path, sync_file
-from ..files.errors import LoadError, WriteError
-from ..files.locks import is_locked, lock_file
-from ..files.safetensors import scan_file
+from ..files import (
+    LoadError,
+    WriteError,
+    is_locked,
+    lock_file,
+    paths,
+    resolve_path,
+    scan_file,
+    sync_file,
+)
 from .fingerprint import check_same_run
 from .folder import check_done, check_part
 from .sums import AtlasSums, has_own_measures

@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..files import import_optional, read_texts
-from ..files.errors import panics_as_errors
+from ..files import import_optional, panics_as_errors, read_texts
 from .fingerprint import checksum, file_checksum
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..attention import Mask, padding
-from ..files.errors import panics_as_errors
+from ..files import panics_as_errors
 from ..layers import Cache, StackedLinear
 from ..models import GPT, LuongCache, LuongTranslator, Model, Transformer, TransformerCache
 

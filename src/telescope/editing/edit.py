@@ -19,8 +19,7 @@ from torch import nn
 
 from ..interception import huggingface
 from ..interception.find_attentions import find_attentions
-from ..recording.edits import SavedEdit
-from ..recording.names import describe_unwatched
+from ..recording import SavedEdit, describe_unwatched
 from ..words import hint
 from .edits import KINDS, Edit, LayerEdit, from_json
 from .session import EditSession

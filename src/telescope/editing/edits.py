@@ -27,12 +27,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..anatomy import count_heads
-from ..attention import Attention
-from ..attention.values import require_real
+from ..attention import Attention, require_real
 from ..interception.find_attentions import find_attentions
-from ..recording.attention_call import AttentionCall
-from ..recording.names import Layers, head_numbers, numbers_of_heads, select_layers
-from ..recording.recording import Recording
+from ..recording import (
+    AttentionCall,
+    Layers,
+    Recording,
+    head_numbers,
+    numbers_of_heads,
+    select_layers,
+)
 from ..words import hint, whole_number
 from .prompts import Place
 from .spans import Span

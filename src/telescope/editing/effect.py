@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from ..files import frame
-from ..recording.names import list_names
+from ..recording import list_names
 from ..traces import render_text
 from ..words import hint
 from .edit import editing

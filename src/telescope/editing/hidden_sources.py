@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..interception import huggingface
-from ..recording.find_sources import head_places, source_kind, stack_of
-from ..recording.source_question import Calls, Question
+from ..recording import Calls, Question, head_places, source_kind, stack_of
 from .edits import Edit
 from .effect import effect, log_probability
 from .key_edits import hide

@@ -13,11 +13,9 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor
 
-from ..attention import Attention
-from ..attention.regions import Rectangle, raise_scores, table_of
-from ..attention.regions import hide as hide_keys
-from ..attention.values import require_real
-from ..recording.names import Layers, head_numbers
+from ..attention import Attention, Rectangle, raise_scores, require_real, table_of
+from ..attention import hide as hide_keys
+from ..recording import Layers, head_numbers
 from ..words import whole_number
 from .edits import (
     Block,

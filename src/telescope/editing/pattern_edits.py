@@ -7,14 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention, Pairs
-from ..attention.regions import include_padding_queries, without_other_heads
-from ..attention.restrict import RenumberedBias, WrittenMask, restrict_to_queries
-from ..engines.exact import repeat_key_heads
-from ..recording.attention_call import AttentionCall
-from ..recording.names import Layers, head_numbers, select_layers
-from ..recording.recorded_call import RecordedCall
-from ..recording.recording import Recording
+from ..attention import (
+    Attention,
+    Pairs,
+    RenumberedBias,
+    WrittenMask,
+    include_padding_queries,
+    restrict_to_queries,
+    without_other_heads,
+)
+from ..engines import repeat_key_heads
+from ..recording import AttentionCall, Layers, RecordedCall, Recording, head_numbers, select_layers
 from ..words import hint
 from .edits import (
     Edit,

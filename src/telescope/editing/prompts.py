@@ -13,10 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention.regions import first_real_key
-from ..attention.restrict import WrittenMask
-from ..interception.text import RealTokens, Text
-from ..recording.attention_call import AttentionCall
+from ..attention import WrittenMask, first_real_key
+from ..interception import RealTokens, Text
+from ..recording import AttentionCall
 
 First = tuple[int, ...] | None
 """The position of the first token of each sequence that is no padding; None if there is no padding

@@ -10,14 +10,20 @@ from torch import Tensor
 
 from ..anatomy import count_heads
 from ..attention import Attention
-from ..interception import huggingface
-from ..interception.find_attentions import FoundAttentions
-from ..interception.interceptor import EDIT, Bypass, HandledCall, Handler
-from ..interception.module_hook import COMPILED, runs_for
-from ..interception.tensor_parallel import tensor_parallel_rank, tensor_parallel_size
-from ..interception.text import Text
-from ..recording.attention_call import AttentionCall
-from ..recording.names import head_numbers
+from ..interception import (
+    COMPILED,
+    EDIT,
+    Bypass,
+    FoundAttentions,
+    HandledCall,
+    Handler,
+    Text,
+    huggingface,
+    runs_for,
+    tensor_parallel_rank,
+    tensor_parallel_size,
+)
+from ..recording import AttentionCall, head_numbers
 from .edits import Block, Edit, EditedCall, LayerEdit, Needs, Part, split_pass
 from .pattern_edits import without_room
 from .prompts import Place, PromptTracker

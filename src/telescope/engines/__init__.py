@@ -9,14 +9,17 @@ from .dispatch import ENGINES, Plan, attend, check, check_dropout, check_without
 
 # Arithmetic that other rooms need to agree with the engines.
 from .exact import nan_safe_weigh, repeat_key_heads, upcast_half
+from .reference import STEPS, formulas
 
 __all__ = [
     "ENGINES",
+    "STEPS",
     "Plan",
     "attend",
     "check",
     "check_dropout",
     "check_without_values",
+    "formulas",
     "nan_safe_weigh",
     "plan_attend",
     "repeat_key_heads",

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from jaxtyping import Float
 from torch import Tensor
 
-from ..traces.render import json_number, json_numbers, round_numbers
+from ..traces import json_number, json_numbers, round_numbers
 from ..words import one_line
 
 # Tensors become lists of numbers. Those of the second kind may hold infinities: strings in JSON.

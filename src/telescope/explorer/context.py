@@ -10,11 +10,15 @@ from itertools import pairwise
 
 from ..attention import Pairs
 from ..models import Transformer
-from ..recording.find_sources import stack_of
-from ..recording.names import stack_and_number
-from ..recording.recorded_call import RecordedCall
-from ..recording.source_question import AnswerPositions, Question, ask
-from ..recording.sources import KINDS
+from ..recording import (
+    KINDS,
+    AnswerPositions,
+    Question,
+    RecordedCall,
+    ask,
+    stack_and_number,
+    stack_of,
+)
 from .answers import Answer, bad_parameter
 from .output import Output
 from .run import UNREAD, AttentionView, Run, RunRequest

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..recording.recorded_call import RecordedCall
+from ..recording import RecordedCall
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
-from ..traces.render import json_number, json_numbers, round_numbers
+from ..traces import json_number, json_numbers, round_numbers
 from .maps import Picture
 from .run import AttentionView
 from .walk import stream_at

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from ..surveys.requests import HOW
+from ..surveys import HOW
 from .answers import Refusal, RequestParams, to_json
 from .export import pack_picture, pack_traces, pack_words, without_shares
 from .run import Run, RunRequest

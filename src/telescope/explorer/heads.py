@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..measures.table import CLEAR, HABIT_KEYS
-from ..recording.heads import heads_of
+from ..measures import CLEAR, HABIT_KEYS
+from ..recording import heads_of
 from ..tiles import BUDGET, Tiles
-from ..traces.render import cosines, plane
-from ..traces.whole_words import Words
+from ..traces import Words, cosines, plane
 from .answers import ABSENT, Absent, Answer, Columns, Matrix, RequestParams, Scores, Vector, Weights
 from .run import AttentionView, RunRequest
 from .walk import Rest, Step

@@ -9,11 +9,10 @@ import torch
 
 from ..decoding import generate
 from ..editing import Edit, divergence, falls_when_hidden, hiding_edits, log_probability
-from ..interception.watch import watch
+from ..interception import watch
 from ..models import Transformer
-from ..recording.recorded_call import RecordedCall
-from ..recording.source_question import Question
-from ..tasks.explaining.sentence_views import translate_whole
+from ..recording import Question, RecordedCall
+from ..tasks import translate_whole
 from .answers import Answer, Refusal, bad_parameter, not_kept
 from .context import NO_MODEL, names_at, question_about, span_of, written_tokens
 from .output import EDITING, Candidate, Output

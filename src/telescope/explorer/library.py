@@ -13,10 +13,8 @@ from typing import Any
 import torch
 
 from ..atlases import Atlas
-from ..models import LoadError, Model, load
-from ..models.saved.load import find_shipped, shipped_models
-from ..recording.opening import open_recording
-from ..recording.recording import Recording
+from ..models import LoadError, Model, find_shipped, load, shipped_models
+from ..recording import Recording, open_recording
 from .answers import Answer, LruCache, OpenedText, Refusal, RunFacts, not_kept, unknown
 from .atlases import Atlases, find_evidence, find_model, read_evidence
 from .make_run import LONGEST_SENTENCE, example_name, example_run, read, run_name

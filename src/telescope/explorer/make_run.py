@@ -14,26 +14,23 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from .. import attention as attentions
-from ..decoding import Written
-from ..decoding.writers import start_token
-from ..interception.watch import watch
+from ..decoding import Written, start_token
+from ..interception import watch
 from ..models import GPT, Encoder, Model, Transformer
-from ..recording.attention_call import AttentionCall
-from ..recording.call_facts import KeepOptions
-from ..recording.queries_keys_call import StepsCall
-from ..recording.recording import Recording
-from ..tasks.explaining.examples import EXAMPLES, Example, ExampleScene
-from ..tasks.explaining.sentence_views import (
+from ..recording import AttentionCall, KeepOptions, Recording, StepsCall
+from ..tasks import (
+    EXAMPLES,
+    Example,
+    ExampleScene,
     SentenceAttention,
+    encode_text,
+    max_source_tokens,
     source_words,
     translate_whole,
     watch_translation,
     written_words,
 )
-from ..tasks.writing import encode_text, max_source_tokens
-from ..traces.render import shortest_numbers
-from ..traces.trace import Trace
-from ..traces.whole_words import Words
+from ..traces import Trace, Words, shortest_numbers
 from .answers import ExampleFacts, ExampleInput, ExampleStep, Refusal, unknown
 from .output import Output, StackInputs
 from .run import AttentionView, Decode, Run

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import causal
-from ..recording.recorded_call import RecordedCall
-from ..surveys.requests import HOW
+from ..recording import RecordedCall
+from ..surveys import HOW
 from ..tiles import BUDGET, TILE, Pyramid, Tile, Tiles, Track
 from .answers import Answer, Refusal
 from .run import RunRequest

@@ -11,7 +11,7 @@ from uuid import uuid4
 import torch
 
 from ..models import Model, load
-from ..recording.recording import Recording
+from ..recording import Recording
 from ..traces import Trace
 from ..words import check_index
 from .answers import Refusal, RequestParams

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..attention.positions import Rotary
-from ..decoding.writers import start_token
+from ..attention import Rotary
+from ..decoding import start_token
 from ..editing import Edit, edit, likeliest
 from ..models import GPT, Encoder, Model, Transformer
-from ..traces.whole_words import Words
+from ..traces import Words
 from .answers import Answer, OutputFacts, WrittenWord, not_kept
 
 SHOWN_LIKELIEST = 5  # tokens that are compared before and after an edit

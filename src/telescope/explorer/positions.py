@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..attention.positions import Rotary
-from ..layers import DecoderBlock, EncoderBlock
-from ..layers.multi_head import MultiHeadAttention
+from ..attention import Rotary
+from ..layers import DecoderBlock, EncoderBlock, MultiHeadAttention
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
-from ..tasks.explaining.tables import (
+from ..tasks import (
     ENCODINGS,
     MOST_FEATURES,
     POSITIONS,
@@ -22,7 +21,7 @@ from ..tasks.explaining.tables import (
     encoding_table,
     random_scores,
 )
-from ..tiles.scores import OneHead
+from ..tiles import OneHead
 from .answers import Answer, RequestParams, Scores, Vector, bad_parameter
 from .output import StackInputs
 from .run import AttentionView, RunRequest

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Pairs, softmax
-from ..recording.queries_keys_call import one_head
-from ..recording.recorded_call import RecordedCall
-from ..recording.recording import Recording
-from ..tiles.scores import OneHead
+from ..recording import RecordedCall, Recording, one_head
+from ..tiles import OneHead
 from ..traces import INCOMPLETE, Span, Words
 from ..words import hint
 from .answers import (

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..files import paths
-from ..recording.saving import FILE
+from ..recording import FILE
 from ..words import describe_error
 from .answers import Refusal
 from .api import Api

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..recording import ANSWER, KINDS, NotKeptError, Source, Sources
 from ..recording.find_sources import find_sources, sources_of_scores
-from ..recording.source_question import NotKeptError
-from ..recording.sources import ANSWER, KINDS, Source, Sources
 from .answers import Answer, RequestParams, bad_parameter, not_kept
 from .context import (
     BY,

@@ -11,11 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, linear
 
-from ..layers import DecoderBlock, EncoderBlock
-from ..layers.blocks import AddNorm, FeedForward
-from ..layers.multi_head import MultiHeadAttention
+from ..layers import AddNorm, DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
-from ..tiles.scores import OneHead
+from ..tiles import OneHead
 from .answers import ABSENT, Absent, Answer, Matrix, Scores, Vector, not_kept
 from .run import AttentionView, RunRequest
 from .weights import top_weights

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..recording.recorded_call import RecordedCall
-from ..tasks.explaining.sentence_views import (
+from ..recording import RecordedCall
+from ..tasks import (
     HeadPerspective,
     head_perspectives,
     most_different,

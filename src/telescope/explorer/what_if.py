@@ -13,13 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import Attention, by_sum, everyone, padding
-from ..decoding.sampling import Choices, largest, temperature, top_k, top_p
+from ..decoding import Choices, largest, temperature, top_k, top_p
 from ..editing import Edit, divergence, hide, log_probability, mute, redefine
-from ..interception.watch import watch
-from ..recording.queries_keys_call import one_head
+from ..interception import watch
+from ..recording import one_head
 from ..recording.row_in_float64 import row_in_float64
-from ..tiles.scores import OneHead
-from ..traces.whole_words import Words
+from ..tiles import OneHead
+from ..traces import Words
 from .answers import Answer, RequestParams, Vector, WrittenWord, bad_parameter, not_kept
 from .output import Candidate, Output
 from .run import AttentionView, RunRequest

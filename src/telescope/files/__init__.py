@@ -18,10 +18,14 @@ from .atomic import (
 from .definitions import check_savable, from_json, to_json
 from .errors import LoadError, PanicError, WriteError, import_optional, panics_as_errors
 from .locks import LOCK, is_locked, lock_file, locked_folder
+from .paths import read_json
 from .safetensors import (
+    BYTES,
+    DTYPES,
     WEIGHTS_FILE,
     StoredTensors,
     TensorsInMemory,
+    read_header,
     save_tensors,
     scan_file,
     scan_folder,
@@ -29,6 +33,8 @@ from .safetensors import (
 from .tables import Columns, Names, frame, read_texts, write_parquet
 
 __all__ = [
+    "BYTES",
+    "DTYPES",
     "LOCK",
     "WEIGHTS_FILE",
     "WRITTEN_BY",
@@ -51,6 +57,8 @@ __all__ = [
     "locked_folder",
     "panics_as_errors",
     "paths",
+    "read_header",
+    "read_json",
     "read_texts",
     "recover",
     "resolve_path",

@@ -10,13 +10,9 @@ from jaxtyping import Bool
 from torch import Tensor, distributed, nn
 
 from ..attention import real_query_masks
-from ..interception.tensor_parallel import tensor_parallel_size
-from ..interception.watch import record_calls
+from ..interception import record_calls, tensor_parallel_size
 from ..measures import MEASURES, HeadRows
-from ..recording.call_facts import KeepOptions
-from ..recording.names import list_names
-from ..recording.recorded_call import RecordedCall
-from ..recording.recording import Recording
+from ..recording import KeepOptions, RecordedCall, Recording, list_names
 from .remedies import drifted_key_biases, qk_clip, unwrapped
 from .report import DEFAULT_RULES, MEASURED, HeadHealth, HealthReport, Rule, alerts_of
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..anatomy import QueryKeyProjections, find_query_key, why_unknown
 from ..interception import telescope_models
-from ..recording.names import modules_by_path
+from ..recording import modules_by_path
 from ..words import hint
 
 WRAPPERS = ("_orig_mod", "module")  # of torch.compile; of DDP, DataParallel and other libraries

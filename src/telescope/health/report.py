@@ -7,7 +7,7 @@ from warnings import warn
 
 from rich.table import Table
 
-from ..recording.names import list_names
+from ..recording import list_names
 from ..traces import render_text
 from ..words import hint
 

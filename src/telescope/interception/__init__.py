@@ -5,6 +5,25 @@ Imports recording and the rooms below it, layers, and transformers if the model 
 watch.py first: it lists the way of one call from the model into the recording.
 """
 
-from .watch import watch
+from .find_attentions import FoundAttentions
+from .interceptor import EDIT, Bypass, HandledCall, Handler
+from .module_hook import COMPILED, runs_for
+from .tensor_parallel import tensor_parallel_rank, tensor_parallel_size
+from .text import RealTokens, Text
+from .watch import record_calls, watch
 
-__all__ = ["watch"]
+__all__ = [
+    "COMPILED",
+    "EDIT",
+    "Bypass",
+    "FoundAttentions",
+    "HandledCall",
+    "Handler",
+    "RealTokens",
+    "Text",
+    "record_calls",
+    "runs_for",
+    "tensor_parallel_rank",
+    "tensor_parallel_size",
+    "watch",
+]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..recording.names import Modules, modules_by_path, unwatched_attentions
+from ..recording import Modules, modules_by_path, unwatched_attentions
 from . import huggingface, telescope_models
 
 

@@ -19,9 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from ..recording.attention_call import AttentionCall
-from ..recording.forward_pass import ForwardPass
-from ..recording.names import Modules, list_names
+from ..recording import AttentionCall, ForwardPass, Modules, list_names
 from .text import KeyMemory, Text
 
 # -------------------------------------------------------------------------------------------- calls

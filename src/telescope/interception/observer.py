@@ -10,14 +10,9 @@ import torch
 from torch import Tensor
 
 from ..anatomy import OutputProjection
-from ..attention import Attention
-from ..attention.regions import RealQueries
+from ..attention import Attention, RealQueries
 from ..engines import torch_modes
-from ..recording.attention_call import AttentionCall
-from ..recording.head_gradients import check_dropout
-from ..recording.names import head_numbers
-from ..recording.recording import Recording
-from ..recording.summaries_call import SummariesCall
+from ..recording import AttentionCall, Recording, SummariesCall, check_dropout, head_numbers
 from .interceptor import WATCH, Bypass, HandledCall, Handler
 from .module_hook import COMPILED
 from .telescope_models import ResidualStreams

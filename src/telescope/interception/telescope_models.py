@@ -16,10 +16,7 @@ from ..anatomy import token_embeddings
 from ..attention import Attention
 from ..engines import sdpa, torch_modes
 from ..layers import AddNorm, Attend
-from ..recording.attention_call import AttentionCall
-from ..recording.names import Modules, attention_name
-from ..recording.queries_keys_call import StepsCall
-from ..recording.recorded_call import RecordedCall
+from ..recording import AttentionCall, Modules, RecordedCall, StepsCall, attention_name
 from .interceptor import (
     HandledCall,
     Handler,

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from ..recording.recorded_call import RecordedCall
-from ..recording.recording import Recording
-from ..recording.storage import GrowingTensor
+from ..recording import GrowingTensor, RecordedCall, Recording
 
 WITHOUT_HEADS = (
     "query_ids",

@@ -13,13 +13,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from ..attention import Mask, Pairs
-from ..attention.masks import Keep
-from ..attention.regions import find_padding
-from ..layers.attend import told_real
-from ..recording.attention_call import AttentionCall
-from ..recording.forward_pass import ForwardPass
-from ..surveys.summary import Size
+from ..attention import Keep, Mask, Pairs, find_padding
+from ..layers import told_real
+from ..recording import AttentionCall, ForwardPass
+from ..surveys import Size
 from .module_hook import BEFORE, listen
 
 INPUTS = 4  # token inputs that are remembered; an encoder-decoder needs two

@@ -27,19 +27,24 @@ from typing import Any
 from torch import nn
 
 from ..anatomy import find_output_projections
-from ..recording.attention_call import QuerySelection, query_selection
-from ..recording.call_facts import ALSO, TOP, KeepOptions, MapSize
-from ..recording.names import (
+from ..recording import (
+    ALSO,
+    KEEP,
+    TOP,
     HeadNumbers,
+    KeepOptions,
     Layers,
+    MapSize,
+    QuerySelection,
+    Recording,
+    StepsCall,
+    SummariesCall,
     describe_unwatched,
     numbers_of_heads,
+    query_selection,
     select_layers,
+    store_named,
 )
-from ..recording.queries_keys_call import StepsCall
-from ..recording.recording import KEEP, Recording
-from ..recording.storage import store_named
-from ..recording.summaries_call import SummariesCall
 from ..words import hint
 from .find_attentions import find_attentions
 from .interceptor import describe_bypasses

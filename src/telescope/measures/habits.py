@@ -11,11 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..attention import Attention, Bias, Mask, Pairs, prefix, window
-from ..attention.masks import Lengths
-from ..surveys import Summary
-from ..surveys.reference import masked_rows
-from ..surveys.shares import listed_weights, share_within
+from ..attention import Attention, Bias, Lengths, Mask, Pairs, prefix, window
+from ..surveys import Summary, listed_weights, masked_rows, share_within
 from .places import MATCHES, SINGLE, Places
 from .table import KEY_RULES, OFFSETS, STREAMING_FIRST, STREAMING_LAST, SUMS, is_repeated
 

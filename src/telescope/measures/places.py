@@ -9,13 +9,19 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..attention import Attention, softmax
-from ..attention.mask import Both, Mask
-from ..attention.masks import Causal, Keep
-from ..attention.regions import RealQueries, first_real_key, real_query_masks
-from ..attention.restrict import Renumbered
-from ..surveys import Marks
-from ..surveys.requests import Listing
+from ..attention import (
+    Attention,
+    Both,
+    Causal,
+    Keep,
+    Mask,
+    RealQueries,
+    Renumbered,
+    first_real_key,
+    real_query_masks,
+    softmax,
+)
+from ..surveys import Listing, Marks
 from .table import FAR, KEY_RULES, OFFSETS, AtOffset, FarKeys, FirstToken, KeyRule, TokenMatch
 
 NO_TOKEN = -1  # an id that no token has

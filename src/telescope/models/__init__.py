@@ -5,7 +5,7 @@ May import layers, engines, files, attention and words. Read model.py first, the
 saved/load.py for files.
 """
 
-from ..files.errors import LoadError
+from ..files import LoadError
 from .encoder import Encoder, EncoderConfig
 from .gpt import GPT, GPTConfig
 from .loss import Translator as Translator

@@ -18,9 +18,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..attention import Attention, Mask, has_data
-from ..files.atomic import WRITTEN_BY, atomic_folder, write_json
-from ..files.definitions import check_savable, to_json
-from ..files.safetensors import WEIGHTS_FILE, save_tensors
+from ..files import (
+    WEIGHTS_FILE,
+    WRITTEN_BY,
+    atomic_folder,
+    check_savable,
+    save_tensors,
+    to_json,
+    write_json,
+)
 from ..layers import DefinitionModule, check_choice, group_size, head_width
 from ..words import hint
 

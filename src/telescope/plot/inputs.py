@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..recording.recorded_call import RecordedCall
-from ..recording.watched import Watched
+from ..recording import RecordedCall, Watched
 from ..surveys import Survey
 from ..traces import Trace
 from ..words import check_index

@@ -18,7 +18,7 @@ try:
 except ImportError:
     raise ImportError("ts.plot needs matplotlib: pip install 'telescope-attention[plot]'") from None
 
-from ..files.atomic import atomic_file
+from ..files import atomic_file
 from ..words import hint
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..atlases import Atlas, Comparison
 from ..measures import COLUMNS, MEASURES
-from ..recording.heads import Heads
+from ..recording import Heads
 from ..words import hint
 from .style import COLOURS, SEQUENTIAL, Picture, Width, add_colour_bar, drawing, inches
 

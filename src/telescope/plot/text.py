@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..recording.sources import Sources
+from ..recording import Sources
 from ..traces import text_colour
 from .style import Picture, Width, inches, new_picture, styled, visible
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..files import import_optional
 from ..health import HealthReport
-from ..training.events import Event, HeadsWatched, Logged, Validated
+from ..training import Event, HeadsWatched, Logged, Validated
 from .inputs import Seen, track_of
 from .style import (
     COLOURS,

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from ..recording.recorded_call import RecordedCall
-from ..recording.watched import Watched
+from ..recording import RecordedCall, Watched
 from ..traces import Trace, plane
 from .style import COLOURS, Picture, Width, drawing, inches, visible
 

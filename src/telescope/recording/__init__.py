@@ -5,7 +5,92 @@ Imports survey, trace, tiles, files and the rooms below them, and nothing about 
 recording.py first, then recorded_call.py.
 """
 
+from .attention_call import AttentionCall, QuerySelection, query_selection
+from .call_facts import ALSO, TOP, KeepOptions, MapSize
+from .edits import SavedEdit
+from .find_sources import head_places, source_kind, sources_of_scores, stack_of
+from .forward_pass import ForwardPass
+from .head_gradients import check_dropout
+from .heads import Heads, heads_of, natural_order
+from .names import (
+    HeadNumbers,
+    Layers,
+    Modules,
+    attention_name,
+    attentions_inside,
+    describe_unwatched,
+    head_numbers,
+    list_names,
+    modules_by_path,
+    numbers_of_heads,
+    select_layers,
+    stack_and_number,
+    unwatched_attentions,
+)
+from .opening import open_recording
 from .opening import open_recording as open
-from .recording import Recording
+from .queries_keys_call import StepsCall, one_head
+from .recorded_call import RecordedCall
+from .recording import KEEP, Recording
+from .row_in_float64 import RowInFloat64
+from .saving import FILE
+from .source_question import AnswerPositions, Calls, NotKeptError, Question, ask
+from .sources import ANSWER, KINDS, Source, Sources
+from .storage import GrowingTensor, store_named
+from .summaries_call import SummariesCall
+from .watched import Watched
 
-__all__ = ["Recording", "open"]
+__all__ = [
+    "ALSO",
+    "ANSWER",
+    "FILE",
+    "KEEP",
+    "KINDS",
+    "TOP",
+    "AnswerPositions",
+    "AttentionCall",
+    "Calls",
+    "ForwardPass",
+    "GrowingTensor",
+    "HeadNumbers",
+    "Heads",
+    "KeepOptions",
+    "Layers",
+    "MapSize",
+    "Modules",
+    "NotKeptError",
+    "QuerySelection",
+    "Question",
+    "RecordedCall",
+    "Recording",
+    "RowInFloat64",
+    "SavedEdit",
+    "Source",
+    "Sources",
+    "StepsCall",
+    "SummariesCall",
+    "Watched",
+    "ask",
+    "attention_name",
+    "attentions_inside",
+    "check_dropout",
+    "describe_unwatched",
+    "head_numbers",
+    "head_places",
+    "heads_of",
+    "list_names",
+    "modules_by_path",
+    "natural_order",
+    "numbers_of_heads",
+    "one_head",
+    "open",
+    "open_recording",
+    "query_selection",
+    "select_layers",
+    "source_kind",
+    "sources_of_scores",
+    "stack_and_number",
+    "stack_of",
+    "store_named",
+    "unwatched_attentions",
+]

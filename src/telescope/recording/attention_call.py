@@ -11,18 +11,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..anatomy import OutputProjection
-from ..attention import Attention, Pairs
-from ..attention.regions import RealQueries, real_query_masks, real_tokens
-from ..attention.restrict import (
+from ..attention import (
+    Attention,
+    Pairs,
+    RealQueries,
     RenumberedBias,
     WrittenMask,
     drop_first_keys,
     key_heads_of,
+    real_query_masks,
+    real_tokens,
     restrict_to_heads,
     restrict_to_queries,
 )
 from ..measures import BatchTokens, Places
-from ..surveys.summary import Size
+from ..surveys import Size
 from .forward_pass import ForwardPass, Found
 
 

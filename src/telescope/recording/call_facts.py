@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..attention import Attention
 from ..measures import Written
-from ..surveys.summary import Size
+from ..surveys import Size
 from .attention_call import QuerySelection, all_queries
 from .storage import Store, on_device
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ..attention import Attention, include_padding_queries, real_query_masks, real_tokens, softmax
-from ..surveys.summary import Size, can_reuse_rows
+from ..surveys import Size, can_reuse_rows
 from .attention_call import AttentionCall
 
 KEYS = 2**14  # keys fingerprinted at once: each of their features takes 64 bits meanwhile

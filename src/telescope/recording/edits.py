@@ -5,7 +5,7 @@ again.
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..files.errors import LoadError
+from ..files import LoadError
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import key_heads_of
-from ..surveys.dispatch import weigh
-from ..surveys.summary import compute_dtype
+from ..surveys import compute_dtype, weigh
 from .attention_call import AttentionCall
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..files import Columns, Names, frame
 from ..measures import COLUMNS, HABITS, MEASURES, Decode, Head, kind_of, punctuation_test
-from ..traces.render import FirstThatFits, render_text, round_numbers
+from ..traces import FirstThatFits, render_text, round_numbers
 from ..words import hint, index_range, whole_number
 from .head_measures import CallMeasures, measure
 from .names import Layers, list_names, select_layers

@@ -14,10 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..attention import Attention
-from ..files import paths, safetensors
-from ..files.definitions import from_json
-from ..files.errors import LoadError
-from ..files.safetensors import BYTES, read_header
+from ..files import BYTES, LoadError, from_json, paths, read_header, safetensors
 from ..measures import SUMS
 from .edits import edits_from_json
 from .recorded_call import RecordedCall

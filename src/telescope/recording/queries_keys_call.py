@@ -23,9 +23,8 @@ from ..attention import (
 )
 from ..engines import torch_modes
 from ..measures import Places, habit_sums, streaming_share
-from ..surveys import Survey, survey
-from ..surveys.summary import Size
-from ..tiles.scores import OneHead
+from ..surveys import Size, Survey, survey
+from ..tiles import OneHead
 from ..traces import Tokens, Trace, trace
 from ..words import check_index
 from .attention_call import AttentionCall

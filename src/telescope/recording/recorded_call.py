@@ -19,6 +19,7 @@ from ..attention import (
     Pairs,
     SelectedQueries,
     everyone,
+    identity_key,
     include_padding_queries,
     key_heads_of,
     real_query_masks,
@@ -26,11 +27,9 @@ from ..attention import (
     restrict_to_queries,
     tensors,
 )
-from ..attention.values import identity_key
 from ..engines import torch_modes
 from ..measures import BatchTokens, Places, Written
-from ..surveys import Survey
-from ..surveys.summary import Size
+from ..surveys import Size, Survey
 from ..traces import Tokens, Trace
 from ..words import whole_number
 from .attention_call import AttentionCall, all_queries, seems_cross_attention

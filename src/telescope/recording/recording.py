@@ -9,7 +9,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..files import frame
-from ..traces.render import render_text
+from ..traces import render_text
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall
 from .call_facts import KeepOptions

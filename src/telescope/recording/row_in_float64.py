@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..attention import Pairs, restrict_to_queries, softmax
 from ..engines import nan_safe_weigh
-from ..surveys.reference import KEYS, masked_rows
-from ..tiles.scores import OneHead
+from ..surveys import KEYS, masked_rows
+from ..tiles import OneHead
 from ..traces import PAIR_STEPS, formulas, score_products
 
 # Up to the first number, all keys are returned; of more keys, those with the largest weights

@@ -11,9 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..attention import Attention, Bias, Mask
-from ..attention.mask import Combination, Opposite
-from ..attention.restrict import (
+from ..attention import (
+    Attention,
+    Bias,
+    Combination,
+    Mask,
+    Opposite,
     Renumbered,
     RenumberedBias,
     Restriction,
@@ -21,12 +24,16 @@ from ..attention.restrict import (
     SomeQueries,
     SomeSequences,
 )
-from ..files import safetensors
-from ..files.atomic import atomic_folder, resolve_path, write_json
-from ..files.definitions import to_json
-from ..files.errors import LoadError
-from ..files.paths import read_json
-from ..files.safetensors import DTYPES
+from ..files import (
+    DTYPES,
+    LoadError,
+    atomic_folder,
+    read_json,
+    resolve_path,
+    safetensors,
+    to_json,
+    write_json,
+)
 from ..measures import SUMS, Written
 from .call_facts import CallFacts
 from .edits import edits_to_json

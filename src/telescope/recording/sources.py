@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..files import frame
-from ..traces.render import render_text
+from ..traces import render_text
 from .segments import Segments
 
 ANSWER = "the answer itself"

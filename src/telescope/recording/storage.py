@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ..files.errors import WriteError
+from ..files import WriteError
 from ..surveys import record_use, side_stream
 from ..words import hint
 

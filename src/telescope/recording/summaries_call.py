@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..measures import SUMS, BatchTokens, Places
-from ..surveys import Summary, Survey
-from ..surveys.summary import compute_dtype
+from ..surveys import Summary, Survey, compute_dtype
 from .attention_call import AttentionCall
 from .call_facts import CallFacts, KeepOptions, MapSize
 from .recorded_call import RecordedCall

@@ -23,8 +23,7 @@ from ..measures import (
     sample_rows,
     streaming_share,
 )
-from ..surveys import Summary, survey_unchecked
-from ..surveys.device import StreamEvent, record_event, record_use, side_stream
+from ..surveys import StreamEvent, Summary, record_event, record_use, side_stream, survey_unchecked
 from .attention_call import AttentionCall
 from .continuation import fingerprints
 

@@ -9,9 +9,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from ..files import Columns, Names, write_parquet
-from ..files.atomic import atomic_folder, resolve_path
-from ..surveys.summary import summary_columns
+from ..files import Columns, Names, atomic_folder, resolve_path, write_parquet
+from ..surveys import summary_columns
 from ..words import hint
 from .heads import Heads
 from .recorded_call import RecordedCall

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..files.errors import LoadError
-from ..traces.whole_words import INCOMPLETE
+from ..files import LoadError
+from ..traces import INCOMPLETE
 
 Decode = Callable[[list[int]], str]
 Run = tuple[int, ...]  # ids of tokens that follow each other

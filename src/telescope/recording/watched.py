@@ -6,8 +6,7 @@ from typing import SupportsIndex
 from jaxtyping import Float
 from torch import Tensor
 
-from ..surveys import Survey
-from ..surveys.summary import Peak, Top
+from ..surveys import Peak, Survey, Top
 from ..traces import Tokens, Trace
 from .call_facts import MapSize
 from .recorded_call import RecordedCall

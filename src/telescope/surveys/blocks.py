@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention, Pairs, dot, softmax
-from ..attention.mask import Spans
+from ..attention import Attention, Pairs, Spans, dot, softmax
 from .summary import PerPair, compute_dtype
 
 ROWS = 512  # most rows of one head in a block: of a taller block, a causal mask would hide much

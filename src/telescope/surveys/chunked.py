@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Attention, softmax
-from ..attention.normalizers import ZeroSumError
+from ..attention import Attention, ZeroSumError, softmax
 from .blocks import GROUP, Block, BlockScores, blocks, sink_of
 from .device import run_within_memory
 from .requests import Cells, Extras, Marks

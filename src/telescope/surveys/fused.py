@@ -20,9 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import pad
 
-from ..attention import Attention
-from ..attention.scores import Alibi, Relative
-from ..attention.values import has_data
+from ..attention import Alibi, Attention, Relative, has_data
 from . import chunked
 from .blocks import BlockScores, as_dot, blocks, obstacle, row_spans, sink_of
 from .device import PARTS, Task, row_tasks, run_tasks, run_within_memory, tell_if_slow

@@ -13,9 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention, Bias, Mask, Pairs
-from ..attention.scores import Alibi, Relative
-from ..attention.values import has_data, tensors
+from ..attention import Alibi, Attention, Bias, Mask, Pairs, Relative, has_data, tensors
 from .blocks import as_dot
 from .device import StreamEvent, record_event
 

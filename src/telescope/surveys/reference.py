@@ -13,8 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention, dot, softmax
-from ..attention.values import has_data
+from ..attention import Attention, dot, has_data, softmax
 from .blocks import pairs_of_rows, row_pairs, sink_of
 from .requests import Cells, Extras
 from .summary import Keys, Map, PerKey, PerPair, PerQuery, Queries, Summary, compute_dtype

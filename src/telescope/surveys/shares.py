@@ -19,8 +19,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention, Mask, Pairs, dot, everyone
-from ..attention.mask import Both, Either, Spans
+from ..attention import Attention, Both, Either, Mask, Pairs, Spans, dot, everyone
 from ..words import hint
 from . import triton
 from .blocks import as_dot, is_power_of_two, row_pairs

@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention import Attention, Bias, Pairs, softmax
-from ..attention.mask import Spans
+from ..attention import Attention, Bias, Pairs, Spans, softmax
 from ..engines import torch_modes
 from ..words import hint
 

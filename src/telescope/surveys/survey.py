@@ -11,10 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..attention import Attention, Mask, everyone, softmax
-from ..attention.restrict import key_heads_of, restrict_to_heads
-from ..engines import attend, torch_modes
-from ..engines.dispatch import check, check_without_values
+from ..attention import Attention, Mask, everyone, key_heads_of, restrict_to_heads, softmax
+from ..engines import attend, check, check_without_values, torch_modes
 from ..files import frame
 from ..words import check_index, whole_number
 from .device import side_stream

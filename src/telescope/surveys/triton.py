@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Attention
-from ..attention.values import has_data
+from ..attention import Attention, has_data
 from .blocks import obstacle, sink_of
 from .device import compile_ahead, run_within_memory
 from .launch import (

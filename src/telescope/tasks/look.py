@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import decoding
 from ..files import panics_as_errors, paths
-from ..interception.watch import watch
+from ..interception import watch
 from ..models import (
     GPT,
     Encoder,
@@ -24,7 +24,7 @@ from ..models import (
     load,
     read_tokenizer,
 )
-from ..recording.recording import Recording
+from ..recording import Recording
 
 Progress = Callable[
     [str, int, int], object

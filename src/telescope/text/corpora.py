@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from ..layers.attend import check_choice
+from ..layers import check_choice
 from .data_files import (
     Split,
     corpus_folder,

@@ -5,7 +5,7 @@ May import attention, engines and words. Read trace.py first: `trace` runs the s
 them. Other rooms render their tables and numbers by render.py.
 """
 
-from ..engines.reference import formulas
+from ..engines import formulas
 from .render import (
     DIGITS,
     DIGITS_OF_FLOAT64,

@@ -13,8 +13,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ..attention import Attention, Keys, Queries, Score, Values, key_heads_of, restrict_to_heads
-from ..engines import check, reference, repeat_key_heads, torch_modes
-from ..engines.reference import STEPS, formulas
+from ..engines import STEPS, check, formulas, reference, repeat_key_heads, torch_modes
 from ..words import check_index, hint
 from .render import (
     ROWS,

@@ -27,9 +27,8 @@ from ..files import (
     to_json,
     write_json,
 )
-from ..layers.attend import DefinedLayer
-from ..models import Model
-from ..models.model import custom_attention
+from ..layers import DefinedLayer
+from ..models import Model, custom_attention
 from ..words import one_line
 from .batch import Data
 from .settings import Training, TrainingError

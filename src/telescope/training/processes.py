@@ -18,8 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..files import import_optional
-from ..layers import DecoderBlock, EncoderBlock
-from ..layers.attend import DefinitionModule
+from ..layers import DecoderBlock, DefinitionModule, EncoderBlock
 from .settings import TrainingError
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 from torch import nn
 
-from ...recording.names import Modules
+from ...recording import Modules
 from ..interceptor import Handler
 
 OLDEST = 5  # version of transformers that edits are tested with

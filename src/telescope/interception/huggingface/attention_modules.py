@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ...recording.names import Modules, unwatched_attentions
+from ...recording import Modules, unwatched_attentions
 from .transformers_internals import (
     eager_function_names,
     implementation_of,

@@ -27,7 +27,7 @@ from ...attention import (
     window,
 )
 from ...engines import torch_modes
-from ...recording.attention_call import AttentionCall
+from ...recording import AttentionCall
 from .lazy import LazyMask
 from .masks import FunctionMask, MaskDescription, MaskOffsets, pad_to, padding_mask
 

@@ -21,8 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...anatomy import token_embeddings
 from ...engines import attend, torch_modes
-from ...recording.attention_call import AttentionCall
-from ...recording.names import Modules, attentions_inside
+from ...recording import AttentionCall, Modules, attentions_inside
 from ...surveys import masked_rows
 from ...words import format_bytes
 from ..interceptor import (

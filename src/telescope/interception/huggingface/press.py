@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...anatomy import OutputProjection, find_output_projections
 from ...attention import Attention, causal, window
-from ...surveys.shares import check_rules, key_scores
+from ...surveys import check_rules, key_scores
 
 
 def press(

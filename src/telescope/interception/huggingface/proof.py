@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...attention import Both
 from ...engines import repeat_key_heads
-from ...recording.attention_call import AttentionCall
+from ...recording import AttentionCall
 from ...surveys import masked_rows
 
 _verified: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()

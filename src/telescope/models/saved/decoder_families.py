@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...files.safetensors import StoredTensors
+from ...files import StoredTensors
 from ...layers import MultiHeadAttention
 from ..gpt import GPT, GPTConfig
 from ..model import Model, named_weights

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from ...attention import sinusoidal
-from ...files import paths
-from ...files.errors import LoadError
-from ...files.safetensors import StoredTensors
+from ...files import LoadError, StoredTensors, paths
 from ..encoder import Encoder, EncoderConfig
 from ..transformer import Transformer, TransformerConfig
 from .huggingface import ACTIVATIONS, THEIR_ACTIVATIONS, Family, Fields, require_values, sizes_of

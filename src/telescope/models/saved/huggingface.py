@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...files.errors import LoadError
-from ...files.safetensors import StoredTensors
+from ...files import LoadError, StoredTensors
 from ..model import Config, Model, named_weights
 from .weights import TensorName
 

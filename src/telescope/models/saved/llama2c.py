@@ -10,9 +10,7 @@ import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from ...files import paths
-from ...files.errors import LoadError
-from ...files.safetensors import StoredTensors, TensorsInMemory
+from ...files import LoadError, StoredTensors, TensorsInMemory, paths
 from ..gpt import GPT, GPTConfig
 from ..model import Model, Special
 from .weights import TensorName, build_model, load_weights, row, rows_for

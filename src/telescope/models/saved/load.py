@@ -14,11 +14,19 @@ from torch import Tensor
 
 from ...attention import Attention
 from ...attention import tensors as tensors_of
-from ...files import paths
-from ...files.atomic import WRITTEN_BY, atomic_folder, write_json
-from ...files.definitions import check_savable, from_json
-from ...files.errors import LoadError
-from ...files.safetensors import WEIGHTS_FILE, StoredTensors, save_tensors, scan_folder
+from ...files import (
+    WEIGHTS_FILE,
+    WRITTEN_BY,
+    LoadError,
+    StoredTensors,
+    atomic_folder,
+    check_savable,
+    from_json,
+    paths,
+    save_tensors,
+    scan_folder,
+    write_json,
+)
 from ...words import closest_name, hint
 from ..encoder import Encoder
 from ..gpt import GPT

@@ -16,8 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ...files import PanicError, panics_as_errors, paths
-from ...files.errors import LoadError
+from ...files import LoadError, PanicError, panics_as_errors, paths
 from ...words import hint
 
 MOST_STEPS = 64  # of a normalizer, and of each other part

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...attention import Attention
-from ...files.errors import LoadError
-from ...files.safetensors import StoredTensors
+from ...files import LoadError, StoredTensors
 from ...layers import StackedLinear
 from ...words import hint
 from ..model import Config, Model, Special, build_on_meta, named_weights

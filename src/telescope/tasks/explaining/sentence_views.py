@@ -15,18 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...decoding import Written
-from ...decoding.request import IncrementalDecoder
-from ...decoding.writers import start_token
+from ...decoding import IncrementalDecoder, Written, start_token
 from ...files import panics_as_errors
-from ...interception.watch import watch
+from ...interception import watch
 from ...measures import CLEAR, OFFSETS
 from ...models import GPT, Model, Transformer
-from ...recording.names import select_layers
-from ...recording.recording import Recording
-from ...recording.watched import Watched
-from ...traces.trace import Trace
-from ...traces.whole_words import Span, Words
+from ...recording import Recording, Watched, select_layers
+from ...traces import Span, Trace, Words
 from ..writing import (
     check_rewrites,
     do_not_split,

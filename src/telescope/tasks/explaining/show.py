@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...decoding import Written
 from ...models import Model
-from ...traces.render import FirstThatFits, indent, number_cell
+from ...traces import FirstThatFits, indent, number_cell
 from ..writing import RewrittenPart
 from .sentence import ExplainedSentence, HeadReading, SentenceScene
 from .sentence_views import SentenceAttention, watch_alignment

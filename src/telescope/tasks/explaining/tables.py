@@ -13,7 +13,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ...attention import alibi, rotary, sinusoidal
-from ...traces.render import indent
+from ...traces import indent
 
 # Random scores: features, queries and keys of the vectors that are drawn
 MOST_FEATURES = 512

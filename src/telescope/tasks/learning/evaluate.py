@@ -11,9 +11,8 @@ from typing import cast, get_args
 import torch
 
 from ...files import atomic_file, check_can_write
-from ...layers.attend import check_choice
-from ...models import load
-from ...models.saved.load import find_model, find_shipped
+from ...layers import check_choice
+from ...models import find_model, find_shipped, load
 from ...text import Split, data_folder, parse_json, read_lines
 from .recipe import Answer
 from .train import RECIPE, read

@@ -17,8 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...decoding import generate
-from ...models import Config, GPTConfig, Model, Special
-from ...models.model import check_at_least_one, check_at_most
+from ...models import Config, GPTConfig, Model, Special, check_at_least_one, check_at_most
 from ...text import Split, TextPair, character_tokenizer, read_births, read_people
 from ...text import encode as encode_texts
 from ...training import IGNORE, TextBatch, Training, generator, language

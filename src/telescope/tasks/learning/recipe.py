@@ -15,9 +15,8 @@ from typing import Any, Self, get_args, get_type_hints
 import torch
 from tokenizers import Tokenizer
 
-from ...layers.attend import check_choice
-from ...models import Config, Model
-from ...models.model import MODEL_CLASSES, check_at_most
+from ...layers import check_choice
+from ...models import MODEL_CLASSES, Config, Model, check_at_most
 from ...text import Split, TextPair, group_targets, read_rows, read_running_text, split_of
 from ...training import Data, Objective, Training, Validate
 from ...words import hint, one_line

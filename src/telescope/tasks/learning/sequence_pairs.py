@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 
 from ...decoding import beam, generate
 from ...files import import_optional
-from ...models import Config, Model
-from ...models.model import check_at_least_one, check_at_most
+from ...models import Config, Model, check_at_least_one, check_at_most
 from ...text import (
     Split,
     TextPair,

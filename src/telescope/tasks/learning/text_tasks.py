@@ -12,9 +12,8 @@ from typing import Any, Literal, Self
 
 from tokenizers import Tokenizer
 
-from ...layers.attend import check_choice
-from ...models import Config, GPTConfig, Model
-from ...models.model import check_at_least_one, check_at_most
+from ...layers import check_choice
+from ...models import Config, GPTConfig, Model, check_at_least_one, check_at_most
 from ...text import (
     SUMMARIES,
     TEXTS,

@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 
 from ... import training
 from ...files import LOCK, check_can_write, paths, sync_file
-from ...models import Model
-from ...models.saved.tokenizer_file import read_tokenizer
+from ...models import Model, read_tokenizer
 from ...text import Split, data_folder
 from ...training import Processes, format_counts, format_duration, locked, uses_gpu
 from ...words import hint, one_line
