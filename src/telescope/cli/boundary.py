@@ -139,7 +139,7 @@ def _prepare_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
 
-    # Python has None for a stream that was closed before it started.
+    # A stream that was closed before Python started is None.
     if sys.stderr is None:  # print(file=None) prints to standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  open until the process ends
     if sys.stdout is None:
