@@ -68,6 +68,7 @@ def sinusoidal(
     angles = _angles(positions, _frequencies(d_model, base, positions.device))
     # Rounded only now: the angles are in float64.
     parts = [angles.sin(), angles.cos()]
+    # "halves" puts all sines before all cosines, "neighbours" alternates them.
     waves = (
         torch.cat(parts, dim=-1) if pairs == "halves" else torch.stack(parts, dim=-1).flatten(-2)
     )
@@ -117,6 +118,7 @@ class Llama3Scaling(Value):
             )
 
     def __call__(self, frequencies: Frequencies) -> Frequencies:
+        # How many turns each frequency makes within the original positions.
         turns = self.original * frequencies / (2 * torch.pi)
         # 1 keeps a frequency, 0 divides it by the factor.
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
@@ -146,6 +148,7 @@ class Rotation:
             a = active[..., 0::2].to(cos.dtype)
             b = active[..., 1::2].to(cos.dtype)
             active = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+        # Rotate in the dtype of the angles, and round once.
         active = active.to(features.dtype)
         return torch.cat([active, rest], dim=-1) if rest.shape[-1] else active
 
@@ -179,6 +182,7 @@ class Rotary(Value):
     scaling: LinearScaling | Llama3Scaling | None = None
 
     def __post_init__(self) -> None:
+        # Store plain floats, whatever kind of number was given.
         object.__setattr__(self, "base", require_positive("rotary(base)", self.base))
         object.__setattr__(self, "fraction", require_real("rotary(fraction)", self.fraction))
         if not 0.0 < self.fraction <= 1.0:
@@ -195,6 +199,7 @@ class Rotary(Value):
         is 0.
         """
         count, width = features.shape[-2:]
+        # A number is the position of the first token.
         if positions is None or isinstance(positions, int):
             positions = torch.arange(count, device=features.device) + (positions or 0)
         return self.at(positions.to(features.device), width, _angle_dtype(features))(features)
@@ -234,6 +239,7 @@ rotary = Rotary
 
 def _frequencies(width: int, base: float, device: torch.device) -> Frequencies:
     """Return base^(-2i/width), in radians per position, in float64."""
+    # One frequency for each pair of features, from fast to slow.
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
 
 

@@ -34,11 +34,11 @@ class Rectangle(Mask):
     any length.
 
     Args:
-        keys: (batch, position) bool; with one row, all sequences share it. queries: The same for
-        the queries; None is every query. heads: (heads,) bool; None is every head. by_row: Whether
-        `queries` numbers the queries of the call from 0, as cross-attention needs, where a query
-        has
-            no position among the keys.
+        keys: (batch, position) bool; with one row, all sequences share it.
+        queries: The same for the queries; None is every query.
+        heads: (heads,) bool; None is every head.
+        by_row: Whether `queries` numbers the queries of the call from 0, as cross-attention needs,
+            where a query has no position among the keys.
 
     Example:
         >>> import torch, telescope as ts
@@ -62,6 +62,7 @@ class Rectangle(Mask):
         if not keys:
             return Spans.unknown(at, keys)
         every_key = torch.arange(keys, device=at.batch.device)[None, None, None]
+        # The span around the rectangle's keys for queries that belong to it, no keys for others.
         around = Spans.around(_look_up(self.keys, at.batch, every_key))
         rows = self._rows(at)
         return Spans(around.start.where(rows, 0), around.stop.where(rows, 0), around.whole)
@@ -198,6 +199,7 @@ def without_other_heads(attention: Attention, heads: Sequence[int]) -> Attention
         return rectangle.heads is None or bool(rectangle.heads[list(heads)].any())
 
     parts = attention.mask.parts
+    # Drop the rectangles of other heads: those that hide, then those that raise.
     kept = [
         part
         for part in parts
@@ -206,6 +208,7 @@ def without_other_heads(attention: Attention, heads: Sequence[int]) -> Attention
     ]
     added = attention.biases
     left = [one for one in added if not isinstance(one, Raised) or concerns(one.rectangle)]
+    # Reuse the definition where nothing is dropped.
     if len(kept) == len(parts) and len(left) == len(added):
         return attention
     bias = left[0] if len(left) == 1 else SumOfBiases(tuple(left)) if left else None
@@ -234,10 +237,12 @@ class RealQueries(Mask):
     ahead: int = 0
 
     def sees(self, at: Pairs) -> Seen:
+        # Ask whether the query's own token may be seen, in place of the key.
         return self.padding.sees(replace(at, key=at.query + self.ahead if self.ahead else at.query))
 
     def spans(self, at: Pairs, keys: int) -> Spans:
         real = self.sees(at)
+        # By this mask a real query sees every key, and a padding query none.
         return Spans(torch.zeros_like(real, dtype=torch.long), real.long() * keys, True)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
@@ -375,6 +380,7 @@ def real_tokens(
     for part in filter(_is_padding, real_query_masks(attention)):
         rows = rows & part.sees(at).any(1)[..., 0]
     parts = attention.mask.parts
+    # Every key counts unless a mask tells padding.
     columns = _real_keys(parts, batch=batch, heads=heads, keys=keys, across=across, device=device)
     if columns is None:
         columns = torch.ones(batch, keys, dtype=torch.bool, device=device)
@@ -408,6 +414,7 @@ def _find_unseen_keys(
     itself = sees(replace(at, key=at.query)).any(1)[..., 0].expand(batch, queries)
     if bool(itself.all()):
         return None
+    # Some token does not see itself: look at every pair, a block of queries at a time.
     seen = itself.clone()
     columns = range(first, keys)
     for row in range(0, queries, ROWS):
@@ -420,6 +427,7 @@ def _find_unseen_keys(
         seen |= block.expand(*block.shape[:3], queries)[:, 0].any(1)
     if bool((seen & ~itself).any()):
         return None  # where tokens see others and not themselves, a hidden key need not be padding
+    # Keys before the first query are no padding.
     keep = torch.ones(batch, keys, dtype=torch.bool, device=device)
     keep[:, first:] = seen
     return None if bool(keep.all()) else keep

@@ -154,6 +154,7 @@ class SomeHeads(Restriction):
     which: Selected
     of: int
 
+    # None of these depends on the head.
     unaffected = (Everyone, Causal, Window, Prefix, Lengths, Left, Keep, Documents, OfPositions)
 
     def to_full(self, at: Pairs) -> Pairs:
@@ -248,6 +249,7 @@ class SomeSequences(Restriction):
     which: Selected
     of: int
 
+    # None of these depends on the sequence.
     unaffected = (Everyone, Causal, Window, Prefix, OfPositions, Alibi, Relative)
 
     def to_full(self, at: Pairs) -> Pairs:
@@ -286,9 +288,11 @@ class LaterKeys(Restriction):
     unaffected = (Everyone, Causal, Window, Alibi, Relative)  # they depend on the distance alone
 
     def to_full(self, at: Pairs) -> Pairs:
+        # Queries and keys move alike, so that their distances stay.
         return replace(at, query=at.query + self.gone, key=at.key + self.gone)
 
     def full_size(self, **size: int) -> dict[str, int]:
+        # The full attention still has the dropped keys, in front.
         return size | {"keys": size["keys"] + self.gone}
 
 
@@ -317,6 +321,7 @@ class BeforeRoom(Restriction):
         return self.keys - self.behind
 
     def to_full(self, at: Pairs) -> Pairs:
+        # Positions count to the last written key, not to the end of the cache.
         return replace(at, query=at.query - self.behind)
 
     def mask(self, mask: Mask) -> Mask:

@@ -235,7 +235,7 @@ class OfPositions(Bias):
     def __call__(self, at: Pairs) -> Added:
         added = torch.as_tensor(self.function(at.query, at.key))
         sizes = zip(at.query.shape, at.key.shape, strict=True)
-        block = [key if query == 1 else query for query, key in sizes]
+        block = [key if query == 1 else query for query, key in sizes]  # what both broadcast to
         # Axes that the function left out are added in front, as in broadcasting.
         missing = len(block) - added.ndim
         shape = (1,) * missing + added.shape
@@ -423,8 +423,8 @@ def from_additive(tensor: Tensor, *, heads: int | None = None) -> Bias:
     This is the additive `attn_mask` of other libraries. The bias keeps the tensor.
 
     Args:
-        tensor: (query, key), (batch, head, query, key), or (batch · heads, query, key) with `heads`;
-            an axis of size 1 holds for all.
+        tensor: (query, key), (batch, head, query, key), or (batch · heads, query, key) with
+            `heads`; an axis of size 1 holds for all.
         heads: How many heads are folded into the first of three axes.
 
     Raises:

@@ -75,8 +75,10 @@ def _epilog(command: str) -> str:
     return f"\b\nExamples:{lines}"
 
 
-# No markup: brackets in a help text are brackets. In the order in which --help lists them.
+# No markup: brackets in a help text are brackets.
 app = typer.Typer(rich_markup_mode=None)
+
+# In the order in which --help lists the commands.
 for command in (
     explain,
     translate,
@@ -92,6 +94,8 @@ for command in (
     doctor,
 ):
     app.command(epilog=_epilog(command.__name__))(command)
+
+# `telescope new recipe`: `new` is a group of commands, with one command so far.
 new = typer.Typer(rich_markup_mode=None)
 new.command(epilog=_epilog("new recipe"))(recipe)
 app.add_typer(new, name="new")
@@ -110,9 +114,11 @@ def telescope(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Look inside attention while it runs at full speed."""
+    # Reached where --version stands beside other words; alone, `_run_command` answers.
     if version:
         print(VERSION)
         raise typer.Exit
+    # `telescope` alone prints the help.
     if context.invoked_subcommand is None:
         print(context.get_help())
 

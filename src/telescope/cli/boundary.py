@@ -27,11 +27,13 @@ import typer
 
 from ..words import describe_error, one_line
 
+# Exit codes, as listed above; 130 and 141 are 128 plus SIGINT and SIGPIPE, as shells report them.
 DONE = 0
 FAILED = 1
 WRONG = 2
 STOPPED = 130
 UNREAD = 141
+# Parts of the sentences of `describe`.
 FAULT = "this is a fault of telescope"  # how the sentence about an unexpected error begins
 ENOUGH = "a shorter text, a smaller batch or a smaller model needs less"
 
@@ -76,6 +78,7 @@ def exit_code(problem: BaseException) -> int:
         return UNREAD
     if isinstance(problem, OSError):  # a WriteError is a ValueError, too
         return FAILED
+    # A wrong command line or a wrong value is the caller's to correct; anything else is a failure.
     return WRONG if isinstance(problem, typer.TyperException | ValueError) else FAILED
 
 
@@ -83,8 +86,10 @@ def describe(problem: BaseException) -> str:
     """Return the sentence for what a command raised."""
     if isinstance(problem, typer.TyperException):
         return problem.format_message()
+    # Before ValueError, of which UnicodeError is a subclass.
     if isinstance(problem, UnicodeError):
         return "a text or a name holds bytes that are not UTF-8; iconv -t utf-8 converts a text"
+    # The library's own errors are sentences already.
     if isinstance(problem, ValueError) or type(problem).__module__.startswith("telescope."):
         return str(problem)
     if isinstance(problem, OSError):
@@ -94,6 +99,7 @@ def describe(problem: BaseException) -> str:
         return f"{where} has not enough memory for this; {ENOUGH}"
     if isinstance(problem, RecursionError):
         return "something in the input is nested too deep to be read"
+    # Anything else is a bug: name the error, and how to see its traceback.
     return (
         f"{FAULT}: {type(problem).__name__}: {problem}; TELESCOPE_DEBUG=1 shows where, please "
         "report it"
@@ -132,6 +138,8 @@ def _prepare_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+    # A stream that was closed before Python started is None.
     if sys.stderr is None:  # print(file=None) prints to standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  open until the process ends
     if sys.stdout is None:
@@ -139,6 +147,8 @@ def _prepare_streams() -> None:
         raise OSError("standard output is closed; send it to a file, or to /dev/null")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show √ shows ? instead
+
+    # Refuse a deleted working directory now, before a relative path is resolved.
     try:
         os.getcwd()
     except OSError:

@@ -44,6 +44,7 @@ Device = Annotated[
     str, typer.Option("--device", help="Device that computes: cpu, cuda, cuda:1, ...")
 ]
 
+# How a command edits the model that it runs.
 MuteOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -119,10 +120,13 @@ def print_all(renderables: Iterable[RenderableType], plain: bool) -> None:
         # A text is printed to the letter: rich would wrap it.
         if isinstance(renderable, str):
             print(renderable)
+        # A pipe or a file gets no colours, and the same width everywhere.
         elif plain or not sys.stdout.isatty():
             print(render_text(renderable, width=120))
         else:
+            # No highlighting: rich would colour every number.
             Console(highlight=False).print(renderable)
+    # Flush, so that a pipe gets each result before the next one is computed.
     sys.stdout.flush()
 
 

@@ -54,6 +54,7 @@ def train(
 
     # The command line counts more than the recipe.
     chosen = training.override(training.read(recipe), seed=seed, steps=steps, watch=watch)
+    # --check writes nothing, so that --out may be missing.
     if check:
         for line in training.check(chosen, data=data, out=out):
             print(line, flush=True)
@@ -94,8 +95,11 @@ def recipe(
     place = Path(file or f"{task}.toml")
     check_can_write(place)
     text = new_recipe(task, str(place), train=train, source=source, target=target, data=data)
+    # Refuse to overwrite a recipe, which may have been edited by hand.
     if place.exists():
         raise ValueError(f"{place} exists; name another file: telescope new recipe {task} FILE")
+
+    # The file appears under its name only when all of it is written.
     place.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(place) as new:
         new.write_text(text, encoding="utf-8")
@@ -139,6 +143,7 @@ def evaluate(
         raise ValueError(
             "--predict and --score are the two halves of evaluate; leave both out to run the whole"
         )
+    # The answers of several folders would overwrite each other.
     if out is not None and len(folders) > 1:
         raise ValueError(
             f"--out {out} holds the answers of one folder, not of {len(folders)}; leave it out"
@@ -148,14 +153,18 @@ def evaluate(
     for folder in folders:
         if not score:
             written = evaluation.predict(folder, data=data, split=split, recipe=recipe, out=out)
+            # --predict ends here: --score scores its answers later.
             if predict:
                 print(written)
                 continue
+        # Score the answers that were written just now, or by --predict before.
         result = evaluation.score(folder, split=split, recipe=recipe, out=out)
         results.append(result)
         if not as_json:
             figures = "   ".join(f"{name} {figure:.4f}" for name, figure in result.figures.items())
             print(f"{result.recipe}   {split} ({result.answers:,})   {figures}", flush=True)
+
+    # JSON is one list, printed when all folders are measured.
     if as_json and results:
         print_json([asdict(result) for result in results], indent=1)
     # Several folders are runs of one recipe with different seeds.
@@ -229,6 +238,7 @@ def atlas(
     from ..models.saved.load import check_device
     from ..tasks.look import open_model
 
+    # Read --dtype before the model is loaded.
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in dtypes:
         raise ValueError(f"--dtype {dtype} is no precision of a model; {hint(dtype, dtypes)}")
@@ -241,6 +251,7 @@ def atlas(
     # Each process loads the whole model and reads its part of the texts.
     loaded, tokenizer = open_model(model)
     loaded = loaded.to(device=computes_on, dtype=dtypes[dtype]).eval()
+    # A number counts layers, also from the end; any other text is a name or a pattern.
     is_number = layers is not None and layers.lstrip("-").isdecimal()
 
     # Of several processes the first one reports and prints.
@@ -289,6 +300,7 @@ def compare(
     from ..atlases import Atlas
     from ..atlases import compare as compare_atlases
 
+    # JSON holds every head, a screen those that changed the most.
     found = compare_atlases(Atlas.open(before), Atlas.open(after))
     if as_json:
         print_json(found.to_dict())
@@ -302,6 +314,7 @@ def _reporter() -> Callable[[Any], None]:
     """
     from ..training import format_duration
 
+    # When a line was last printed, in seconds of `monotonic`.
     last = 0.0
 
     def report(progress: Any) -> None:
@@ -312,6 +325,7 @@ def _reporter() -> Callable[[Any], None]:
         if now - last < (0.2 if on_terminal else 60.0):
             return
         last = now
+        # Write the time left, the bar, 24 characters wide, and how many texts were skipped.
         seconds = progress.seconds_left  # NaN before the first texts are done
         left = "" if isnan(seconds) else f"{format_duration(seconds)} left"
         bar = ("█" * round(24 * progress.done)).ljust(24, "░")
@@ -321,6 +335,7 @@ def _reporter() -> Callable[[Any], None]:
             f"{progress.tokens_per_second:,.0f} tokens/s  {bar} {progress.done:.0%}  "
             f"{left}{skipped}"
         )
+        # On a terminal the next line overwrites this one.
         print(line, end="\r" if on_terminal else "\n", file=sys.stderr, flush=True)
 
     return report

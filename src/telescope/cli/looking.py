@@ -28,6 +28,7 @@ from .common import (
 )
 from .writing import TRANSLATOR
 
+# What the page cannot show of a saved recording, by what the recording keeps.
 PAGE_LACKS = {
     "summaries": "with --keep summaries the page will show heads, alignments and maps from the "
     "largest weights of each "
@@ -103,6 +104,7 @@ def explain(
     With --mute or --hide, the steps are those of the edited model, below its translation and the
     one as it is.
     """
+    # Refuse options that contradict each other.
     edits = read_edits(mute, hide)
     if edits and (open_page or not sentence):
         raise ValueError(
@@ -114,6 +116,7 @@ def explain(
             "a sentence of your own goes through a trained model; --example and --by-sum are "
             "without one"
         )
+    # --open shows the page instead of printing.
     if open_page:
         if sentence:
             _open_in_browser(
@@ -123,6 +126,7 @@ def explain(
             _open_example(example or "journey", by_sum=by_sum, query=query, port=port)
         return
     digits = None  # of numbers in JSON: those of float32
+    # A sentence of your own: a model translates it, edited where --mute or --hide say so.
     if sentence:
         from ..tasks.explaining.sentence import explain_sentence
         from ..tasks.explaining.show import draw_sentence
@@ -140,6 +144,7 @@ def explain(
             explained = explain_sentence(loaded, text, **options)
         drawn = draw_sentence(explained, every_head=every_head, steps=steps)
         to_dict = explained.to_dict
+        # Show what the edits changed: translate once more, without them.
         if edits:
             unedited = explain_sentence(loaded, text, name=model).translation
             changes = [str(edit) for edit in edits]
@@ -158,11 +163,13 @@ def explain(
         from .. import attention
         from ..tasks.explaining.examples import EXAMPLES, draw_example
 
+        # A worked example is an attention or a table.
         name = _check_example(example or "journey")
         if name in TABLES:
             from ..tasks.explaining import tables
             from ..traces import DIGITS_OF_FLOAT64
 
+            # Each table has two functions: draw_NAME and NAME_to_dict.
             drawn = getattr(tables, f"draw_{name}")()
             to_dict = getattr(tables, f"{name}_to_dict")
             digits = DIGITS_OF_FLOAT64  # these tables are computed in float64
@@ -223,14 +230,17 @@ def watch(
     from ..tasks.look import to_json, watch_text
     from ..words import format_bytes
 
+    # Check everything before the model runs, which may take long.
     contents = _read_text(text)
     check_device(device)
-    if out is not None:  # checked before the model runs, which may take long
+    if out is not None:
         check_can_save(out, replace=replace, way="--replace replaces it")
         check_can_write(out, name="--out")
         if keep in PAGE_LACKS:
             print(f"telescope: {PAGE_LACKS[keep]}", file=sys.stderr)
+    # A number counts layers, also from the end; any other text is a name or a pattern.
     chosen = int(layers) if layers is not None and layers.lstrip("-").isdecimal() else layers
+    # The progress bar goes to standard error, so that standard output holds the result alone.
     with Progress(
         console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
     ) as bar:
@@ -248,6 +258,7 @@ def watch(
                 task, description=name, completed=done, total=total
             ),
         )
+    # Save the recording, then print what kind each head is.
     recording = watched.recording
     if out is not None:
         recording.save(out, replace=replace)
@@ -300,6 +311,7 @@ def serve(
 
     explorer = _import_explorer()
     library = explorer.Library(None if model is None else {name: name for name in model})
+    # Sort the arguments: an atlas is opened as it is, another folder may hold several recordings.
     atlases = [library.open_atlas(place) for place in filter(is_atlas, runs or ())]
     folders = [
         folder
@@ -307,6 +319,7 @@ def serve(
         if not is_atlas(place)
         for folder in explorer.recordings(place)
     ]
+    # Leave out recordings that cannot be read, unless none can.
     opened = []
     problems = []
     for folder in folders:
@@ -318,6 +331,7 @@ def serve(
         raise problems[0]
     for unreadable in problems:
         print(f"telescope: a recording is left out: {unreadable}", file=sys.stderr)
+    # The page opens at the first atlas, else at the first recording, else at its start.
     path = f"/s/{opened[0].name}/heads" if opened else "/"
     if atlases:
         path = f"/atlas/{atlases[0]}" + (f"?other={atlases[1]}" if len(atlases) > 1 else "")
@@ -345,6 +359,7 @@ def doctor(
         print_json(asdict(report), indent=1)
     else:
         print_all([draw(report)], plain)
+    # The exit code tells a script what the table tells a reader.
     raise typer.Exit(0 if report.healthy else 1)
 
 
@@ -387,7 +402,9 @@ def _open_in_browser(
     if layer is not None:
         layer = check_index("layer", layer, len(run.views))
     if head is not None:
+        # A negative number becomes the head's number in the model.
         head = run.views[layer or 0].call.heads[run.views[layer or 0].call.head_index(head)]
+    # The page's address says what is chosen; the page chooses what is left out.
     state = {"l": layer, "h": head, "i": run.place(query)}
     chosen = {name: value for name, value in state.items() if value is not None}
     path = f"/s/{run.name}/walk?{urlencode(chosen)}"
@@ -415,6 +432,7 @@ def _read_text(file: Path) -> str:
     from ..words import describe_error
 
     try:
+        # A missing file passes this test: read_text says why it cannot be read.
         if not (file.is_file() or file.is_fifo() or not file.exists()):
             raise ValueError(f"--text {file} is not a file")
         return file.read_text(encoding="utf-8")

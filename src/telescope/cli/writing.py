@@ -32,6 +32,7 @@ from .common import (
     read_edits,
 )
 
+# The shipped models, which commands use unless --model names another.
 TRANSLATOR = "translator-en-de"
 SUMMARIZER = "summarizer"
 WRITER = "shakespeare"
@@ -58,6 +59,7 @@ def translate(
     """
     from ..tasks.writing import rewrite, split_by_sentence
 
+    # Read the edits first: a wrong one is refused before the model is loaded.
     edits = read_edits(mute, hide)
     loaded = load_model(model, device)
     lines = _read_lines(text or [])
@@ -89,8 +91,10 @@ def summarize(
     from ..tasks.writing import rewrite, split_by_length
 
     loaded = load_model(model, device)
+    # All documents before the first summary: their parts are written in batches.
     documents = list(_read_documents(text or []))
     summaries = rewrite(loaded, documents, split_by_length, beams=beams, n_best=n_best)
+    # Each part of a long document has a line of its own.
     layout: dict[str, Any] = {"show": show, "as_json": as_json, "plain": plain, "between": "\n"}
     for document, parts in zip(documents, summaries, strict=True):
         _print_texts(loaded, document, [([], parts)], **layout)
@@ -136,6 +140,8 @@ def generate(
     loaded = load_model(model, device)
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     sampling |= {"max_new_tokens": max_new_tokens}
+
+    # Without a prompt on a terminal, write from an empty text instead of waiting for one.
     for text in _read_documents(prompt or []) if prompt or not _stdin_is_terminal() else [""]:
         # One text as it is: print each token as soon as it is written.
         if beams is None and n_best == 1 and not (as_json or show or edits):
@@ -143,6 +149,8 @@ def generate(
             for piece in chain([text], (token.text or "" for token in tokens), ["\n"]):
                 print(piece, end="", flush=True)
             continue
+
+        # Otherwise write whole texts, by the model as it is and by the edited one.
         versions = []
         for used in _versions(edits):
             with editing(loaded, used):
@@ -150,10 +158,12 @@ def generate(
                     limits = {"max_new_tokens": max_new_tokens, "beams": beams, "n_best": n_best}
                     found = search_text(loaded, text, **limits)
                 else:
+                    # Each of several samples has a seed of its own.
                     found = [
                         sample_text(loaded, text, seed=seed + i, **sampling) for i in range(n_best)
                     ]
             versions.append((used, [RewrittenPart(text, found)]))
+        # The prompt is printed before what continues it.
         layout: dict[str, Any] = {"show": show, "as_json": as_json, "plain": plain}
         _print_texts(loaded, text, versions, before=text, **layout)
 
@@ -219,9 +229,11 @@ def _print_texts(
         with editing(model, used if show else []):
             if as_json:
                 one = output.to_dict(model, text, parts, between=between, show=show)
+                # The fields of the text as it is, and those of the edited one below "edited".
                 contents |= {"edited": one, "edits": [*map(str, used)]} if used else one
             else:
                 own = output.draw(model, parts, before=before, between=between, show=show)
+                # Labels only where two versions stand below each other.
                 label = "edited" if used else "as it is"
                 drawn += beside(label, own) if len(versions) > 1 else own
     print_json(contents) if as_json else print_all(drawn, plain)
@@ -289,6 +301,7 @@ def _open_stdin(argument: str | None) -> IO[str]:
     """Return standard input as UTF-8. A terminal is read only where the argument is "-"."""
     if sys.stdin is None:
         raise ValueError("standard input is closed; give a text in quotes, or a file")
+    # A command without arguments must not wait for a terminal without a word.
     if _stdin_is_terminal() and argument is None:
         raise ValueError(
             'there is nothing to read; give a text in quotes, a file, or "-" for a pipe'
@@ -301,6 +314,7 @@ def _open_stdin(argument: str | None) -> IO[str]:
 
 def _open_file_or_text(text: str) -> IO[str]:
     try:
+        # The name of a file stands for its text; utf-8-sig as in `_open_stdin`.
         if Path(text).is_file():
             return Path(text).open(encoding="utf-8-sig")
     except PermissionError:

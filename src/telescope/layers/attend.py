@@ -56,9 +56,8 @@ def group_size(heads: int, key_heads: int) -> int:
     attention).
     """
     if heads % key_heads:
-        divisors = ", ".join(
-            str(n) for n in range(1, min(heads, 1024) + 1) if heads % n == 0
-        )  # a file may say 2^62
+        # At most 1024 are tried: a file may say 2^62.
+        divisors = ", ".join(str(n) for n in range(1, min(heads, 1024) + 1) if heads % n == 0)
         raise ValueError(
             f"key_heads={key_heads} does not divide heads={heads}; these do: {divisors}"
         )

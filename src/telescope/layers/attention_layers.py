@@ -198,6 +198,7 @@ class SynthesizerAttention(DefinedLayer):
         super().__init__()
         check_sizes(d_model=d_model, heads=heads, block=block)
         d_k = head_width(d_model, heads)
+        # How many tables B there are: one for all heads, or one for each.
         tables = 1 if shared else heads
         self.d_model = d_model
         self.heads = heads
@@ -267,6 +268,7 @@ class SynthesizerAttention(DefinedLayer):
             # Positions of each token: with padding they differ from sequence to sequence.
             keys = columns.mT[:, positions]  # (tables, n, d_k) or (tables, batch, n, d_k)
             keys = keys if positions.ndim == 1 else keys.transpose(0, 1)
+        # A view: the table is copied neither for the batch nor for heads that share it.
         return keys.expand(x.shape[0], self.heads, -1, -1)
 
     def room(self, batch: int, room: int) -> LayerCache:
@@ -278,6 +280,7 @@ class SynthesizerAttention(DefinedLayer):
         front = (batch, self.heads, room)
         # The weights tell dtype and device.
         like = self.W_O.weight.detach()
+        # Keys have one more feature where there is a b2.
         return LayerCache(
             like.new_empty(*front, d_k + (self.b2 is not None)), like.new_empty(*front, d_k)
         )

@@ -174,6 +174,7 @@ class GatedFeedForward(FeedForward):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model, d_hidden, activation=activation, bias=bias, dropout=dropout)
+        # A second product of the same input, with which the first is multiplied.
         self.W_3 = nn.Linear(d_model, d_hidden, bias)
 
     def hidden(self, x: States) -> Float[Tensor, "batch n d_hidden"]:
@@ -222,6 +223,7 @@ class AddNorm(nn.Module):
         check_features(self, "x", x, "d_model")
         # Before the sublayer or after the sum: the only difference of the two.
         output = sublayer(self.norm(x) if self.pre_norm else x)
+        # Broadcasting would add another shape without an error.
         if output.shape != x.shape:
             raise ValueError(
                 f"sublayer gives shape {tuple(output.shape)}; to be added to x it must be "

@@ -162,9 +162,8 @@ def _multi_head(theirs: nn.MultiheadAttention) -> ConvertedAttention:
             theirs.num_heads,
             d_memory=theirs.kdim,
             bias=theirs.in_proj_bias is not None,
-            attention=Attention(
-                sink=0.0 if theirs.add_zero_attn else None
-            ),  # the extra key and value of zeros
+            # The sink is the extra key and value of zeros.
+            attention=Attention(sink=0.0 if theirs.add_zero_attn else None),
             dropout=theirs.dropout,
         )
     if theirs.in_proj_weight is not None:  # W_q, W_k and W_v are stacked, as in W_qkv

@@ -176,6 +176,7 @@ class MultiHeadAttention(DefinedLayer):
         """
         _, stack = self._stacks()
         attention = self.attention
+        # Another score, a softcap, a sink or rotary positions would let q · b change the weights.
         is_ignored = (
             attention.score == dot
             and attention.normalize is softmax
@@ -231,6 +232,7 @@ class MultiHeadAttention(DefinedLayer):
             queries = self.queries(x)
             # Keys and values may have been computed before, once for many calls.
             keys, values = self.keys_and_values(memory) if isinstance(memory, Tensor) else memory
+        # Hooks are told whether the keys come from another sequence.
         context = self._attend(
             queries, keys, values, attention, across=memory is not None and memory is not x
         )
@@ -251,6 +253,7 @@ class MultiHeadAttention(DefinedLayer):
         calls.
         """
         check_features(self, "memory", memory, "d_memory")
+        # One product for keys and values, which are neighbours in the stack.
         stacked = self._stacks()[1].project(memory, "W_k", "W_v")
         keys, values = torch.split(
             stacked, [self.key_heads * self.d_k, self.key_heads * self.d_v], dim=-1
@@ -295,14 +298,17 @@ class MultiHeadAttention(DefinedLayer):
         # Several queries of one source, where no position counts.
         beams = batch // sources if sources and not batch % sources and any_position else 1
         if beams > 1:
+            # (sources · beams, heads, n, d_k) to (sources, heads, beams · n, d_k).
             queries = queries.reshape(sources, beams, heads, n, -1).transpose(1, 2).flatten(2, 3)
         context: Tensor = self.attend(queries, keys, values, attention, across=across)
         if beams == 1:
             return context
+        # Back to one sequence for each beam.
         return context.reshape(sources, heads, beams, n, -1).transpose(1, 2).flatten(0, 1)
 
     def _stacks(self) -> tuple[StackedLinear, StackedLinear]:
         """Return the stack that holds W_q, and the stack that holds W_k and W_v."""
+        # One stack holds all three unless the memory has another width.
         return (self.W_qkv, self.W_qkv) if self.d_memory == self.d_model else (self.W_q, self.W_kv)
 
     def _rotate(self, features: Tensor, at: CachePosition) -> Tensor:

@@ -34,6 +34,7 @@ from .material import (
 def scores() -> Cases:
     """Check scores(x): the dot product of every vector with every other."""
     for x in (journey(), normal(4, 5)):
+        # Dot products of vectors of length 1 are cosines.
         units = torch.nn.functional.normalize(x, dim=-1)
         cosines = units @ units.mT
         yield Case(
@@ -53,8 +54,10 @@ def scores() -> Cases:
 def weight_free() -> Cases:
     """Check context(x): softmax of the scores of x with itself, times x."""
     for x in (journey(), normal(5, 4)):
+        # A trace has a batch and heads; both are 1 here.
         steps = trace(x[None, None], x[None, None], x[None, None], Attention(scale=1.0))
         raw = x @ x.mT
+        # What usual mistakes give: the wrong axis, the wrong normaliser, a scale.
         over_queries = raw.softmax(0) @ x
         by_their_sum = raw / raw.sum(-1, keepdim=True) @ x
         scaled = (raw / sqrt(x.shape[-1])).softmax(-1) @ x
@@ -111,6 +114,7 @@ def negative_weight(row: Sequence[float] | Tensor) -> None:
             "the sum of these scores is 0, so that division gives no numbers at all: another "
             "reason for softmax"
         )
+    # What the reader should find: a weight outside of 0 to 1.
     weights = numbers / numbers.sum()
     # Weights sum to 1: if none is negative, none is above one.
     if bool((weights >= 0).all()):
@@ -143,6 +147,7 @@ def attention_of() -> Cases:
         q = x @ W_q
         k = x @ W_k
         v = x @ W_v
+        # The right answer, and the answers with each number that is taken for √d_k.
         right = attend(q[None, None], k[None, None], v[None, None])[0, 0]
         raw = q @ k.mT
         weights = (raw / sqrt(d_k)).softmax(-1)
@@ -170,6 +175,7 @@ def even_weights(W_k: Tensor) -> None:
     given("W_k", W_k)
     W_k = as_tensor(W_k)
     x = journey()
+    # The width of the keys is free: only the rows, the features of x, are given.
     if not isinstance(W_k, Tensor) or W_k.ndim != 2 or W_k.shape[0] != 3:
         raise WrongAnswer(
             f"W_k should be a matrix (3, d_k), and is {tuple(getattr(W_k, 'shape', ()))}"
@@ -192,6 +198,7 @@ def even_weights(W_k: Tensor) -> None:
 
 def score_variance(function: Solution) -> None:
     """Check variances(q, k): the variance of q·k and of q·k / √d_k, over all pairs."""
+    # The variance of q·k is about d_k, that of q·k / √d_k about 1: two widths tell them apart.
     for d_k in (4, 64):
         q = normal(50, d_k)
         k = normal(40, d_k, seed=1)
@@ -229,6 +236,7 @@ def score_variance(function: Solution) -> None:
 def entropy() -> Cases:
     """Check entropy(weights): -Σ w ln w of each row, in nats, 0 where a weight is 0."""
     weights = normal(3, 5).softmax(-1)
+    # xlogy counts 0 · ln 0 as 0.
     right = -torch.xlogy(weights, weights).sum(-1)
     yield Case(
         (weights,),
@@ -257,6 +265,7 @@ def cosine() -> Cases:
     """Check cosine(a, b), of two vectors."""
     for seed in (0, 1):
         a = normal(4, seed=seed)
+        # Another length than a's, so that a missing division is noticed.
         b = 3 * normal(4, seed=seed + 5)
         right = torch.nn.functional.cosine_similarity(a, b, dim=0)
         mistakes = {
@@ -272,6 +281,7 @@ def towards(x: Tensor) -> None:
     """Check a vector for "bank" that attention moves closer to money than to river."""
     given("bank", x)
     x = as_tensor(x)
+    # Two vectors at right angles, of one length.
     money = torch.tensor([2.0, 0.0, 0.0])
     river = torch.tensor([0.0, 2.0, 0.0])
     if not isinstance(x, Tensor) or x.shape != (3,):
@@ -279,6 +289,7 @@ def towards(x: Tensor) -> None:
     # The words themselves are queries, keys and values.
     tokens = torch.stack([money, river, x])[None, None]
     moved = trace(tokens, tokens, tokens).context[0, 0, 2]
+    # How far bank is from either word afterwards.
     near, far = ((moved - word).norm().item() for word in (money, river))
     if not near < far:
         raise WrongAnswer(
@@ -298,6 +309,7 @@ def causal_mask(function: Solution) -> None:
     # A whole text, several new tokens after a cache, and one.
     for queries, keys in ((4, 4), (2, 5), (1, 3)):
         right = causal_matrix(queries, keys)
+        # What usual mistakes give: a token that does not see itself, alignment to the first query.
         strict = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries - 1)
         top_left = torch.ones(queries, keys, dtype=torch.bool).tril()
         found = call("causal_mask", function, queries, keys)
@@ -329,6 +341,7 @@ def masked_softmax() -> Cases:
     raw = normal(4, 4)
     mask = causal_matrix(4, 4)
     right = raw.masked_fill(~mask, -torch.inf).softmax(-1)
+    # With the mask exchanged the last query sees nothing, which is NaN in place of zeros.
     exchanged = raw.masked_fill(mask, -torch.inf).softmax(-1).nan_to_num()
     yield Case(
         (raw, mask),
@@ -366,6 +379,7 @@ def two_readings(function: Solution) -> None:
             raise WrongAnswer(
                 "query_for should return a vector of six numbers, one for each feature"
             )
+        # Attention of one query with d_k = 6.
         weights = (features @ query.float() / sqrt(6)).softmax(-1)
         best = int(weights.argmax())
         if best != target:
@@ -373,6 +387,7 @@ def two_readings(function: Solution) -> None:
                 f"query_for({target}) reads feature {best} with weight {weights[best]:.2f}, not "
                 f"the {name}"
             )
+        # The largest weight may still be a small one.
         if weights[target] < 0.8:
             raise WrongAnswer(
                 f"query_for({target}) gives the {name} {weights[target]:.2f}; make it clearer, "
@@ -389,12 +404,13 @@ def reads(function: Solution) -> None:
     cases = [
         (([0.5, 0.1], [0.1, 0.1]), 0),
         (([0.1, 0.5], [0.1, 0.1]), 1),
-        (([0.3, 0.4], [0.1, 0.3]), 0),
-        (([0.05, 0.1], [0.1, 0.2]), None),
+        (([0.3, 0.4], [0.1, 0.3]), 0),  # 3 times even, against 1.3 times
+        (([0.05, 0.1], [0.1, 0.2]), None),  # both below even
     ]
     for (weights, even), right in cases:
         found = call("reads", function, torch.tensor(weights), torch.tensor(even), optional=True)
         if found != right:
+            # The usual mistake: the larger weight, whatever its even share is.
             larger = int(torch.tensor(weights).argmax())
             hint = ""
             if right is None:

@@ -31,6 +31,7 @@ from .material import (
 
 def attend_in_blocks(function: Solution) -> None:
     """Check attend_in_blocks(q, k, v, block): softmax over keys that are seen block by block."""
+    # Ten keys in blocks of three: the last block is smaller.
     q = normal(4, 8)
     k = normal(10, 8, seed=1)
     v = normal(10, 3, seed=2)
@@ -92,7 +93,7 @@ def received() -> Cases:
     # top=0: only the sums are compared.
     seen = survey(q[None, None], k[None, None], top=0)
     assert seen.lse is not None
-    raw = q @ k.mT / 2
+    raw = q @ k.mT / 2  # √d_k = 2
     yield Case(
         (q, k, seen.lse[0, 0], 2),
         seen.received[0, 0],
@@ -134,6 +135,7 @@ def previous_share() -> Cases:
     """
     # Three heads with random causal weights.
     weights = normal(3, 6, 6).masked_fill(~causal_matrix(6, 6), -torch.inf).softmax(-1)
+    # One below the diagonal: the weight of each query on the token before it.
     before = weights.diagonal(-1, 1, 2)
     right = before.mean(-1)
     yield Case(
@@ -157,10 +159,13 @@ def induction_share() -> Cases:
     ids = [7, 3, 5, 7, 3, 9, 7]
     weights = normal(2, 7, 7).masked_fill(~causal_matrix(7, 7), -torch.inf).softmax(-1)
     n = len(ids)
+    # after[i, j]: key j follows an earlier occurrence of the token of query i.
     after = torch.tensor(
         [[0 < j <= i and ids[j - 1] == ids[i] and j - 1 < i for j in range(n)] for i in range(n)]
     )
+    # same[i, j]: key j is such an earlier occurrence itself.
     same = torch.tensor([[j < i and ids[j] == ids[i] for j in range(n)] for i in range(n)])
+    # Only queries whose token occurred before count.
     repeated = same.any(-1)
     followers = (weights * after).sum(-1)
     right = followers[:, repeated].mean(-1)
@@ -190,15 +195,18 @@ def muted() -> Cases:
     layer = MultiHeadAttention(8, 4, bias=False)
     x = normal(1, 5, 8)
     w = matrices(layer)
+    # Four heads of two features: (1, head, token, feature).
     q, k, v = (
         (x[0] @ w[name]).reshape(5, 4, 2).transpose(0, 1)[None] for name in ("W_q", "W_k", "W_v")
     )
     context = attend(q, k, v)[0]
     # The first head and one in the middle: off by one is noticed.
     for off in (0, 2):
+        # Right: the context of the head is 0, before W_o mixes the heads.
         kept = context.clone()
         kept[off] = 0.0
         after = context.transpose(0, 1).reshape(5, 8) @ w["W_o"]
+        # Wrong: as many columns of the output are 0.
         sliced = after.clone()
         sliced[:, 2 * off : 2 * off + 2] = 0.0
         yield Case(
@@ -221,12 +229,14 @@ def hidden() -> Cases:
     v = normal(9, 3, seed=2)
     raw = q @ k.mT / sqrt(8)
     group = slice(2, 5)
+    # Context and logsumexp over all keys, and over the group alone.
     o = raw.softmax(-1) @ v
     o_g = raw[:, group].softmax(-1) @ v[group]
     lse = raw.logsumexp(-1)
     lse_g = raw[:, group].logsumexp(-1)
     # The share of the weight that the group had.
     a = (lse_g - lse).exp()[:, None]
+    # The right answer attends to the keys outside of the group.
     others = [0, 1, 5, 6, 7, 8]
     yield Case(
         (o, lse, o_g, lse_g),
@@ -254,6 +264,7 @@ def carried() -> Cases:
     # What each key of each head would add to the residual stream, as a length.
     norms = (values @ W_o).norm(dim=-1)
     right = (weights * norms[:, None]).sum((0, 1))
+    # Two usual mistakes: the length of v itself, and one length for all heads together.
     without_W_o = (weights * values.norm(dim=-1)[:, None]).sum((0, 1))
     vectors = (weights.mT.sum(-1)[..., None] * (values @ W_o)).sum(0).norm(dim=-1)
     yield Case(
@@ -282,11 +293,13 @@ def rollout() -> Cases:
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocabulary=9, max_positions=8, d_model=8, blocks=3, heads=2)).eval()
     with torch.no_grad():
+        # Larger weights than a new model has, so that attention is far from even.
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.normal_(std=0.6)
         with watch(model, keep="queries-keys") as recording:
             model(torch.tensor([[3, 1, 4, 1, 5, 7]]))
+    # The weights of each layer, averaged over its heads.
     layers = [watched.survey().rows(slice(None))[0].mean(0) for watched in recording.values()]
     right = recording.sources(range(6, 7), "rollout").scores
     assert right is not None
@@ -313,9 +326,11 @@ def rollout() -> Cases:
 def rank_correlation() -> Cases:
     """Check rank_correlation(a, b): Spearman's, for numbers that are all different."""
     a = normal(7)
+    # exp changes the numbers and not their order: only ranks give the right answer.
     b = normal(7, seed=1).exp()
     numbers = torch.stack([a, b])
     order = numbers.argsort(-1)
+    # The rank of each number is its place in the order.
     ranks = order.argsort(-1).float()
     yield Case(
         (a, b),
@@ -332,6 +347,7 @@ def rank_correlation() -> Cases:
             ),
         },
     )
+    # One order, different numbers.
     yield Case((a, a.exp()), torch.tensor(1.0))
 
 
@@ -351,7 +367,7 @@ def corpus_mean() -> Cases:
     counts = torch.tensor([10.0, 40.0, 0.0])
     yield Case(
         (sums, counts),
-        torch.tensor(0.2),
+        torch.tensor(0.2),  # (9 + 1) / (10 + 40)
         {
             "a text without a query that counts gives 0 / 0; add first, then divide": torch.nan,
             "this is the mean of the texts' means; a long text has more queries than a short "
@@ -370,6 +386,7 @@ def changed() -> Cases:
         spreads = [numbers.var(correction=0) for numbers in (before, after)]
         variances = [spreads[0] / len(before), spreads[1] / len(after)]  # of the means
         change = after.mean() - before.mean()
+        # Variances of independent means add up.
         error = (variances[0] + variances[1]).sqrt()
         yield Case(
             (before, after),
@@ -395,6 +412,7 @@ def clipped(function: Solution) -> None:
     W_q = normal(4, 3, seed=1)
     W_k = normal(4, 3, seed=2)
     largest = float((x @ W_q @ (x @ W_k).mT / sqrt(3)).max())
+    # A limit below the largest logit, and one above, which changes nothing.
     for tau in (largest / 4, 2 * largest):
         found = call("clipped", function, W_q, W_k, largest, tau)
         if not isinstance(found, tuple | list) or len(found) != 2:

@@ -74,7 +74,7 @@ def multi_head() -> Cases:
     # The same by hand, so that each step can be left out or done wrongly.
     context = attend(heads[0], heads[1], heads[2])[0].transpose(0, 1).reshape(5, 8)
     scaled = attend(heads[0], heads[1], heads[2], Attention(scale=1 / sqrt(8)))[0]
-    wide = scaled.transpose(0, 1).reshape(5, 8) @ w["W_o"]
+    wide = scaled.transpose(0, 1).reshape(5, 8) @ w["W_o"]  # √d_model in place of √d_k
     one = attend(q[None, None], k[None, None], v[None, None])[0, 0] @ w["W_o"]
     with torch.no_grad():
         right = layer(x)[0]
@@ -93,8 +93,8 @@ def multi_head() -> Cases:
 def parameters() -> Cases:
     """Check parameters(d, m, l, T): d·(2m + l)·T + T·l·d."""
     for d, m, width, heads in ((512, 64, 64, 8), (10, 3, 5, 2)):
-        one_head = d * (2 * m + width)
-        W_o = heads * width * d
+        one_head = d * (2 * m + width)  # W_q, W_k and W_v
+        W_o = heads * width * d  # one matrix for all heads
         mistakes = {
             "W_o is missing: T·l·d more": one_head * heads,
             "this is one head; there are T": one_head + width * d,
@@ -135,7 +135,7 @@ def general_score() -> Cases:
     torch.manual_seed(0)
     layer = LuongAttention("general", d_query=4, d_memory=6)
     states = normal(1, 3, 4)
-    memory = normal(1, 5, 6, seed=1)
+    memory = normal(1, 5, 6, seed=1)  # wider than the states
     W = layer.W.detach()
     with torch.no_grad():
         right = layer(states, memory)[0]
@@ -160,8 +160,8 @@ def cross_attention() -> Cases:
     w = matrices(layer)
     with torch.no_grad():
         right = layer(y, memory)[0]
-        within = layer(y)[0]
-        swapped = layer(memory, y)[0]
+        within = layer(y)[0]  # self-attention
+        swapped = layer(memory, y)[0]  # the memory asks
     yield Case(
         (y[0], memory[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 2),
         right,
@@ -200,14 +200,14 @@ def synthesizer() -> Cases:
     B = layer.B.detach()[0]
     b2 = layer.b2.detach()[0, 0]
     V = layer.V.weight.detach().mT
-    hidden = x[0] @ A + b1
+    hidden = x[0] @ A + b1  # before the ReLU
     values = x[0] @ V
     mask = causal_matrix(5, 5)
 
     def result(logits: Tensor, mask: Tensor = mask) -> Tensor:
         return logits.masked_fill(~mask, -torch.inf).softmax(-1) @ values
 
-    logits = (hidden.relu() @ B + b2)[:, :5]
+    logits = (hidden.relu() @ B + b2)[:, :5]  # five columns of the table's eight
     yield Case(
         (x[0], A, b1, B, b2, V),
         right,
@@ -269,12 +269,12 @@ def positions() -> Cases:
 @exercise("layer_norm", "agrees with torch")
 def layer_norm() -> Cases:
     """Check layer_norm(x): mean 0 and variance 1 over the features of each token."""
-    x = normal(4, 6) * 3 + 2
+    x = normal(4, 6) * 3 + 2  # neither mean 0 nor variance 1
     right = torch.nn.functional.layer_norm(x, (6,))
     eps = 1e-5  # torch's own
     centred = x - x.mean(-1, keepdim=True)
     variance = x.var(-1, correction=0, keepdim=True) + eps
-    of_tokens = (x - x.mean(0)) / (x.var(0, correction=0) + eps).sqrt()
+    of_tokens = (x - x.mean(0)) / (x.var(0, correction=0) + eps).sqrt()  # over the wrong axis
     yield Case(
         (x,),
         right,
@@ -301,7 +301,7 @@ def encoder_block() -> Cases:
     norm = torch.nn.functional.layer_norm
     with torch.no_grad():
         right = block(x)[0]
-        before = other(x)[0]
+        before = other(x)[0]  # the norms before the sublayers
         attended = block.self_attention(x)
         no_residual = norm(block.feed_forward(norm(attended, (8,))), (8,))[0]
         # The feed-forward network as two products without the ReLU between them.
@@ -371,9 +371,9 @@ def transformer() -> Cases:
     w = matrices(model)
     with torch.no_grad():
         right = model(source, target)[0]
-        model.embedding.weight /= sqrt(8)
+        model.embedding.weight /= sqrt(8)  # undoes the factor √d_model
         unscaled = model(source, target)[0]
-        model.embedding.weight *= sqrt(8)
+        model.embedding.weight *= sqrt(8)  # restored: `w` holds a view of the embedding
     # The head is the embedding, which was divided too.
     unscaled = unscaled * sqrt(8)
     yield Case(
@@ -411,7 +411,7 @@ def gpt() -> Cases:
         hidden = model.hidden(ids)[0]
         bare = GPT(model.config).eval()
         bare.load_state_dict(model.state_dict())
-        bare.norm = nn.Identity()
+        bare.norm = nn.Identity()  # the last norm, before the head
         without_norm = bare(ids)[0]
     yield Case(
         (ids[0], matrices(model), 2),

@@ -41,6 +41,7 @@ def call(name: str, function: Solution, *arguments: Any, optional: bool = False)
             f"{name} is not written yet: replace `raise NotImplementedError` by your code"
         ) from None
     except Exception as problem:
+        # Name the sizes of the arguments, which the reader needs to understand the error.
         sizes = ", ".join(_describe(argument) for argument in arguments)
         raise WrongAnswer(
             f"{name}({sizes}) raised {type(problem).__name__}: {problem}"
@@ -61,6 +62,7 @@ def as_tensor(value: Any) -> Any:
     """Return a list of numbers as a tensor; anything else as it is."""
     try:
         return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float32)
+    # No list of numbers: the check that asked says what it expects.
     except (TypeError, ValueError):
         return value
 
@@ -77,6 +79,7 @@ def compare(
 
     mistakes  what usual mistakes would give, by the sentence that says what to change
     """
+    # A plain number is compared as a tensor without axes.
     right = torch.as_tensor(right)
     if not isinstance(found, Tensor):
         if not isinstance(found, int | float):
@@ -84,6 +87,7 @@ def compare(
                 f"{name} should return {_describe(right)}, and returned {_describe(found)}"
             )
         found = torch.as_tensor(float(found))
+    # A right answer ends here; all that follows explains a wrong one.
     if found.shape == right.shape and _near(found, right, tolerance):
         return
 
@@ -99,6 +103,7 @@ def compare(
         raise WrongAnswer(
             f"{name} has shape {tuple(found.shape)}, and should have {tuple(right.shape)}{hint}"
         )
+    # From here on the shape is right: look at the numbers, in float64.
     found = found.double()
     right = right.double()
     if bool(found.isnan().any()):
@@ -157,6 +162,7 @@ def exercise(name: str, praise: str) -> Callable[[Callable[[], Cases]], Callable
         def check(function: Solution) -> None:
             for case in cases():
                 found = call(name, function, *case.arguments)
+                # Before the comparison: this sentence explains the NaN better than `compare` can.
                 if case.if_nan and isinstance(found, Tensor) and bool(found.isnan().any()):
                     raise WrongAnswer(f"{name}: {case.if_nan}")
                 what = case.what or name
@@ -180,23 +186,27 @@ def passed(name: str, what: str) -> None:
 def _near(found: Tensor, right: Tensor, tolerance: float) -> bool:
     one = found.detach().double()
     other = right.detach().double()
+    # NaN equals NaN: a usual mistake may be known by the NaN that it gives.
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def _constant_ratio(found: Tensor, right: Tensor) -> float | None:
     """Return c where found = c · right everywhere, and c is not 1."""
+    # Numbers near zero tell no ratio.
     known = right.abs() > 1e-6
     if known.sum() < 2:  # any number is a multiple of another
         return None
     ratios = found[known] / right[known]
     ratio = ratios.mean().item()
     spread = (ratios - ratio).abs().max().item()
+    # Ratios within a thousandth of their mean are one factor; near 0, the answer is all zeros.
     return ratio if spread <= 1e-3 * abs(ratio) and abs(ratio) > 1e-6 else None
 
 
 def _place(chosen: Tensor) -> str:
     """Return the first place where `chosen` is True: "[1, 2]"."""
     place = chosen.nonzero()[0].tolist()
+    # A tensor without axes has no index.
     return f"{place}" if place else "its only number"
 
 
@@ -207,6 +217,7 @@ def _describe(value: Any) -> str:
     return f"{kind} {value!r}" if isinstance(value, int | float | str) else f"a {kind}"
 
 
+# The sentences of the notes, word by word.
 JOURNEY = ("Your", "journey", "starts", "with", "one", "step")
 TELESCOPE = ("The", "man", "saw", "the", "astronomer", "with", "a", "telescope")
 
@@ -244,6 +255,7 @@ def passages() -> list[str]:
         24
     """
     text = Path(__file__).with_name("passages.txt").read_text(encoding="utf-8")
+    # A line of three dashes stands between two passages.
     return text.rstrip("\n").split("\n\n---\n\n")
 
 
@@ -262,6 +274,7 @@ def matrices(module: nn.Module) -> dict[str, Any]:
         >>> matrices(FeedForward(8, 32, bias=False))["W_1"].shape
         torch.Size([8, 32])
     """
+    # nn.Linear computes x Wᵀ: its weight is transposed here.
     match module:
         case MultiHeadAttention():
             named = {name: part.weight.detach().mT for name, part in module.projections().items()}
@@ -301,4 +314,5 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def causal_matrix(queries: int, keys: int) -> Tensor:
+    # The diagonal is shifted so that the last query sees the last key.
     return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)

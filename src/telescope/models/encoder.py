@@ -94,6 +94,7 @@ class Encoder(Model, config_type=EncoderConfig):
         self.config = config
         norm = norm_factory(config.norm, config.norm_eps)
         d_hidden = config.d_hidden or 4 * config.d_model
+        # What a token is, where it stands, and which text it belongs to are added up.
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         self.positions = LearnedPositions(config.max_positions, config.d_model)
         self.types = nn.Embedding(config.types, config.d_model) if config.types else None
@@ -111,6 +112,7 @@ class Encoder(Model, config_type=EncoderConfig):
             )
             for _ in range(config.blocks)
         )
+        # BERT passes the state of its first token through one more layer.
         self.pooler = (
             nn.Linear(config.d_model, config.d_model) if config.pooling == "bert" else None
         )
@@ -137,6 +139,7 @@ class Encoder(Model, config_type=EncoderConfig):
         Raises a ValueError where ids are not in the vocabulary, too many, or types are given to a
         model without types.
         """
+        # Before the lookup, whose own error names no id.
         check_ids("ids", ids, self.config.vocabulary)
         x = self.embedding(ids)
         if self.types is not None:

@@ -198,6 +198,7 @@ class GPT(Model, config_type=GPTConfig):
             )
             for _ in range(config.blocks)
         )
+        # With pre-norm nothing has normalised the last sum yet.
         self.norm = norm(config.d_model)
         self.head = (
             None if config.tied else nn.Linear(config.d_model, config.vocabulary, bias=False)
@@ -337,6 +338,7 @@ class GPT(Model, config_type=GPTConfig):
     def _self_attention(self, attention: Attention | None) -> nn.Module:
         """Return the attention layer of one block."""
         config = self.config
+        # A window limits how far back a token sees.
         mask = causal if config.window is None else causal & window(config.window)
         if config.attention == "synthesizer":
             # The Synthesizer has one score for each column of its table, and no scale.
@@ -364,6 +366,7 @@ class GPT(Model, config_type=GPTConfig):
     def _feed_forward(self) -> FeedForward:
         config = self.config
         kind = GatedFeedForward if config.gated else FeedForward
+        # Four times the model's width unless given, as in Vaswani et al. 2017.
         d_hidden = config.d_hidden or 4 * config.d_model
         return kind(config.d_model, d_hidden, activation=config.activation, bias=config.bias)
 
@@ -376,6 +379,7 @@ class GPT(Model, config_type=GPTConfig):
         """
         for name, module in modules_to_initialise(self):
             if isinstance(module, nn.Linear | nn.Embedding):
+                # W_O and W_2 write into the residual stream.
                 into_stream = name.endswith(("W_O", "W_2"))
                 nn.init.normal_(
                     module.weight, std=0.02 / (sqrt(2 * self.config.blocks) if into_stream else 1.0)
@@ -387,6 +391,7 @@ class GPT(Model, config_type=GPTConfig):
         self, n: int, positions: Tensor | None, cache: Cache | None
     ) -> CachePosition:
         """Return the slots and the rotation of n tokens, computed once for all blocks."""
+        # New tokens are written behind those of the cache.
         start = 0 if cache is None else cache.start(n)
         if self.rotary is None:
             return CachePosition(start, positions)

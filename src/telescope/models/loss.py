@@ -27,9 +27,8 @@ from .model import Ids, Model, Targets, TargetStates
 # core. GPU: large, since every chunk adds once to the gradient of the head, and the kernel needs no
 # memory besides the logits.
 MAX_LOGITS = {"cpu": 2**23, "cuda": 2**30}
-ROW_ALIGNMENT = {
-    "cuda": 64
-}  # rows are padded to a multiple, for tensor cores: GPT-2's 50,257 become 50,304
+# Rows are padded to a multiple of this, for tensor cores: GPT-2's 50,257 become 50,304.
+ROW_ALIGNMENT = {"cuda": 64}
 # Asked once: importing triton takes a second.
 TRITON_INSTALLED = find_spec("triton") is not None
 
@@ -187,9 +186,8 @@ def _differentiate_chunk(
     if smoothing:
         losses = losses - smooth_share * z[:, :vocabulary].sum(-1, keepdim=True)
     if width > vocabulary:
-        z = z.masked_fill(
-            columns >= vocabulary, -torch.inf
-        )  # padding of the rows, not part of the vocabulary
+        # The padding of the rows is no part of the vocabulary.
+        z = z.masked_fill(columns >= vocabulary, -torch.inf)
 
     # exp(z - largest) cannot overflow.
     largest = z.amax(-1, keepdim=True)

@@ -79,7 +79,7 @@ def differentiate(
         z_sum += tl.sum(tl.where(column < vocabulary, z, 0.0), 0)
         largest = new_largest
 
-    # The loss of the row
+    # The loss of the row.
     lse = largest + tl.log(total)
     counts = tl.where(target == ignore, 0.0, 1.0)
     tl.store(

@@ -42,9 +42,8 @@ class LuongConfig(ModelConfig):
     vocabulary: int = 256
     target_vocabulary: int | None = None
     d_embedding: int = 128
-    d_model: int = (
-        256  # width of both LSTMs; each direction of a bidirectional encoder has half of it
-    )
+    # The width of both LSTMs; each direction of a bidirectional encoder has half of it.
+    d_model: int = 256
     layers: int = 2
     bidirectional: bool = False
     score: Literal["dot", "general", "concat"] = "general"
@@ -115,6 +114,7 @@ class LuongCache:
 
     def keep_sources(self, index: Int[Tensor, " new_sources"], memory_mask: Mask | None) -> None:
         """Keep these sources alone, with the mask of their padding."""
+        # Sources are the first axis of the states, and the second of hidden and cell states.
         self.memory = LuongMemory(
             self.memory.states.index_select(0, index),
             self.memory.hidden.index_select(1, index),
@@ -203,9 +203,8 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         memory = self.encode(source, source_mask)
         if target_mask is None:
             return self.decode(target, memory, source_mask)
-        _lengths(
-            target_mask, target
-        )  # padding on the right is read last, and so changes nothing before it
+        # Check that padding is on the right: it is read last, and so changes nothing before it.
+        _lengths(target_mask, target)
         # A recurrent decoder has no mask: tell hooks which queries count.
         with OnlyReal(real_tokens(target_mask, target)):
             return self.decode(target, memory, source_mask)
@@ -246,6 +245,7 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         # Without input feeding all steps are one call.
         if not self.config.input_feeding:
             return self._step(x, cache)
+        # With input feeding each step needs h̃ of the step before.
         outputs = []
         # Each step has its own part of what is told about the whole target.
         told = told_real()
@@ -270,6 +270,7 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         room   ignored: an LSTM's state does not grow with the target
         """
         check_sizes(beams=beams)
+        # All beams of a source begin with its last state.
         hidden, cell = (
             state.repeat_interleave(beams, dim=1) for state in (memory.hidden, memory.cell)
         )
@@ -284,12 +285,12 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         state.
         """
         states, (cache.hidden, cache.cell) = self.decoder(x, (cache.hidden, cache.cell))
-        queries = states.reshape(
-            cache.sources, -1, self.config.d_model
-        )  # all beams of a source in one sequence
+        # All beams of a source are queries of one sequence.
+        queries = states.reshape(cache.sources, -1, self.config.d_model)
         context = self.cross_attention(queries, cache.memory.states, cache.memory_mask).reshape(
             states.shape
         )
+        # h̃ joins the context with the decoder's own state.
         attentional: Tensor = self.dropout(
             torch.tanh(self.W_c(torch.cat([context, states], dim=-1)))
         )

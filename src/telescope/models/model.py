@@ -270,9 +270,8 @@ class Model(nn.Module):
             check_savable("attention", attention)
             tensors: dict[str, Tensor] = {}
             config["attention"] = to_json(attention, tensors)
-            weights |= {
-                name: tensor.detach().clone() for name, tensor in tensors.items()
-            }  # safetensors refuses views of one storage
+            # Copies: safetensors refuses views of one storage.
+            weights |= {name: tensor.detach().clone() for name, tensor in tensors.items()}
         # Complete or not at all, even if the process is killed.
         with atomic_folder(path) as folder:
             write_json(folder / "config.json", config)

@@ -174,6 +174,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         has_final_norm = config.pre_norm if config.final_norm is None else config.final_norm
         # The decoder must not see what it has to write.
         causal_attention = replace(attention, mask=attention.mask & causal)
+        # The decoder has the sizes of the encoder unless the config says otherwise.
         heads = config.decoder_heads or config.heads
         d_hidden = config.d_hidden or 4 * config.d_model
         decoder_d_hidden = config.decoder_d_hidden or d_hidden
@@ -183,6 +184,7 @@ class Transformer(Translator, config_type=TransformerConfig):
             "dropout": config.dropout,
         }
 
+        # One table for source and target where the vocabulary is shared.
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         self.target_embedding = (
             None if config.shared else nn.Embedding(self.vocabulary, config.d_model)
@@ -349,6 +351,7 @@ class Transformer(Translator, config_type=TransformerConfig):
         # Given positions are the caller's business.
         if positions is None:
             self._check_length(name, ids.shape[1])
+        # Scale up what `_initialise` draws with a variance of 1/d_model.
         x = embedding(ids) * (sqrt(self.config.d_model) if self.config.scaled else 1.0)
         y: Tensor = self.dropout(add_positions(x, 0 if positions is None else positions))
         return y

@@ -133,7 +133,7 @@ def blocks(queries: Tensor, keys: Tensor, attention: Attention, most: int) -> It
     most = most // attention.score.numbers_per_score(queries, keys)
     start, stop, whole = row_spans(queries, keys, attention)
     for sequences, heads in _matrices(queries, keys, attention, most):
-        # One span of keys for each row, wide enough for all of these matrices
+        # One span of keys for each row, wide enough for all of these matrices.
         first = start[sequences, heads].amin((0, 1))
         last = stop[sequences, heads].amax((0, 1))
         matrices = (sequences.stop - sequences.start) * (heads.stop - heads.start)
@@ -194,7 +194,7 @@ def _matrices(
     batch, heads, rows, _ = queries.shape
     _, key_heads, columns, _ = keys.shape
     group = max(1, heads // (key_heads or 1))
-    # As many matrices as make one block, in whole groups of heads that share keys
+    # As many matrices as make one block, in whole groups of heads that share keys.
     at_once = most // max(1, min(rows, ROWS) * columns)
     if not attention.score.is_dot_product:
         # Such a score may have parameters for each head, so it is given all heads.
@@ -226,7 +226,7 @@ class BlockScores:
         self.queries = queries
         self.keys = keys
         self.group = queries.shape[1] // (keys.shape[1] or 1)
-        # Scores and exponentials of the largest block so far
+        # Scores and exponentials of the largest block so far.
         self.memory = queries.new_empty(2, 0, dtype=self.dtype)
         self._converted_for: tuple[slice, slice] | None = None
         self._converted_keys = self.memory

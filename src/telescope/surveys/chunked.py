@@ -18,7 +18,7 @@ from .device import run_within_memory
 from .requests import Cells, Extras, Marks
 from .summary import Keys, Map, PerPair, PerQuery, Queries, Summary, compute_dtype
 
-# Scores in a block: on a CPU as many as stay in its last-level cache
+# Scores in a block: on a CPU as many as stay in its last-level cache.
 SCORES = {"cpu": 2**21, "cuda": 2**26}
 STRIP = 64  # rows whose marks are read together
 LOW = -1e4  # exp(LOW) is 0, and 0 · LOW is 0, while 0 · -inf would be NaN
@@ -90,7 +90,7 @@ class _Totals:
         self.lse = self.sink[..., 0].expand(batch, heads, rows).clone()
         if lse is not None:
             self.lse = lse.to(sink.dtype)
-        # Sums over many queries: in float64, so that their order does not matter
+        # Sums over many queries: in float64, so that their order does not matter.
         self.received = zeros(columns, dtype=torch.float64)
         self.weighted = zeros(extras.sets, columns, dtype=torch.float64)
         self.entropy = zeros(rows)
@@ -130,7 +130,7 @@ class _Totals:
         query_weights, norms, largest = self.extras
         powers = part.powers[..., : block.width]
         place = (block.sequences, block.heads)
-        # Sums over the rows of the block, over its keys, and the largest of each key
+        # Sums over the rows of the block, over its keys, and the largest of each key.
         if query_weights is not None:
             of_rows = query_weights.expand(*self.weighted.shape[:2], -1, -1)[*place, :, block.rows]
             self.weighted[*place, :, block.columns] += (of_rows * part.share.mT) @ powers
@@ -200,7 +200,7 @@ def _softmax_statistics(
     The weights are exp(score - shift) / Σ exp(score - shift), shifted by the largest score, or
     exp(score - lse).
     """
-    # The shift: an lse that is known, or the largest score, so that no power overflows
+    # The shift: an lse that is known, or the largest score, so that no power overflows.
     shifted = scores(block)
     best, top_keys = _largest(shifted, top)
     if lse is None:
@@ -224,7 +224,7 @@ def _softmax_statistics(
         share = 1.0 / with_sink.masked_fill(with_sink == 0.0, 1.0)
         log = shift + with_sink.log()
         spread = total * -share.log()
-    # -Σ w ln w, with w = power · share and ln w = shifted + ln share
+    # -Σ w ln w, with w = power · share and ln w = shifted + ln share.
     entropy = share * (spread - shifted.mul_(powers).sum(-1, keepdim=True))
     return BlockStatistics(
         powers=powers,
@@ -273,7 +273,7 @@ def _largest(
     groups = scores.view(*scores.shape[:-1], -1, GROUP)
     few = min(count, groups.shape[-2])
     if few < groups.shape[-2]:
-        # Sorted by key, so that the lower one stays first
+        # Sorted by key, so that the lower one stays first.
         chosen = top_indices(groups.amax(-1), few).sort(-1).values
         # Search these groups alone, and translate places back to keys.
         groups = groups.gather(-2, chosen[..., None].expand(*chosen.shape, GROUP))
@@ -308,7 +308,7 @@ def _top_indices_with_ties(
     """
     if scores.dtype == torch.float64:
         return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :count]
-    # Score in the upper half of 64 bits, and in the lower half what falls with the index
+    # Score in the upper half of 64 bits, and in the lower half what falls with the index.
     bits = (scores + 0.0).view(torch.int32)  # + 0.0, since -0.0 equals 0.0
     order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     last = scores.shape[-1] - 1
@@ -358,7 +358,7 @@ def _add_to_map(
     """Add a block to the map: first pool its queries, then its keys. A weight may be below zero
     (by_sum).
     """
-    # The rows of the map that this block touches, and where its queries and keys fall
+    # The rows of the map that this block touches, and where its queries and keys fall.
     part = pooled[block.sequences, block.heads]
     width = block.width
     batch, heads, _, columns = part.shape

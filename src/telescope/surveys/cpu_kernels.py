@@ -124,7 +124,7 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
     largest = results.largest[part, b, h]
     largest_row = results.largest_row[part, b, h]
 
-    # Memory for one strip, used again by every strip
+    # Memory for one strip, used again by every strip.
     features = queries.shape[1]
     lanes = VECTOR // entropy.itemsize
     wide = TILE_VECTORS * lanes

@@ -18,9 +18,9 @@ try:
     FEATURES = binding.get_host_cpu_features()
 except RuntimeError:  # LLVM does not know this CPU
     FEATURES = {}
-# Bytes of the CPU's vectors
+# Bytes of the CPU's vectors.
 VECTOR = 64 if FEATURES.get("avx512f") else 32 if FEATURES.get("avx2") else 16
-# Rows and vectors of a tile of products: measured, as many as stay in registers
+# Rows and vectors of a tile of products: measured, as many as stay in registers.
 TILE_ROWS, TILE_VECTORS = (4, 3) if VECTOR == 32 else (8, 2)
 LN_2 = log(2.0)
 
@@ -37,11 +37,11 @@ def _taylor(degree):
 
 
 # 2^x for 0 <= x < 1. float32: a minimax polynomial, relative error 1e-7; float64: as exact as its
-# rounding
+# rounding.
 EXP2 = [1.8775767e-3, 8.9893397e-3, 5.5826318e-2, 2.4015361e-1, 6.9315308e-1, 9.9999994e-1]
 EXP2_DOUBLE = _taylor(17)
 # (tanh(x) / x - 1) / x² of x² below 0.625²: the approximations of the Cephes library (Moshier,
-# 1992)
+# 1992).
 TANH = [-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1]
 TANH_DOUBLE = [-9.64399179425052238628e-1, -9.92877231001918586564e1, -1.61468768441708447952e3]
 TANH_DIVISOR = [1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3]
@@ -58,7 +58,7 @@ class Vectors:
         self.type = ir.VectorType(self.scalar, self.lanes)
         self.integers = ir.VectorType(ir.IntType(self.bits), self.lanes)
 
-    # Constants, memory and loops
+    # Constants, memory and loops.
 
     def constant(self, number):
         return ir.Constant(self.type, [number] * self.lanes)
@@ -100,7 +100,7 @@ class Vectors:
     def ahead(self, index, vectors):
         return self.build.add(index, ir.Constant(I64, vectors * self.lanes))
 
-    # Arithmetic
+    # Arithmetic.
 
     def call(self, name, *arguments):
         """Call an LLVM function of vectors, such as fma or floor."""
@@ -124,7 +124,7 @@ class Vectors:
         """Return 2^x for x up to 127: 2^floor(x) by its bits, and a polynomial for the rest. Below
         2^-126 it is 0.
         """
-        # The smallest exponent, the bits of the mantissa, the exponent's bias, and the polynomial
+        # The smallest exponent, the bits of the mantissa, the exponent's bias, and the polynomial.
         least, mantissa, bias, polynomial = (
             (-1022.0, 52, 1023, EXP2_DOUBLE) if self.bits == 64 else (-126.0, 23, 127, EXP2)
         )
@@ -153,7 +153,7 @@ class Vectors:
         one = self.constant(1.0)
         far = self.build.fsub(one, self.build.fdiv(self.constant(2.0), self.build.fadd(power, one)))
 
-        # Near 0: x + x · x² · polynomial(x²)
+        # Near 0: x + x · x² · polynomial(x²).
         square = self.build.fmul(x, x)
         series = self.build.fmul(square, self._polynomial(polynomial, square))
         if len(divisor) > 1:
@@ -259,7 +259,7 @@ def multiply_tile(vectors, queries, keys, scale, scores, width, features):
     build = vectors.build
     scale = vectors.splat(scale)
     sums = [[vectors.variable() for _ in range(TILE_VECTORS)] for _ in range(TILE_ROWS)]
-    # One feature at a time, of all queries and keys of the tile
+    # One feature at a time, of all queries and keys of the tile.
     with cgutils.for_range(build, features) as loop:
         first = build.mul(loop.index, ir.Constant(I64, TILE_VECTORS * vectors.lanes))
         key = [vectors.load(keys, vectors.ahead(first, i)) for i in range(TILE_VECTORS)]

@@ -101,7 +101,7 @@ def run_tasks(kernel: Callable[[Any], None], units: Sequence[list[Task]]) -> Non
         portions[-1].extend(unit)
 
     def run(portion: list[Task]) -> Iterator[None]:
-        # As many tasks in one call as have STEP scores together
+        # As many tasks in one call as have STEP scores together.
         calls = [[portion[0].place]]
         scores = portion[0].scores
         for task in portion[1:]:
@@ -263,7 +263,7 @@ def _long_slices() -> Iterator[None]:
     """Switch between Python's threads less often: eight that take turns every 5 ms finish a quarter
     later.
     """
-    # Process-wide, but for seconds only, and the interval is set back
+    # Process-wide, but for seconds only, and the interval is set back.
     usual = sys.getswitchinterval()
     sys.setswitchinterval(SLICE)
     try:
@@ -285,7 +285,7 @@ def keep_triton_key() -> None:
 
     if not hasattr(triton_cache, "triton_key"):  # another version, which has it elsewhere
         return
-    # The key of the entry: names, sizes and times of change of Triton's files
+    # The key of the entry: names, sizes and times of change of Triton's files.
     package = Path(triton.__file__).parent
     parts = (package / part for part in ("_C", "backends", "compiler", "language", "runtime"))
     files = sorted(

@@ -36,6 +36,7 @@ def choose(
     attention.
     """
     if engine is None:
+        # Take the first engine that can, in the order of preference.
         skipped = "fused" if has_few_scores(queries, keys) else None
         return next(
             name
@@ -97,6 +98,7 @@ def pool(
     if hasattr(chosen, "pool"):
         pooled: Tensor = chosen.pool(queries, keys, attention, lse, cells)
     else:
+        # top=0: only the map is wanted.
         pooled = chosen.summarize(queries, keys, attention, lse, 0, cells).map
     return pooled
 
@@ -117,6 +119,7 @@ def weigh(
         weighted: Tensor = chosen.weigh(queries, keys, attention, lse, query_weights)
     else:
         extras = Extras(query_weights)
+        # top=0 and no map: only the weighted sums are wanted.
         weighted = chosen.summarize(queries, keys, attention, lse, 0, None, extras=extras).weighted
     return weighted
 
@@ -168,9 +171,8 @@ def plan(
 
     Returns:
         A Plan with `.engine` and `.why`; print it. Its `.survey` is the plan for
-        `ts.survey(queries, keys, attention)`:
-        which engine, what it costs beside a forward pass, and what keeps faster engines from
-        running.
+        `ts.survey(queries, keys, attention)`: which engine, what it costs beside a forward pass,
+        and what keeps faster engines from running.
 
     Raises:
         TypeError, ValueError: As for `attend`.

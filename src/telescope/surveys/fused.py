@@ -83,6 +83,7 @@ def _compiled(dtype: torch.dtype) -> Any:
         results = Results.empty(nothing, nothing, Attention(), None, 0, None, None, Extras())
         _survey_products(kernels, nothing, nothing, Attention(), results)
 
+    # Compile, or load what an earlier process compiled.
     with tell_if_slow("the CPU's survey kernels"):
         try:
             kernels.drop_stale_code()
@@ -93,6 +94,7 @@ def _compiled(dtype: torch.dtype) -> Any:
                 cached.flush()  # begin a new one
                 compile_or_load()
             except Exception:
+                # No cache can be written: compile for this process alone.
                 cached.disable()
                 compile_or_load()
     return kernels
@@ -109,6 +111,7 @@ def summarize(
     extras: Extras = Extras(),
 ) -> Summary:
     """Return the summary. An lse, where given, is not computed again."""
+    # The kernel sums over the cells of a map and finds no largest weight in them.
     if cells is not None and cells.how == "max":
         return chunked.summarize(queries, keys, attention, lse, top, cells, marks, extras)
 
@@ -172,7 +175,7 @@ class Source(NamedTuple):
             return like.new_empty(size).numpy()
 
         # numpy's type of a number, so that kernels are compiled for two dtypes, not for Python's
-        # floats too
+        # floats too.
         number = numpy.float64 if like.dtype == torch.float64 else numpy.float32
         no_span = torch.empty(batch, heads, 0, dtype=torch.int32).numpy()
         return cls(
@@ -262,6 +265,7 @@ class Results(NamedTuple):
         def integers(numbers: Tensor, *size: int) -> Tensor:
             return numbers.int().expand(*size).contiguous()
 
+        # What is not asked for has no elements.
         none = torch.empty(batch, 0)
         before = torch.empty(0) if marks is None else marks.before
         single = torch.empty(0, 1, rows) if marks is None else marks.single
@@ -337,6 +341,7 @@ def _lists(listings: tuple[Listing, ...], batch: int, rows: int) -> tuple[Tensor
     spans = [torch.empty(batch, rows, 0, 2)]
     first = 0
     for listing in listings:
+        # The keys of a list stand behind those of the lists before.
         ends = [(ends + first).expand(batch, -1) for ends in listing.by_row()]
         spans.append(torch.stack(ends, -1)[:, :, None])
         keys.append(listing.keys.expand(batch, -1))
@@ -348,7 +353,7 @@ def _lists(listings: tuple[Listing, ...], batch: int, rows: int) -> tuple[Tensor
     return joined.contiguous(), stacked.contiguous()
 
 
-# --------------------------------------------------------------- scores by the kernel, or by PyTorch
+# -------------------------------------------------------------- scores by the kernel, or by PyTorch
 
 
 def _survey_products(
@@ -364,7 +369,7 @@ def _survey_products(
     softcap = attention.softcap or 0.0
     bias = attention.bias
 
-    # Queries, keys and biases as the kernel takes them
+    # Queries, keys and biases as the kernel takes them.
     queries, keys = as_dot(attention, queries, keys, dtype)
     source = empty._replace(
         queries=queries.detach().to(dtype).contiguous().numpy(),
@@ -407,7 +412,7 @@ def _survey_blocks(
     kernels: Any, queries: Tensor, keys: Tensor, attention: Attention, results: Results, most: int
 ) -> None:
     """Survey an attention whose scores PyTorch computes, in blocks of at most so many scores."""
-    # The numbers of a row that is in no block, since it sees nothing
+    # The numbers of a row that is in no block, since it sees nothing.
     if not results.lse_known:
         results.lse.copy_(results.sinks[:, None])
     results.found.fill_(-1)
@@ -421,6 +426,7 @@ def _survey_blocks(
         source = empty._replace(
             scores=scores(block).detach().contiguous().numpy(), origin=numpy.array(origin)
         )
+        # One task for each head of the block.
         size = (rows.stop - rows.start) * block.width
         units = [
             [Task((0, b, h, rows.start, rows.stop), size)]

@@ -17,14 +17,14 @@ from ..attention import Alibi, Attention, Bias, Mask, Pairs, Relative, has_data,
 from .blocks import as_dot
 from .device import StreamEvent, record_event
 
-# Rows and keys of a tile
+# Rows and keys of a tile.
 BM = 64
 BN = 128
 # Keys whose largest weight is written down; with more than MANY_KEYS keys a whole tile's, to read
 # less.
 BLOCK = 64
 MANY_KEYS = 2**14
-# Type of these largest weights, precise enough to choose the blocks to search
+# Type of these largest weights, precise enough to choose the blocks to search.
 MAXIMA = torch.float16
 LOG2_E = 1.0 / log(2.0)
 

@@ -114,7 +114,7 @@ def _largest(weights: PerPair) -> tuple[PerKey, Tensor]:
 
 def _pool(weights: PerPair, cells: Cells) -> Map:
     batch, heads, queries, keys = weights.shape
-    # The number of the cell that each pair falls into
+    # The number of the cell that each pair falls into.
     cell = cells.row_of_query[:, :, None] * cells.columns + cells.column_of_key[:, None]
     cell = cell.expand(batch, queries, keys).flatten(1)[:, None].expand(batch, heads, -1)
     pooled = weights.new_zeros(batch, heads, cells.rows * cells.columns)
@@ -207,12 +207,12 @@ def check_sums(
     """
     if not lse.numel() or not keys.shape[-2] or not has_data(lse):
         return
-    # A few rows of the first and last head of the first and last sequence
+    # A few rows of the first and last head of the first and last sequence.
     batch, heads, rows = (
         range(0, size, max(1, (size - 1) // gaps))
         for size, gaps in zip(lse.shape, (1, 1, CHECKED_ROWS - 1), strict=True)
     )
-    # Four numbers of each row, by the engine's kernel if it has one
+    # Four numbers of each row, by the engine's kernel if it has one.
     given = queries, keys, attention, lse, batch, heads, rows
     computed = None if by is None else by(*given)
     numbers = (row_numbers(*given) if computed is None else computed).flatten(1).T.tolist()
@@ -252,7 +252,7 @@ def row_numbers(
     where = torch.arange(rows.start, rows.stop, rows.step, device=lse.device)
     scores = masked_rows(queries, keys, attention, where, range(keys.shape[-2]), batch, heads)
     scores = _with_sink(scores, attention, heads)
-    # The weights with this lse, and with one that was meant to base two
+    # The weights with this lse, and with one that was meant to base two.
     logs = lse[:: batch.step, :: heads.step, :: rows.step, None].to(scores.dtype)
     sums, sums_base_2 = (torch.exp(scores - unit * logs).sum(-1) for unit in (1.0, log(2.0)))
     # How large scores are tells how much rounding is to be expected.

@@ -20,6 +20,7 @@ from ..words import check_index, hint
 from .summary import Map, PerKey, compute_dtype
 
 QueryWeights = Float[Tensor, "#batch #heads sets query"]
+# How the weights of a cell are pooled, see `Cells`.
 HOW = ("share", "max")
 TILE = 64  # rows and keys of a listing that are multiplied together
 
@@ -76,6 +77,7 @@ class Cells:
         """
         if self.row_size > 1:
             return summed / self.row_size
+        # Rows of different sizes: count the queries of each.
         row = self.row_of_query
         counts = summed.new_zeros(len(row), self.rows)
         counts.scatter_add_(1, row, torch.ones_like(row, dtype=summed.dtype))
@@ -153,6 +155,7 @@ def segments(ids: Any, how: str, *, of: tuple[int, int], batch: int, device: tor
                 f"segments has the id {int(part.min())}; ids count from 0, one for each row of the "
                 "map"
             )
+    # The largest id gives the size of the map.
     rows, columns = (
         int(part.max()) + 1 if part.numel() else 0 for part in (row_of_query, column_of_key)
     )
@@ -295,7 +298,7 @@ def _read_norms(queries: Tensor, keys: Tensor, values: Tensor | None, given: Any
             f"norms has shape {tuple(norms.shape)}; it takes (batch, heads, key) = "
             f"{(batch, heads, columns)}, or {key_heads} key heads in place of heads"
         )
-    # One for each head of queries, as the kernels read them
+    # One for each head of queries, as the kernels read them.
     norms = norms.detach().to(queries.device, dtype)
     return norms.repeat_interleave(heads // max(norms.shape[1], 1), 1).contiguous()
 
@@ -314,9 +317,11 @@ def read_query_numbers(i: Any, count: int) -> Int[Tensor, " row"]:
             f"rows takes whole numbers, not a {where.dtype} tensor of shape {tuple(where.shape)}"
         )
     where = where.reshape(-1).cpu()
+    # `check_index` raises the error, which names the number.
     wrong = where[(where < -count) | (where >= count)]
     if len(wrong):
         check_index("query", int(wrong[0]), count)
+    # Negative numbers count from the end.
     return where.long() % max(count, 1)
 
 
@@ -385,13 +390,13 @@ class Listing:
         def by_tile(slots: Tensor, fill: int) -> Tensor:
             return pad(slots, missing, value=fill).reshape(len(slots), -1, TILE)
 
-        # The tiles of keys of each tile of rows: the first, and how many
+        # The tiles of keys of each tile of rows: the first, and how many.
         far = 2**30  # beyond every slot
         first = by_tile(self.start.masked_fill(~filled, far).amin(0), far).amin(-1) // width
         last = by_tile(self.stop.masked_fill(~filled, 0).amax(0), 0).amax(-1)
         count = ((last + width - 1) // width - first).clamp(min=0).flatten()
 
-        # One row for each of them, of all sequences one after the other
+        # One row for each of them, of all sequences one after the other.
         row_tile = torch.repeat_interleave(count)
         numbers = torch.arange(len(row_tile), device=row_tile.device)
         offset = numbers - (count.cumsum(0) - count)[row_tile]
@@ -403,6 +408,7 @@ class Listing:
     def by_row(self) -> tuple[Int[Tensor, "#batch query"], Int[Tensor, "#batch query"]]:
         """Return start and stop of the first set for each query, in the order of the queries."""
         batch = max(len(self.rows), self.start.shape[1])
+        # Write the ends of each slot to the place of its query.
         where = self.rows.long().expand(batch, -1)
         start, stop = (
             torch.empty_like(where, dtype=torch.int32).scatter_(1, where, ends[0].expand(batch, -1))

@@ -224,7 +224,7 @@ class _TiledLists:
         )
         self.spans = [_cut(ends, None, TILE, torch.int32)[..., 0] for ends in by_sequence]
 
-        # Sums over the keys, for each tile of rows
+        # Sums over the keys, for each tile of rows.
         self.high = -(-self.rows // TILE)
         self.wide = -(-slots // self.width)
         size = (self.batch * self.high, sets, self.heads, TILE)
@@ -248,7 +248,7 @@ class _TiledLists:
             query=row + self.shift,
             key=self.key[across][:, None, None],
         )
-        # Where the keys of each row begin and end in this tile
+        # Where the keys of each row begin and end in this tile.
         start, stop = (
             ends[down][..., None] - n[:, None, None, None] * self.width for ends in self.spans
         )
@@ -369,7 +369,7 @@ def key_scores(
         seen = summarize(queries, keys, attention, top=0, extras=asked)[1]
         found = seen.largest_weight
         if found is None:
-            # The mean over the rows that may see the key: from `first` on
+            # The mean over the rows that may see the key: from `first` on.
             rows = queries.shape[-2]
             columns = keys.shape[-2]
             first = torch.arange(columns, device=keys.device) - (columns - rows)

@@ -15,7 +15,7 @@ from ..attention import Attention, Bias, Pairs, Spans, softmax
 from ..engines import torch_modes
 from ..words import hint
 
-# The shapes that this room speaks of
+# The shapes that this room speaks of.
 Queries = Float[Tensor, "batch heads query d_q"]
 Keys = Float[Tensor, "batch key_heads key d_k"]
 PerQuery = Float[Tensor, "batch heads query"]
@@ -245,7 +245,7 @@ def summary_columns(
     """
     if of not in TABLES:
         raise ValueError(f'a survey has no table of "{of}"; {hint(str(of), TABLES)}')
-    # The axes of the table, each with the numbers of its rows, and the columns after them
+    # The axes of the table, each with the numbers of its rows, and the columns after them.
     batch, count, queries = summary.entropy.shape
     axes = {
         "batch": torch.arange(batch),
@@ -282,6 +282,7 @@ def _query_columns(summary: Summary) -> dict[str, Tensor | None]:
     # Another normaliser than softmax has no lse: the columns are there, and are NaN.
     lse = torch.full_like(entropy, torch.nan) if summary.lse is None else summary.lse
     columns: dict[str, Tensor | None] = {"lse": lse, "entropy": entropy}
+    # With top=0 no peak was kept.
     if summary.top_keys.shape[-1]:
         peak = summary.top_weights[..., 0]
         columns["peak"] = peak
@@ -329,6 +330,7 @@ def can_reuse_rows(
     other = _spans(now, new, old[0], queries)
     if now.mask == before.mask:
         return bool((other.empty | (other.stop <= old[1])).all())
+    # Spans without keys are equal wherever they begin.
     both_empty = one.empty & other.empty
     same = both_empty | ((one.start == other.start) & (one.stop == other.stop))
     return one.whole and other.whole and bool(same.all())
@@ -341,7 +343,7 @@ def append_positions(name: str, old: Tensor, new: Tensor) -> Tensor:
             f"extend: {name} have shape {tuple(new.shape)}, after {tuple(old.shape)}; only their "
             "number may differ"
         )
-    # As `survey` did with the old ones
+    # As `survey` did with the old ones.
     (new,) = torch_modes.cast_for_autocast(new)
     if (old.device, old.dtype) != (new.device, new.dtype):
         raise ValueError(
@@ -365,7 +367,7 @@ def append_rows(old: Summary, new: Summary) -> Summary:
         entropy=torch.cat([old.entropy, new.entropy], -1),
         top_weights=torch.cat([old.top_weights, new.top_weights], -2),
         top_keys=torch.cat([old.top_keys, new.top_keys], -2),
-        map=None,
+        map=None,  # its rows would pool other queries
     )
 
 

@@ -165,6 +165,7 @@ class Survey(Statistics):
             return self.rows(row)[:, :, 0, column]
         with torch_modes.without_autocast(self.queries.device):
             where = torch.tensor([row], device=self.queries.device)
+            # exp(score - lse) is the weight: one score suffices.
             masked = self._masked_scores(where, range(column, column + 1))[:, :, 0, 0]
         return torch.exp(masked - self.lse[:, :, row]).masked_fill(masked == -torch.inf, 0.0)
 
@@ -231,6 +232,7 @@ class Survey(Statistics):
                 "this survey was made with values, so extend needs them too: extend(queries, "
                 "keys, values=...)"
             )
+        # Join the old and the new ones, and check them together.
         all_queries = append_positions("queries", self.queries, queries)
         all_keys = append_positions("keys", self.keys, keys)
         if self.values is not None and values is not None:
@@ -309,8 +311,7 @@ def survey(
                 checked
     map         (rows, cols): pools the matrix in the same pass, for .map(rows, cols)
     query_weights   (query,), (sets, query) or (batch or 1, heads or 1, sets, query): adds
-                    .weighted, what each key gets
-                from the queries, each with its weight
+                    .weighted, what each key gets from the queries, each with its weight
     norms       (batch, heads or key_heads, key), such as ‖W_O v‖, or True for the norms of
                 `values`: adds .carried, Σ weight · norm of each query
     largest     adds .largest, the largest weight that each key gets, and its query
@@ -366,6 +367,7 @@ def survey(
             faster = getattr(ENGINES[seen.engine], "row_numbers", None)
             with stream:
                 check_sums(queries, keys, attention, lse, faster)
+    # Done where no context is asked for, or `_with_share` has computed it.
     if values is None or seen.context is not None:
         return seen
     return replace(seen, values=values, context=attend(queries, keys, values, attention))

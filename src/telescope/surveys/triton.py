@@ -35,7 +35,7 @@ from .requests import Cells, Extras, QueryWeights
 from .summary import Keys, Map, PerQuery, PerSet, Queries, Summary
 
 # Bytes that a band of rows may take for scratch memory and for a mask or bias written out as a
-# table
+# table.
 MEMORY = 2**29
 LEAST = 2**22  # bytes below which a band would hardly have a tile of rows
 MOST = 64  # the longest top a row is searched for
@@ -78,7 +78,7 @@ def summarize(
 
     def within(matrix: Matrix) -> Summary:
         _compile_once(matrix, lse is None, top, cells, extras)
-        # One pass for the lse, unless it is known, and one for everything else
+        # One pass for the lse, unless it is known, and one for everything else.
         known = _known_lse(matrix, attention, lse)
         summary = _survey(partial(matrix.bands, top=top), known, keys.shape[-2], top, cells, extras)
         if extras.weighted is not None:
@@ -326,7 +326,7 @@ def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras
         survey_lse(band, None, lse)
     elif band.bias is None and band.mask is None:
         survey_check(band, None, lse, 1, 1, 1, lse.new_empty(4, 1, 1, 1))
-    # The same calls as in a survey, so that no kernel is forgotten
+    # The same calls as in a survey, so that no kernel is forgotten.
     _survey(lambda: [band], lse, columns, top, cells, extras)
     if extras.weighted is not None:
         weighted = lse.new_empty(*lse.shape[:2], extras.sets, columns)

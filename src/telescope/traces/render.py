@@ -74,7 +74,7 @@ def format_sum(terms: Sequence[str], most: int = 8) -> str:
     return summed.replace("+ -", "- ")
 
 
-# viridis (van der Walt & Smith 2015, CC0), at 0, 1/8, … 1
+# viridis (van der Walt & Smith 2015, CC0), at 0, 1/8, … 1.
 _VIRIDIS = (
     (68, 1, 84),
     (71, 45, 123),
@@ -226,7 +226,7 @@ def cosines(vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     return units @ units.mT
 
 
-# What fits a page; every number is in to_json()
+# What fits a page; every number is in to_json().
 ROWS = 24
 COLUMNS = 12
 HTML_ROWS = 48

@@ -35,17 +35,18 @@ from .render import (
     visible_indices,
 )
 
-# Of the steps that have features; the others have a query and a key.
+# The axes after the batch, of the steps that have features; the others have a query and a key.
 _AXES = {
     "queries": ("head", "query", "d_k"),
     "keys": ("key_head", "key", "d_k"),
     "values": ("key_head", "key", "d_v"),
     "context": ("head", "query", "d_v"),
-}  # after the batch
+}
 
 PAIR_STEPS = tuple(name for name in STEPS if name not in _AXES)
 """The steps with a number for each pair of a query and a key, from scores to weights."""
 
+# The names of all positions, or those of the queries and those of the keys.
 Tokens = Sequence[str] | tuple[Sequence[str], Sequence[str]]
 
 
@@ -86,6 +87,7 @@ def trace(
     check(queries, keys, values, attention)
     # Names are checked before anything is computed.
     query_tokens, key_tokens = _split_tokens(tokens, queries.shape[-2], keys.shape[-2])
+    # Under autocast, begin with the dtype that a fused kernel would get, and cast nothing later.
     queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
     with torch_modes.without_autocast(queries.device):
         # The same engine that defines every result.
@@ -170,6 +172,7 @@ class Trace(reference.AttentionSteps):
             tensor[batch : batch + 1].to(self.scores.dtype)
             for tensor in (self.queries, self.keys, self.values)
         )
+        # The products that sum to the scores of this query.
         factors, terms = score_products(
             self.attention.score, q[:, :, i : i + 1], repeat_key_heads(k, q), head
         )
@@ -182,7 +185,7 @@ class Trace(reference.AttentionSteps):
             steps={
                 step.name: step.numbers[batch, head, i]
                 for step in self.walk()
-                if step.name in PAIR_STEPS
+                if step.name in PAIR_STEPS  # one number for each key
             },
             values=repeat_key_heads(v, q)[0, head],
             context=self.context[batch, head, i],
@@ -432,6 +435,7 @@ def _split_tokens(
     if len(tokens) == 2 and not any(isinstance(part, str) for part in tokens):
         query_tokens, key_tokens = (tuple(part) for part in tokens)
     else:
+        # One list names the keys, and the queries are its last positions.
         key_tokens = tuple(map(str, tokens))
         query_tokens = key_tokens[max(0, len(key_tokens) - queries) :]
     if (len(query_tokens), len(key_tokens)) != (queries, keys):

@@ -8,9 +8,8 @@ from unicodedata import category
 
 from tokenizers import Encoding
 
-Span = tuple[
-    int, int
-]  # the characters of a text that a token covers: the first, and the one after the last
+# The characters of a text that a token covers: the first, and the one after the last.
+Span = tuple[int, int]
 INCOMPLETE = "\ufffd"  # the replacement character, which decoders return for a part of a character
 JOINS = "'’-"  # within a word: man's, well-known
 
@@ -47,6 +46,7 @@ class Words:
         A token that begins in the word in which the token before it ends belongs to the same word.
         A token that spans two words of the text so makes one word of them.
         """
+        # Number the words of the text, then join tokens of one word.
         character_words = _number_words(text)
         word_ids = list[int]()
         number = -1
@@ -99,14 +99,15 @@ def _covered_text(text: str, spans: Sequence[Span | str]) -> str:
     """
     first = spans[0]
     last = spans[-1]
+    # A special token covers no characters: its name is shown.
     if isinstance(first, str) or isinstance(last, str):
         return str(first)
     stop = last[1]
-    while stop < len(text) and _is_combining(
-        text[stop]
-    ):  # é may be two characters, of which a span covers only one
+    # é may be two characters, of which a span covers only one.
+    while stop < len(text) and _is_combining(text[stop]):
         stop += 1
     covered = text[first[0] : stop]
+    # A token of nothing but space would be invisible.
     return " ".join(covered.split()) or "␣" * bool(covered)
 
 
@@ -132,6 +133,7 @@ def _number_words(text: str) -> list[int]:
     for i in range(len(text.rstrip())):
         # An accent continues the letter that it is written onto.
         kind = previous if previous and _is_combining(text[i]) else _character_kind(text, i)
+        # A new word begins where the kind of character changes, but not after a space.
         number += previous not in ("", kind)
         words.append(number)
         previous = kind
@@ -143,9 +145,11 @@ def _character_kind(text: str, i: int) -> str:
     """Return "" for a space, "mark" for punctuation and symbols, "word" for letters, digits and
     what joins them.
     """
+    # A space has no kind of its own, and begins the word after it.
     if text[i].isspace():
         return ""
     if (
+        # Between two letters or digits, an apostrophe or a hyphen is part of the word.
         text[i] in JOINS
         and 0 < i < len(text) - 1
         and _is_word_character(text[i - 1])
@@ -156,6 +160,7 @@ def _character_kind(text: str, i: int) -> str:
 
 
 def _is_word_character(character: str) -> bool:
+    # Unicode's letters, marks and numbers.
     return category(character)[0] in "LMN"
 
 

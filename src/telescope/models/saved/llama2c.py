@@ -21,7 +21,7 @@ SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size",
 NEWER = b"24ka"  # the first bytes of llama2.c's later formats
 
 LONGEST_PIECE = 128  # bytes of a piece of a tokenizer: every way to split it is tried
-# Ids of the first pieces; learned pieces follow
+# Ids of the first pieces; learned pieces follow.
 UNKNOWN = 0
 BEGIN = 1
 END = 2
@@ -40,9 +40,8 @@ def load(
     load_weights(
         model, tensors, rows_for(TABLE, model), unused=("rope_*",), device=device, dtype=dtype
     )
-    model.special = Special(
-        start=BEGIN, end=(BEGIN, END)
-    )  # training texts follow each other: the start of the next ends a text
+    # Training texts follow each other: the start of the next one ends a text.
+    model.special = Special(start=BEGIN, end=(BEGIN, END))
     model.tokenizer = _find_tokenizer(file, abs(sizes["vocab_size"]))
     return model.eval()
 
@@ -134,9 +133,8 @@ def _read_weights(file: Path, sizes: dict[str, int]) -> StoredTensors:
     shapes: dict[str, tuple[int, ...]] = {"embedding": (abs(vocabulary), d)}
     shapes |= {name: (layers, *shape) for name, shape in stacked.items()}
     shapes |= {"norm": (d,), "rope_cos": (n, d_k // 2), "rope_sin": (n, d_k // 2)}
-    shapes |= (
-        {"head": (abs(vocabulary), d)} if vocabulary < 0 else {}
-    )  # a negative vocabulary means that the head is not tied
+    # A negative vocabulary means that the head is not tied.
+    shapes |= {"head": (abs(vocabulary), d)} if vocabulary < 0 else {}
 
     # The size must fit to the byte: the format has no names and no checksum.
     expected = HEADER.size + 4 * sum(map(prod, shapes.values()))

@@ -80,6 +80,7 @@ def check_device(given: Device) -> torch.device:
     raise ValueError(f'there is no device "{given}" here; there {verb} {", ".join(known)}')
 
 
+# The shipped models, each in a folder of its own.
 FOLDER = Path(__file__).parents[1] / "shipped"
 
 
@@ -127,10 +128,10 @@ def load(
         raise ValueError(
             f"dtype={dtype} is not a dtype of weights; there are torch.float32, torch.bfloat16, ..."
         )
-    if (
-        device is not None and str(device) != "meta"
-    ):  # "meta" gives the shapes of the weights without their numbers
+    # "meta" gives the shapes of the weights without their numbers.
+    if device is not None and str(device) != "meta":
         device = check_device(device)
+    # Shipped models are bfloat16 in the file, to be small, and run in float32.
     if find_shipped(path) is not None:
         dtype = dtype or torch.float32
     place = find_model(path)
@@ -222,6 +223,7 @@ def _load_telescope_folder(
         attention, used = _read_definition(
             config["attention"], file, tensors, device=device, dtype=dtype
         )
+    # Build the model without numbers, then load those of the file.
     kind = MODEL_CLASSES[name]
     model = build_model(kind, lambda: kind.config_type.from_dict(fields), file, tensors, attention)
     model.special = read_special(ids, file)
@@ -238,6 +240,7 @@ def _read_definition(
     dtype: torch.dtype | None,
 ) -> tuple[Attention, set[str]]:
     """Return the definition in a config.json, and the names of its tensors in the model's files."""
+    # The tensors of the definition are stored among the weights.
     with tensors.reader() as read:
         numbers = {name: read(name).to(device) for name in tensors if name.startswith("attention.")}
     if dtype is not None:
@@ -249,6 +252,7 @@ def _read_definition(
     if not isinstance(attention, Attention):
         raise LoadError(f'{file}: "attention" is not a definition of attention')
     try:
+        # A file may hold a definition that `save` would have refused.
         check_savable("attention", attention)
     except ValueError as problem:
         raise LoadError(f"{file}: {problem}") from None
@@ -310,12 +314,14 @@ def _read_special_ids(folder: Path, config: dict[str, Any], model: Model) -> Spe
     # Our names and theirs.
     names = {"start": "bos_token_id", "end": "eos_token_id", "pad": "pad_token_id"}
     if isinstance(model, Transformer):
+        # The decoder of a translator begins with a token of its own.
         names["start"] = "decoder_start_token_id"
     generation = folder / "generation_config.json"
     ids = config | (
         paths.read_json(generation) if generation.name in paths.list_names(folder) else {}
     )
     sizes = model.config.to_dict()
+    # Special ids are written, so they belong to the target's vocabulary where there are two.
     vocabulary = sizes.get("target_vocabulary") or sizes["vocabulary"]
     return read_special(
         {ours: ids.get(theirs) for ours, theirs in names.items()},
@@ -345,6 +351,7 @@ def _canonical_names(family: Family, tensors: StoredTensors) -> StoredTensors:
 
 def _check_one_dtype(tensors: StoredTensors, unused: Iterable[str]) -> None:
     """Raise a LoadError where the tensors that are used have different dtypes."""
+    # Tensors that are not loaded may have any dtype.
     used = [
         entry
         for name, entry in tensors.items()
@@ -387,6 +394,7 @@ def export(model: Model, path: str | os.PathLike[str]) -> None:
         **_special_fields(model),
         "torch_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
+    # The folder is complete, or it is not there.
     with atomic_folder(path) as folder:
         write_json(folder / "config.json", config)
         save_tensors(tensors_for(model, family), folder / WEIGHTS_FILE, WRITTEN_BY)
@@ -429,6 +437,7 @@ def _special_fields(model: Model) -> dict[str, Any]:
     start = model.special.start
     end = list(model.special.end)
     pad = model.special.pad
+    # One end token is written as a number, several as a list.
     ids = {"eos_token_id": end[0] if len(end) == 1 else end or None, "pad_token_id": pad}
     if not isinstance(model, Transformer):
         return ids | {"bos_token_id": start}

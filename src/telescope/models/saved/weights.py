@@ -117,9 +117,8 @@ def build_model(
         raise
     except (ValueError, TypeError) as error:
         raise LoadError(f"{file}: {error}") from None
-    for name, count in asdict(
-        built
-    ).items():  # a billion blocks would take hours to build, even without numbers
+    # A billion blocks would take hours to build, even without numbers.
+    for name, count in asdict(built).items():
         if name.endswith(("blocks", "layers")) and count > len(tensors):
             raise LoadError(
                 f"{file}: {name}={count}, but {tensors.source} holds only {len(tensors)} tensors"
@@ -133,15 +132,15 @@ def build_model(
         raise LoadError(f"{file} does not describe a model that can be built: {reason}") from None
 
 
+# Sizes that no tensor needs to have.
 NOT_STORED = (
     "max_positions",
     "window",
     "rotary_original",
     "synthesizer_block",
-)  # sizes that no tensor needs to have
-BUILT_AT_ONCE = (
-    1 << 20
-)  # up to this width, what is computed when a model is built takes milliseconds
+)
+# Up to this width, what is computed when a model is built takes milliseconds.
+BUILT_AT_ONCE = 1 << 20
 
 
 def _check_widths(config: Config, file: Path, tensors: StoredTensors) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-# log2 of a masked weight. Finite, so that 0 · HIDDEN is 0; exp2 of it is 0 too
+# log2 of a masked weight. Finite, so that 0 · HIDDEN is 0; exp2 of it is 0 too.
 HIDDEN = tl.constexpr(-1e30)
 NOWHERE = tl.constexpr(-1e29)  # below every log2 of a weight, above HIDDEN
 LOWEST = tl.constexpr(-65000.0)  # near the end of float16: maxima below it are stored as equal
@@ -140,7 +140,7 @@ def log2_weights(product, lse, row, key, b, h, rule, rows, keys):
     if rule.softcap is None:
         x = product * (rule.scale * LOG2_E) - lse
     else:
-        # tanh(z) = 1 - 2 / (e^2z + 1)
+        # tanh(z) = 1 - 2 / (e^2z + 1).
         raised = tl.exp2(product * (rule.scale / rule.softcap * 2.0 * LOG2_E))
         x = rule.softcap * LOG2_E * (1.0 - 2.0 / (raised + 1.0)) - lse
     if rule.slopes is not None:
@@ -180,7 +180,7 @@ def visible_rows(tiles, b, n, keys, row_tiles, BN: tl.constexpr):
     Tiles from begin to end see some of these keys; from unmasked_begin to unmasked_end, all of
     them.
     """
-    # The first and the last tile that see some of the keys, and the first that sees all
+    # The first and the last tile that see some of the keys, and the first that sees all.
     begin = row_tiles
     end = 0
     unmasked_begin = row_tiles

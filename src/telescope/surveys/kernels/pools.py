@@ -46,7 +46,7 @@ def pool(
     cn = tl.arange(0, BN)
     row = rm[:, None]
     count = tl.load(row_runs[1] + run)
-    # Where the run's row of the MAP begins, or that of each of its rows
+    # Where the run's row of the MAP begins, or that of each of its rows.
     if BY_ROW:
         place = (tl.load(row_runs[2] + run) + tl.arange(0, BM)).to(tl.int64)
     else:
@@ -54,7 +54,7 @@ def pool(
     MAP += bh * map_size + place * map_columns
     query_tile = load(q, b, h, rm, count, width, D, False)
     lse = load_lse(LSE, bh * lse_stride + rm, rm < count)[:, None]
-    # The keys that some of these rows see, and from them the runs of keys
+    # The keys that some of these rows see, and from them the runs of keys.
     start = tl.load(rule.start + b * rule.span_batch + rm, mask=rm < count, other=0)
     stop = tl.load(rule.stop + b * rule.span_batch + rm, mask=rm < count, other=0)
     first = tl.min(tl.where(start < stop, start, keys), 0)
@@ -111,7 +111,7 @@ def sum_listed(
     lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
     START += b * span_batch + slot
     STOP += b * span_batch + slot
-    # The slots of keys that these rows have in any set
+    # The slots of keys that these rows have in any set.
     first = key_slots
     last = 0
     for s in tl.static_range(SETS):
@@ -168,7 +168,7 @@ def weigh_once(
     # These keys stay; the tiles of rows that see some of them pass by.
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
     QUERY_WEIGHTS += b * weight_batch + h * weight_head
-    # Kept for each element of the tile, and summed over the rows once
+    # Kept for each element of the tile, and summed over the rows once.
     total = tl.zeros([BM, BN], tl.float32)
     begin, end, unmasked_begin, unmasked_end = visible_rows(tiles, b, n, keys, row_tiles, BN)
     for m in range(begin, end):

@@ -41,7 +41,7 @@ def log_sum_exp(
     row = rm[:, None]
     cn = tl.arange(0, BN)
     query_tile = load(q, b, h, rm, rows, width, D, EVEN)
-    # The keys that some of these rows see, and those that all of them see
+    # The keys that some of these rows see, and those that all of them see.
     tile = m * TILES + tl.arange(0, TILES)
     at = b * tiles.batch + tile
     valid = tile < row_tiles
@@ -170,7 +170,7 @@ def statistics(
     if MAP is not None:
         per_cell = cell_rows // BM
         cell = (first_row // BM + begin) // per_cell
-        # Tiles of rows that the cell still takes
+        # Tiles of rows that the cell still takes.
         tiles_left = (cell + 1) * per_cell - first_row // BM - begin
         cell = cell * map_columns + n // cell_keys
     # A loop within a loop: a condition in the inner one costs more.
@@ -224,7 +224,7 @@ def statistics(
                 pooled += tl.sum(weight, 1)
                 tiles_left -= 1
                 if (tiles_left == 0) | (m == end - 1):
-                    # 16 rows are one warp's: no synchronisation
+                    # 16 rows are one warp's: no synchronisation.
                     part = tl.sum(tl.reshape(pooled, [BM // 16, 16]), 1)
                     tl.atomic_add(
                         MAP + bh * map_size + cell + tl.zeros_like(part).to(tl.int32),
@@ -268,7 +268,7 @@ def find_largest_rows(
     cm = tl.arange(0, BM)
     at = tl.program_id(0) * BN + tl.arange(0, BN)
     rn = tl.load(ORDER + bh * keys + at, mask=at < keys, other=keys).to(tl.int32)
-    # The tiles of rows that the groups of these keys span
+    # The tiles of rows that the groups of these keys span.
     first = tl.load(LARGEST_ROW + bh * keys + rn, mask=rn < keys, other=-1) - first_row
     own = (rn < keys) & (first >= 0) & (first < rows)
     first = first // BM
@@ -296,7 +296,7 @@ def find_largest_rows(
             better = x > best
             best = tl.where(better, x, best)
             best_tile = tl.where(better, m, best_tile)
-        # The lowest of the rows that have it
+        # The lowest of the rows that have it.
         largest = tl.max(best, 0)[None, :]
         found = tl.min(tl.where(best == largest, best_tile * BM + cm[:, None], rows), 0)
         tl.store(LARGEST_ROW + bh * keys + rn, first_row + found, mask=own)

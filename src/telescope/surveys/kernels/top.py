@@ -65,7 +65,7 @@ def find_blocks(
     tile = (bh // heads) * tiles.batch + m
     first = tl.load(tiles.first + tile) // BN
     stop = tl.cdiv(tl.load(tiles.stop + tile), BN)
-    # The largest x of each class of blocks: block n is in class n % CLASSES
+    # The largest x of each class of blocks: block n is in class n % CLASSES.
     class_id = tl.arange(0, CLASSES)
     best = tl.full([CLASSES, BM], HIDDEN, tl.float32)
     for n in range(first, stop, CLASSES):
@@ -105,7 +105,7 @@ def find_blocks(
         entry = (block[:, None].to(tl.int64) << 32) | rank_in_block.to(tl.int64)
         tl.store(ROW_BLOCKS + row[None, :] * BLOCK_CAPACITY + place, entry, mask=listed > 0)
         count += tl.sum(reaching, 0)
-        # Blocks that more than half of these rows reach
+        # Blocks that more than half of these rows reach.
         shared = (2 * tl.sum(reaching, 1) > BM).to(tl.int32)
         common_place = common + tl.cumsum(shared, 0)
         tl.store(COMMON + common_place, block, mask=(shared > 0) & (common_place <= MOST_COMMON))
@@ -157,7 +157,7 @@ def raise_thresholds(
         row = rm[:, None]
         query_tile = load(q, b, h, rm, rows, width, D, False)
         lse = load_lse(LSE, bh * lse_stride + rm, rm < rows)[:, None]
-        # The largest x of each class, the keys at one place of all these blocks
+        # The largest x of each class, the keys at one place of all these blocks.
         best = tl.full([BM, BN], HIDDEN, tl.float32)
         for i in range(common):
             n = tl.load(COMMON + 1 + i) * BN
@@ -182,7 +182,7 @@ def _lowest_bit(bits):
 @helper
 def _popcount(bits):
     """Return the number of bits that are set in each 32-bit word."""
-    # Pairs, then nibbles, then bytes, which a product adds up in its highest byte
+    # Pairs, then nibbles, then bytes, which a product adds up in its highest byte.
     bits -= (bits >> 1) & 0x55555555
     bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
     return (((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101 >> 24) & 63
@@ -240,7 +240,7 @@ def collect_keys(
             x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
             if rule.mask is not None:
                 x = hide(x, row, key, b, h, rule, rows, keys)
-            # One bit for each key that reaches it, 32 keys in a word
+            # One bit for each key that reaches it, 32 keys in a word.
             words = tl.sum(
                 tl.reshape(tl.where(x >= threshold, bit[None, :], 0), [BM, BN // 32, 32]), 2
             )
