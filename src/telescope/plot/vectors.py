@@ -95,7 +95,7 @@ def geometry(
             axes.plot([x], [y], "o", color="white", markeredgecolor=colour, markersize=4.5)
             axes.plot([u], [v], "o", color=colour, markersize=4.5)
             if name:
-                # Write the name behind the tail of the arrow: heads of arrows often meet in one place.
+                # Put the name behind the arrow's tail: heads of arrows often meet in one place.
                 right = x >= u
                 up = y >= v
                 axes.annotate(
