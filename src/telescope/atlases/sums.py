@@ -157,7 +157,7 @@ class AtlasSums:
             )
             # Round each cell once and add integers, so that the order of texts does not matter.
             self.maps[k][own] += (chosen * 2**MAP_BITS).round().long().sum(0)
-            # Count maps that have weight: a decoder's texts differ from the encoder's, whose lengths these are.
+            # Count only maps with weight: `lengths` are of an encoder's texts, not its decoder's.
             self.map_texts[k][own] += (chosen.sum((2, 3)) > 0).sum(0)
 
     def _add_evidence(self, part: BatchMeasures, places: Int[Tensor, "text 2"]) -> None:
