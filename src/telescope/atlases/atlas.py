@@ -27,7 +27,7 @@ from .measure import CLASSES
 from .shard_reader import merge_skipped, places_of
 from .sums import MAP_BITS, STATISTICS, AtlasSums, error_of_sum
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # the share of numbers below each
 
 
 @dataclass(frozen=True)
@@ -140,10 +140,10 @@ class Atlas:
         """Return the table of all heads with their kinds, each share a mean over all queries of the
         corpus.
         """
-        queries = _positive(self.sums.denominator.value)
+        queries = _positive(self.sums.denominator.value)  # NaN where no query counts
         shares = (self.sums.numerator.value / queries).T.tolist()
         counts = dict(zip(OF_TEXTS, queries, strict=True))
-        repeated = (counts["induction"] / counts["first"]).tolist()
+        repeated = (counts["induction"] / counts["first"]).tolist()  # see `kind_of`
         found = []
         for place, values, own in zip(self.places, shares, repeated, strict=True):
             measures = dict(zip(OF_TEXTS, values, strict=True))
@@ -199,7 +199,7 @@ class Atlas:
             strict=True,
         )
         for share, (text, first) in pairs:
-            if text >= 0 and share >= 0:
+            if text >= 0 and share >= 0:  # -1 is a place that no text has taken
                 about = self._texts.get(
                     (text, first), {"source": "", "line": 0, "tokens": 0, "excerpt": ""}
                 )
@@ -228,7 +228,7 @@ class Atlas:
                 f"there is no map of texts up to {longest} tokens; there are "
                 f"{', '.join(map(str, sizes))}"
             )
-        k = (longest - 1).bit_length()
+        k = (longest - 1).bit_length()  # the class whose longest text has 2^k tokens
         place = self._index(layer, head)
         cells: Tensor = self.sums.maps[k][place].double() / 2**MAP_BITS
         return cells / max(int(self.sums.map_texts[k][place]), 1)
@@ -244,7 +244,7 @@ class Atlas:
             row: dict[str, Any] = {"layer": layer, "head": number, "kind": kinds[layer, number]}
             for i, name in enumerate(STATISTICS):
                 own = {part: values[place][i] for part, values in numbers.items()}
-                row[name] = own.pop("mean")
+                row[name] = own.pop("mean")  # the mean has the plain name of the statistic
                 row |= {f"{name}.{part}": value for part, value in own.items()}
                 row[f"{name}.count"] = counts[place][i]
             for by in ("distance", "position", "class"):
@@ -345,7 +345,7 @@ class Atlas:
             own = heads.where(kind=kind)
             if not own:
                 continue
-            best = own[0]
+            best = own[0]  # the table has the clearest head of a kind first
             share = "" if kind == "mixed" else f"{getattr(best, kind):.0%}"
             texts = [] if kind == "mixed" else self.evidence(best.layer, best.number, kind)
             excerpt = " ".join(texts[0].excerpt.split())[:60] if texts else ""
@@ -401,7 +401,7 @@ class Atlas:
         ranges = tuple(
             f"{low}" if low == high else f"{low} to {high}" for low, high in bucket_limits()[:-1]
         )
-        ranges = (*ranges, f"{bucket_limits()[-1][0]} and more")
+        ranges = (*ranges, f"{bucket_limits()[-1][0]} and more")  # the last bucket has no end
         known = {
             "distance": ((*ranges, "ahead")[:BUCKETS], self.sums.distances),
             "position": (ranges, self.sums.positions),
@@ -413,7 +413,7 @@ class Atlas:
 
 
 def _positive(count: Tensor) -> Tensor:
-    return torch.where(count > 0, count, torch.nan)
+    return torch.where(count > 0, count, torch.nan)  # a share of nothing is NaN
 
 
 def open_saved(path: str | os.PathLike[str]) -> Any:
@@ -425,8 +425,7 @@ def open_saved(path: str | os.PathLike[str]) -> Any:
 
     Returns:
         The `Recording` or the `Atlas`. Tensors of a recording are read from the files when they are
-        first used, so that
-        its folder has to stay.
+        first used, so that its folder has to stay.
 
     Raises:
         LoadError: if the folder holds neither, or if a file is damaged, does not fit the

@@ -81,6 +81,7 @@ class Comparison(Sequence[HeadChange]):
     def to_dict(self) -> list[dict[str, Any]]:
         """Return a dict for each head, for JSON: an unknown number is None."""
         rows = [asdict(head) | {"change": head.change} for head in self]
+        # JSON has no NaN, which is the number that differs from itself.
         return [
             {name: None if value != value else value for name, value in row.items()} for row in rows
         ]
@@ -99,6 +100,7 @@ class Comparison(Sequence[HeadChange]):
             same = head.kind_before == head.kind_after
             kind = head.kind_before if same else f"{head.kind_before} → {head.kind_after}"
             numbers = (f"{head.before:.0%}", f"{head.after:.0%}", f"{head.change:+.0%}")
+            # An unknown number is an empty cell.
             errors = "" if isnan(head.errors) else f"{head.errors:.1f}"
             moved = "" if isnan(head.moved) else f"{head.moved:.0%}"
             table.add_row(head.layer, str(head.number), kind, head.habit, *numbers, errors, moved)
@@ -128,6 +130,7 @@ def compare(before: Atlas, after: Atlas) -> Comparison:
         16
     """
     _check_same_shape(before, after)
+    # The two tables are sorted by kind: pair their heads by layer and number.
     other = {(head.layer, head.number): head for head in after.heads()}
     profiles = [_distances(atlas) for atlas in (before, after)]
     errors = {name: error_of_change(before, after, name).tolist() for name in HABITS}
@@ -137,6 +140,7 @@ def compare(before: Atlas, after: Atlas) -> Comparison:
     for head in before.heads():
         i = places[head.layer, head.number]
         twin = other[head.layer, head.number]
+        # The habit whose share changed the most stands for the head.
         habit = max(HABITS, key=partial(_difference, head, twin))
         moved = float((profiles[0][i] - profiles[1][i]).abs().sum() / 2)
         old = getattr(head, habit)
@@ -147,14 +151,17 @@ def compare(before: Atlas, after: Atlas) -> Comparison:
                 head.layer, head.number, head.kind, twin.kind, habit, old, new, in_errors, moved
             )
         )
+    # The largest change first; equal ones in the order of the model.
     changes.sort(key=lambda head: (-abs(head.change), places[head.layer, head.number]))
     return Comparison(changes)
 
 
 def error_of_change(before: Atlas, after: Atlas, name: str) -> Float[Tensor, " heads"]:
     """Return the standard error of the change of each head's share of a habit."""
+    # Different texts are independent: the variances of the two shares add up.
     if not have_same_texts(before, after):
         return (before.standard_error(name) ** 2 + after.standard_error(name) ** 2).sqrt()
+    # Of the same texts, subtract group by group: what texts have in common cancels.
     first = before.sums.influences(name)
     second = after.sums.influences(name)
     either = ~(first.isnan() & second.isnan())  # a text may count in one of the two alone
@@ -176,8 +183,10 @@ def _contents(texts: Any) -> list[object]:
     """
     match texts:
         case [str(count), str(checksum)]:
+            # Texts in memory: how many, and one checksum of all.
             return [count, checksum]
         case [*files]:
+            # Files as [name, size, checksum]; an earlier version stored no checksum.
             found = [
                 file[2] if isinstance(file, list) and len(file) == 3 else None for file in files
             ]
@@ -187,6 +196,7 @@ def _contents(texts: Any) -> list[object]:
 
 def _in_errors(change: float, error: float) -> float:
     """Return a change in units of its standard error; NaN where the error is unknown."""
+    # No change is zero errors, even where the error is zero or unknown.
     if change == 0.0:
         return 0.0
     return abs(change) / error if error != 0.0 else inf
@@ -206,10 +216,12 @@ def _warn_of_earlier_versions(before: Atlas, after: Atlas) -> None:
 def _difference(one: Head, other: Head, habit: str) -> float:
     """Return how much a share differs; -1 where it is unknown in one of the two."""
     difference = abs(getattr(one, habit) - getattr(other, habit))
+    # NaN is the number that differs from itself.
     return difference if difference == difference else -1.0
 
 
 def _distances(atlas: Atlas) -> torch.Tensor:
+    # A head without weight at any distance, as in cross-attention, gets NaN.
     weight = atlas.sums.distances.value
     return weight / torch.where(weight.sum(1, keepdim=True) > 0, weight.sum(1, keepdim=True), nan)
 
@@ -220,6 +232,7 @@ def _check_same_shape(before: Atlas, after: Atlas) -> None:
         raise TypeError(f"compare takes two atlases, not {kinds}; ts.open opens a folder")
     if before.places == after.places:
         return
+    # Name the first layer that has another number of heads.
     first, second = (Counter(layer for layer, _ in atlas.places) for atlas in (before, after))
     for layer in [*first, *second]:
         if first[layer] != second[layer]:

@@ -48,6 +48,7 @@ class ExactSum:
 
     def add(self, numbers: Float[Tensor, "text ..."]) -> None:
         """Add the numbers of several texts; all are finite."""
+        # Split before scaling: a large number times 2^40 would not fit into an int64.
         floor = numbers.floor()
         fraction = ((numbers - floor) * 2**BITS).round().long()
         self._add(floor.long().sum(0), fraction.sum(0))
@@ -60,6 +61,7 @@ class ExactSum:
         fraction = ((numbers - floor) * 2**BITS).round().long()
         self.whole.index_add_(0, rows, floor.long())
         self.fraction.index_add_(0, rows, fraction)
+        # Carry whole units over, so that every fraction stays below 2^40.
         carry = self.fraction >> BITS
         self.whole += carry
         self.fraction -= carry << BITS
@@ -72,11 +74,13 @@ class ExactSum:
         fraction = self.fraction + fraction
         carry = fraction >> BITS
         self.whole += whole + carry
+        # In place, since this may be a view of larger sums.
         self.fraction.copy_(fraction - (carry << BITS))
 
     @property
     def value(self) -> Float[Tensor, "..."]:
         """The sums in float64."""
+        # Convert to floating point only here, where a sum is read.
         total: Tensor = self.whole.double() + self.fraction.double() / 2**BITS
         return total
 
@@ -103,6 +107,7 @@ class Distribution:
         self.count = torch.zeros(size, dtype=torch.int64)
         self.total = ExactSum.zeros(*size)
         self.squares = ExactSum.zeros(*size)
+        # The extremes of nothing: the first number replaces both.
         self.low = torch.full(size, torch.inf, dtype=torch.float64)
         self.high = torch.full(size, -torch.inf, dtype=torch.float64)
         self.bins = torch.zeros(*size, BINS, dtype=torch.int64)
@@ -119,10 +124,12 @@ class Distribution:
         """
         known = ~numbers.isnan() if known is None else known & ~numbers.isnan()
         numbers = numbers.double()
+        # A zero changes no sum, so that unknown numbers need no branch.
         zero = torch.where(known, numbers, 0.0)
         own = (slice(first, first + len(numbers)), heads)
         self.count[own] += known.sum((1, 3))
         for sums, summand in ((self.total, zero), (self.squares, zero * zero)):
+            # The values of one text are summed as floats, and the texts exactly.
             sums[own].add(summand.sum(3).transpose(0, 1))
         self.low[own] = torch.minimum(
             self.low[own], torch.where(known, numbers, torch.inf).amin((1, 3))
@@ -130,6 +137,8 @@ class Distribution:
         self.high[own] = torch.maximum(
             self.high[own], torch.where(known, numbers, -torch.inf).amax((1, 3))
         )
+
+        # Count the numbers in each bin; an unknown number counts 0.
         by_head = zero.transpose(1, 2).flatten(2).contiguous()
         bin_of = torch.searchsorted(self.edges[own[0]], by_head.flatten(1), right=True).view(
             by_head.shape
@@ -157,17 +166,23 @@ class Distribution:
         was added.
         """
         count = torch.where(self.count > 0, self.count, torch.nan)
+        # Rounding can take the variance of equal numbers slightly below zero.
         return (self.squares.value / count - (self.total.value / count) ** 2).clamp(min=0.0)
 
     def quantile(self, share: float) -> Float[Tensor, "statistic heads"]:
         """Return the number below which this share of the numbers lies, interpolated within its
         bin.
         """
+        # Find the bin that holds the number of this rank.
         wanted = share * self.count[..., None].double()
         below = self.bins.cumsum(-1).double()
         which = (below < wanted).sum(-1, keepdim=True).clamp(max=BINS - 1)
+
+        # How far into the bin the rank lies, if its numbers are spread evenly.
         inside = self.bins.gather(-1, which).double()
         part = ((wanted - (below.gather(-1, which) - inside)) / inside.clamp(min=1)).clamp(0.0, 1.0)
+
+        # The lowest and the highest number bound the outer bins, and cut all others.
         edges = self.edges.double()[:, None].expand(-1, self.count.shape[1], -1)
         lower = torch.cat([self.low[..., None], edges], -1).gather(-1, which)
         upper = torch.cat([edges, self.high[..., None]], -1).gather(-1, which)
@@ -188,6 +203,7 @@ class Distribution:
 
     def to(self, device: torch.device | str) -> "Distribution":
         """Return the distribution on a device."""
+        # Skip __init__, which would allocate zeros of the full size first.
         moved = Distribution.__new__(Distribution)
         moved.edges, moved.count, moved.bins = (
             part.to(device) for part in (self.edges, self.count, self.bins)
@@ -206,6 +222,7 @@ def linear_edges(low: float, high: float) -> list[float]:
 
 def signed_log_edges(smallest: float, largest: float) -> list[float]:
     """Return the inner edges of BINS bins that grow by a constant factor on either side of zero."""
+    # The edges of both sides, and zero between: 2 · half + 1 = BINS - 1.
     half = BINS // 2 - 1
     steps: Sequence[float] = [
         smallest * (largest / smallest) ** (i / (half - 1)) for i in range(half)

@@ -48,7 +48,7 @@ NO_CONFIG |= {"disable_compile"}
 SIZE = 16  # bytes of a checksum
 ROW = 4096  # words of 32 bits that are summed to one number
 WORDS_ON_CPU = 1 << 17  # that are multiplied at once: their 1 MiB of products stays in the cache
-WORDS_ON_GPU = 1 << 24
+WORDS_ON_GPU = 1 << 24  # 128 MiB of products
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Enum)
 
 
@@ -127,7 +127,7 @@ def weights_checksum(model: nn.Module, dtype: torch.dtype | None = None) -> str:
             names.append(path)
             yield tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
-    found = tensor_checksums(tensors())
+    found = tensor_checksums(tensors())  # reads the generator, which fills `names`
     return joined(
         *[part for name, own in zip(names, found, strict=True) for part in (name.encode(), own)]
     ).hex()
@@ -145,7 +145,7 @@ def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         ):
             whole = f"{path}.{name}"
             if first.setdefault(id(tensor), whole) != whole:
-                yield f"{whole} is {first[id(tensor)]}", torch.zeros(0)
+                yield f"{whole} is {first[id(tensor)]}", torch.zeros(0)  # tied weights
             else:
                 yield from _plain_tensors(whole, _present(module, name, tensor))
 
@@ -165,7 +165,7 @@ def _plain_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     gathered.
     """
     if isinstance(tensor, DTensor):
-        tensor = tensor.full_tensor()
+        tensor = tensor.full_tensor()  # a collective: every process has to call it
     # Quantised: integers, scales, and how they belong together.
     if hasattr(tensor, "__tensor_flatten__"):
         inner, context = tensor.__tensor_flatten__()
@@ -173,7 +173,7 @@ def _plain_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield from _plain_tensors(f"{name}.{part}", getattr(tensor, part))
         yield f"{name} {checksum(context)}", torch.zeros(0)
         return
-    yield name, torch.zeros(0) if tensor.is_meta else tensor
+    yield name, torch.zeros(0) if tensor.is_meta else tensor  # a meta tensor has no numbers
     for part, value in vars(tensor).items():  # of a parameter of bitsandbytes: its scales
         if isinstance(value, Tensor):
             yield from _plain_tensors(f"{name}.{part}", value)
@@ -270,7 +270,7 @@ def joined(*parts: bytes) -> bytes:
     """Return a checksum of several byte strings; their borders count."""
     found = hashlib.blake2b(digest_size=SIZE)
     for part in parts:
-        found.update(len(part).to_bytes(8, "little"))
+        found.update(len(part).to_bytes(8, "little"))  # else "ab", "c" would equal "a", "bc"
         found.update(part)
     return found.digest()
 
@@ -313,7 +313,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     for device in {tensor.device for tensor in tensors}:
         which = [i for i, tensor in enumerate(tensors) if tensor.device == device]
         sizes = [len(tensors[i]) for i in which]
-        together = torch.cat([tensors[i] for i in which]).cpu()
+        together = torch.cat([tensors[i] for i in which]).cpu()  # the one wait for this device
         found |= dict(zip(which, torch.split(together, sizes), strict=True))
     return [found[i] for i in range(len(tensors))]
 
@@ -339,14 +339,14 @@ def _products(rows: Int[Tensor, "row word"], factors: Int[Tensor, " word"]) -> I
     """
     if rows.device.type == "cpu":
         return torch.from_numpy((rows.numpy() * factors.numpy()).sum(1))
-    return rows.long().mul_(factors).sum(1)
+    return rows.long().mul_(factors).sum(1)  # int64 wraps around, which is modulo 2^64
 
 
 def _words(tensor: Tensor) -> Int[Tensor, " word"]:
     """Return the bits of a tensor as int32; zeros fill the last word."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()  # lazy flags are applied
     data = plain.reshape(-1).view(torch.uint8)
-    if len(data) % 4 or data.storage_offset() % 4:
+    if len(data) % 4 or data.storage_offset() % 4:  # a view as int32 has to be aligned
         data = nn.functional.pad(data, (0, -len(data) % 4)).clone()
     return data.view(torch.int32)
 
@@ -391,7 +391,7 @@ class _Digest:
             case list() | tuple() | range():
                 yield from map(self.of, value)
             case set() | frozenset():
-                yield from sorted(map(self.of, value))
+                yield from sorted(map(self.of, value))  # a set has no order
             case Mapping():
                 yield from sorted(self.of(key) + self.of(part) for key, part in value.items())
             case Recording():

@@ -28,8 +28,8 @@ from .sums import AtlasSums, unknown_measures
 FILE = "atlas.json"
 SUMS = "sums.safetensors"
 CARD = "README.md"
-KIND = "telescope atlas"
-VERSION = 1
+KIND = "telescope atlas"  # the field "is" of atlas.json
+VERSION = 1  # of the format of the folder
 TABLES = ("heads.parquet", "evidence.parquet", "maps.parquet")
 REPLACE = "replace=True, or --replace, replaces it"
 CLEAREST = 12  # heads that the card lists
@@ -45,6 +45,7 @@ def check_can_save(path: str | os.PathLike[str], *, replace: bool) -> None:
     place = resolve_path(path)
     if place.is_dir():
         names = sorted(os.listdir(place))
+        # Replacing a folder removes all of it: refuse one with files of others.
         unknown = [name for name in names if name not in (FILE, SUMS, CARD, *TABLES)]
         if unknown:
             raise ValueError(
@@ -69,6 +70,7 @@ def write_folder(
     """Write an atlas, as a whole or not at all. Without pyarrow the Parquet tables are left out,
     with a warning.
     """
+    # A checksum of each tensor and of the manifest shows damage when the atlas is opened.
     tensors = sums.tensors()
     checksums = {name: safetensors.tensor_checksum(tensor) for name, tensor in tensors.items()}
     manifest = {
@@ -83,6 +85,7 @@ def write_folder(
         save_file(tensors, folder / SUMS)
         write_json(folder / FILE, {**manifest, "crc32": safetensors.manifest_checksum(manifest)})
         (folder / CARD).write_text(card, encoding="utf-8")
+        # The tables are for other programs: opening an atlas reads none of them.
         if find_spec("pyarrow") is None:
             warnings.warn(
                 "the Parquet tables of the atlas are left out, since pyarrow is missing; "
@@ -113,6 +116,7 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[AtlasSums, dict[str, Any]
     folder = paths.check_exists(path)
     if not paths.is_folder(folder) or FILE not in paths.list_names(folder):
         raise LoadError(f"{folder} is no atlas: it is no folder with {FILE}")
+    # Check the kind and the version first: only then the fields are known.
     manifest = paths.read_json(folder / FILE)
     where = str(folder / FILE)
     if manifest.get("is") != KIND:
@@ -128,11 +132,13 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[AtlasSums, dict[str, Any]
     if manifest.get("crc32") != safetensors.manifest_checksum(manifest):
         raise LoadError(f"{where} does not match its checksum: it was damaged, or changed by hand")
     check_atlas(manifest, where)
+    # Read the tensors, each against its checksum, then check their shapes.
     tensors = _read_tensors(folder / SUMS, manifest["crc32_of_sums"])
     try:
         sums = AtlasSums.load(tensors, manifest["sums"])
     except ValueError as problem:
         raise LoadError(f"{folder / SUMS} does not fit {FILE}: {problem}") from None
+    # A later version may have added measures; the others can be read.
     if unknown := unknown_measures(manifest["sums"]):
         warnings.warn(
             f"{folder} was made by a later version; left out, since unknown here: "
@@ -144,6 +150,7 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[AtlasSums, dict[str, Any]
 
 def _read_tensors(file: Path, checksums: Mapping[str, int]) -> dict[str, Tensor]:
     stored = safetensors.scan_file(file)
+    # A tensor without a checksum, or a checksum without a tensor.
     for name in stored.keys() ^ checksums.keys():
         raise LoadError(f'{file}: tensor "{name}" and its checksum in {FILE} are not both there')
     tensors = stored.read_all()
@@ -199,6 +206,7 @@ def check_done(ranges: Any, where: str) -> None:
     stop = 0
     for each in ranges if isinstance(ranges, list) else [None]:
         match each:
+            # Ranges rise without overlap; the limit bounds the memory that a damaged file asks for.
             case [int(first), int(past)] if stop <= first < past <= MOST_SHARDS:
                 stop = past
             case _:
@@ -210,6 +218,7 @@ def _error(where: str, field: str, fits: str) -> LoadError:
 
 
 def _is_count(value: Any) -> bool:
+    # Not isinstance: True is an int too.
     return type(value) is int and 0 <= value < LARGEST
 
 
@@ -233,6 +242,7 @@ def _is_about(about: Any) -> bool:
 def _is_sums(sums: Any) -> bool:
     match sums:
         case {"layers": [*layers], "texts": texts, "tokens": tokens}:
+            # A layer that is damaged, or has the name of another, makes the lengths differ.
             names = [layer[0] for layer in layers if _is_layer(layer)]
             is_counted = _is_count(texts) and _is_count(tokens)
             return is_counted and len(set(names)) == len(layers) and _is_names(sums.get("names"))
@@ -245,6 +255,7 @@ def _is_names(names: Any) -> bool:
         case None:
             return True
         case {"habits": [*habits], "texts": [*texts], "queries": [*queries]}:
+            # Statistics of texts and of queries share one axis, so that their names must differ.
             parts = (habits, [*texts, *queries])
             return all(all(map(_is_text, part)) and len({*part}) == len(part) for part in parts)
     return False
@@ -252,6 +263,7 @@ def _is_names(names: Any) -> bool:
 
 def _is_layer(layer: Any) -> bool:
     match layer:
+        # At least one head, each with a number of its own.
         case [name, [_, *_] as heads, bool()]:
             return _is_text(name) and all(map(_is_count, heads)) and len(set(heads)) == len(heads)
     return False
@@ -277,6 +289,7 @@ def _is_evidence(evidence: Any) -> bool:
             first,
             {"source": str(), "line": line, "tokens": tokens, "excerpt": str(), **rest},
         ]:
+            # No further fields: `Evidence` takes exactly these.
             return not rest and all(map(_is_count, (text, first, line, tokens)))
     return False
 
@@ -292,9 +305,11 @@ def write_card(
     missing = []
     if heads.left_out:
         missing = ["", f"The heads of these attentions are missing: {', '.join(heads.left_out)}."]
+    # The clearest heads first; "mixed" ones have no share to name.
     named = [head for head in heads if head.kind != "mixed"]
     named.sort(key=lambda head: -float(getattr(head, head.kind)))
     kinds = {kind: len(heads.where(kind=kind)) for kind in (*HABIT_KEYS, "mixed")}
+    # The hub reads the block between --- and ---: each table is a configuration.
     lines = [
         "---",
         "tags: [telescope, attention, interpretability]",

@@ -100,15 +100,16 @@ def measure_batch(
     for layer in layers:
         (call,) = recording[layer.layer].calls
         assert isinstance(call, SummariesCall)
-        tokens = (
-            0 if call.key_ids is None else call.key_ids.data_ptr()
-        )  # an encoder reads others than its decoder
+        # An encoder reads other tokens than its decoder: tell the two apart by their address.
+        tokens = 0 if call.key_ids is None else call.key_ids.data_ptr()
+        # Layers are measured together where all of this agrees.
         own = (
             call.across,
             call.facts.device,
             tokens,
             [tuple(part.shape) for part in _parts(call).values()],
         )
+        # This layer differs: measure the layers collected so far.
         if group and own != shape:
             found.append(_measure(first, group, token_classes, marks))
             first += sum(len(each.heads) for each in group)
@@ -122,6 +123,7 @@ def _measure(
     first: int, calls: list[SummariesCall], token_classes: Tensor, marks: Sequence[bool]
 ) -> BatchMeasures:
     """Measure layers of one shape; `first` is the number of their first head."""
+    # Join the layers along the axis of heads.
     parts = [_parts(call) for call in calls]
     joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
     received = joined["received"].double()
@@ -156,6 +158,8 @@ def _measure(
         shares=dict(zip(SUMS, joined["shares"].unbind(-1), strict=True)),
         punctuation=punctuation,
     )
+
+    # A measure is a ratio of two sums over the queries of a text.
     sums = [MEASURES[name].sums(rows) for name in OF_TEXTS]
     numerator, denominator = (torch.stack(part, 1) for part in zip(*sums, strict=True))
 
@@ -187,8 +191,10 @@ def _parts(call: SummariesCall) -> dict[str, Tensor]:
     chosen |= {
         name: parts[name] for name in ("received", "entropy", "shares", "lse") if name in parts
     }
+    # Of top=1: the strongest key of each query and its weight.
     chosen |= {name: parts[name][..., 0] for name in ("top_weights", "top_keys")}
     chosen |= {name: parts[f"sample.{name}"] for name in ("distances", "map")}
+    # All heads sample the same queries: add the axis of heads.
     return chosen | {"sampled": parts["sample.sampled"][:, None]}
 
 
@@ -200,6 +206,7 @@ def _only(finite: Bool[Tensor, " text"], numbers: Tensor) -> Tensor:
 def _by_position(received: Float[Tensor, "text heads key"]) -> Float[Tensor, "text heads place"]:
     """Return the weight received in each bucket of positions: 0, 1, 2, 3 to 4, 5 to 8, ..."""
     keys = received.shape[2]
+    # A bucket is the difference of the running sum at its two edges.
     running = torch.nn.functional.pad(received.cumsum(2), (1, 0))
     edges = whole_numbers([*(min(low, keys) for low, _ in bucket_limits()), keys], received.device)
     return running[:, :, edges].diff(dim=2)
@@ -215,6 +222,7 @@ class TokenClasses:
 
     def __init__(self, tokenizer: Any) -> None:
         decode: Decode | None = getattr(tokenizer, "decode", None)
+        # `id_to_token` is of tokenizers, `convert_ids_to_tokens` of transformers.
         name: Callable[[int], Any] | None = getattr(tokenizer, "id_to_token", None) or getattr(
             tokenizer, "convert_ids_to_tokens", None
         )
@@ -222,6 +230,7 @@ class TokenClasses:
         self.decode: Decode = decode or (lambda ids: "")
         self.name = name or (lambda number: None)
         self.is_mark = punctuation_test(self.decode)
+        # -1 is a token that has not occurred yet.
         self.table = torch.full((0,), -1, dtype=torch.int64)
         self._filled = self.table
 
@@ -229,6 +238,7 @@ class TokenClasses:
         """Return a table that has the class of every token in `ids`, by its id."""
         present = torch.unique(ids).cpu()
         highest = int(present[-1]) + 1 if len(present) else 0
+        # Grow the table to the highest id that occurs.
         if highest > len(self.table):
             more = torch.full((highest - len(self.table),), -1, dtype=torch.int64)
             self.table = torch.cat([self.table, more])
@@ -237,6 +247,7 @@ class TokenClasses:
             self.table[new] = torch.tensor(
                 [CLASSES.index(self._class_of(number)) for number in new.tolist()]
             )
+            # A copy without -1, in which every entry is a class.
             self._filled = self.table.clamp(min=0)
         return self._filled
 
@@ -244,6 +255,7 @@ class TokenClasses:
         text = self.decode([number])
         name = str(self.name(number) or text)
         bare = text.strip()
+        # A special token decodes to nothing, or has a name such as <s> or </s>.
         if not text or (
             name[0] == "<" and name[-1] == ">" and any(letter.isalpha() for letter in name)
         ):
@@ -255,6 +267,7 @@ class TokenClasses:
         if all(letter.isdigit() for letter in bare):
             return "number"
         if any(letter.isalpha() for letter in bare):
+            # A space in front marks the beginning of a word.
             return "word" if name[:1] in SPACES or text[:1] == " " else "part of a word"
         return "other"
 
@@ -271,6 +284,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+# Keep small constants on the device: the host waits for a GPU to which it copies.
 @lru_cache(maxsize=64)
 def _whole_numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=device)

@@ -39,6 +39,7 @@ class Share:
         if distributed.is_available() and distributed.is_initialized():
             rank = distributed.get_rank()
             count = distributed.get_world_size()
+            # Tensor parallelism divides the heads; FSDP divides parameters, as DTensors.
             divided = tensor_parallel_size(model) > 1
             together = divided or any(
                 isinstance(parameter, DTensor) for parameter in model.parameters()
@@ -46,6 +47,8 @@ class Share:
             return cls(
                 rank, count, together=together and count > 1, splits_heads=divided and count > 1
             )
+
+        # Without a process group, torchrun and accelerate launch still set these variables.
         rank, count = (
             int(os.environ.get(name, default))
             for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
@@ -105,6 +108,7 @@ class Share:
         """
         if not self.splits_heads:
             return items
+        # `gather_object` takes a list where it receives, and None everywhere else.
         gathered: list[Any] | None = [None] * self.count if self.rank == 0 else None
         distributed.gather_object(items, gathered, 0)
         return items if gathered is None else [item for part in gathered for item in part]
@@ -116,6 +120,7 @@ def join_heads(parts: list[AtlasSums]) -> AtlasSums:
 
     All processes read the same texts.
     """
+    # The order of the joined heads: by layer, then by process, then by number.
     first = parts[0]
     layers = []
     order = []
@@ -123,9 +128,12 @@ def join_heads(parts: list[AtlasSums]) -> AtlasSums:
         sizes = [len(part.layers[i].heads) for part in parts]
         layers.append(LayerHeads(layer, tuple(range(sum(sizes))), across))
         for number, size in enumerate(sizes):
+            # In the sums of one process, the heads of earlier layers come first.
             before = sum(len(own.heads) for own in parts[number].layers[:i])
             order += [(number, before + head) for head in range(size)]
     joined = AtlasSums(layers)
+
+    # Where the heads of each process begin, once all tensors are joined end to end.
     base = [
         sum(len(own.heads) for part in parts[:number] for own in part.layers)
         for number in range(len(parts))
@@ -134,6 +142,7 @@ def join_heads(parts: list[AtlasSums]) -> AtlasSums:
     tensors = [part.tensors() for part in parts]
     merged = {}
     for name, tensor in tensors[0].items():
+        # Every process has read the same tokens, so that the count of one process is enough.
         if name == "class_tokens":
             merged[name] = tensor
             continue

@@ -29,10 +29,12 @@ class ModelReader:
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model
         config = getattr(model, "config", None)
+        # Tell a model of transformers by its attributes, without importing the library.
         self.is_huggingface = hasattr(model, "base_model") and config is not None
         self.writes = isinstance(model, Translator) or (
             self.is_huggingface and bool(getattr(config, "is_encoder_decoder", False))
         )
+        # The start token takes one position.
         self.most_written = min(MAX_WRITTEN, (longest_input(model) or MAX_WRITTEN + 1) - 1)
         self.takes_padding = self.is_huggingface or isinstance(model, GPT | Encoder | Translator)
         """Whether the model can be told which tokens are padding; else batches have texts of one
@@ -44,6 +46,7 @@ class ModelReader:
         model = self.model
         ids = batch.ids
         if isinstance(model, Translator):
+            # Write before the forward pass is recorded, which then reads both texts.
             target = self._translate(batch)
             return lambda: model.hidden(ids, target.ids, _mask(batch), _mask(target))
         if isinstance(model, GPT):
@@ -53,16 +56,17 @@ class ModelReader:
         if not self.is_huggingface:
             return lambda: model(ids)
         inputs: dict[str, Any] = {"input_ids": ids}
-        if (
-            batch.is_padded or self.writes
-        ):  # with a mask, transformers waits for the GPU to see whether it hides a key
+        # Only where needed: with a mask, transformers waits for the GPU to see if a key is hidden.
+        if batch.is_padded or self.writes:
             inputs["attention_mask"] = _present(batch)
+        # One forward pass needs no cache of keys and values.
         if hasattr(model.config, "use_cache"):
             inputs["use_cache"] = False
         if self.writes:
             target = self._generate(batch)
             inputs |= {"decoder_input_ids": target.ids, "decoder_attention_mask": _present(target)}
             return lambda: model(**inputs)
+        # The base model ends at the hidden states, before the logits.
         return lambda: model.base_model(**inputs)
 
     def _translate(self, batch: TokenBatch) -> TokenBatch:
@@ -73,6 +77,7 @@ class ModelReader:
             row[:length].tolist() for row, length in zip(batch.ids, batch.lengths, strict=True)
         ]
         written = generate(self.model, prompts, max_new_tokens=self.most_written, temperature=0.0)
+        # The decoder reads what it wrote, behind its start token.
         start = self.model.special.start
         lines = [torch.tensor([0 if start is None else start, *line.ids]) for line in written]
         ids = torch.nn.utils.rnn.pad_sequence(lines, batch_first=True).to(batch.ids.device)
@@ -88,6 +93,7 @@ class ModelReader:
             do_sample=False,
             num_beams=1,
         )
+        # An answer reaches to its first end token; a model may have none, one or several.
         end = model.generation_config.eos_token_id
         ends = torch.isin(
             ids, torch.as_tensor([] if end is None else end, device=ids.device).reshape(-1).long()

@@ -112,6 +112,7 @@ def atlas(
         >>> atlas.texts, len(atlas.heads())
         (2, 16)
     """
+    # Check the arguments before any work.
     corpus = Corpus(texts, column=column)
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     encode = encoder_of(tokenizer)
@@ -121,11 +122,15 @@ def atlas(
         raise ValueError(
             f"batch={batch} is how many sequences the model reads at once; it takes 1 or more"
         )
+
+    # Find the place of this process among those that share the run.
     share = Share.of(model)
     if out is None and share.count > 1 and not share.together:
         raise ValueError(
             "several processes join their results in a folder that all of them see; pass it as out="
         )
+
+    # Describe everything that changes a number, to know this run again.
     settings = fingerprint(model, tokenizer)
     settings |= {
         "model": share.agree(settings["model"]),
@@ -137,8 +142,11 @@ def atlas(
         "column": column,
         "shard": shard,
     }
+
+    # Open a finished atlas of this very run; refuse a folder that must not be replaced.
     if out is not None:
         if share.rank == 0:
+            # Undo what a process left behind that was killed while it replaced the folder.
             recover(resolve_path(out))
         if not replace and is_atlas(out):
             finished = Atlas.open(out)
@@ -149,15 +157,20 @@ def atlas(
                 remove_finished(out, settings)
             return finished
         check_can_save(out, replace=replace)
+
+    # Prepare the reader, and the folder that keeps what is done.
     work = ShardReader(model, tokenizer, layers, length, batch, packed, encode)
+    # Processes that run one model together write as one.
     writers = 1 if share.together else share.count
     progress = (
         Progress(out, settings, share.rank, writers) if out is not None and share.writes else None
     )
     heart = None
+    # Evaluation mode, without dropout; `finally` restores the mode.
     was_training = model.training
     model.eval()
     try:
+        # What an earlier attempt has finished is not read again.
         done = share.broadcast(progress.finished() if progress is not None else set())
         # A sign of life also tells the first process that this one has seen what is done: the
         # folder may then go.
@@ -165,6 +178,7 @@ def atlas(
         clock = Stopwatch(corpus.size, report)
         saved = perf_counter()
         count = 0
+        # Every process walks through the whole corpus, so that all number the shards alike.
         for count, texts_of_shard in enumerate(shards(corpus, shard), 1):
             number = count - 1
             if number in done or not share.has(number):
@@ -177,9 +191,12 @@ def atlas(
             clock.finish(texts_of_shard)
             if progress is not None:
                 progress.done.numbers.add(number)
+            # One clock decides where processes save together: joining heads takes all of them.
             if share.broadcast(perf_counter() - saved >= save_every):
                 _save(work, progress, share)
                 saved = perf_counter()
+
+        # Save the last shards, then merge the sums of all processes.
         _save(work, progress, share)
         found = _merge(work, progress, heart, share, count, out, replace, settings)
     finally:
@@ -198,6 +215,7 @@ class Stopwatch:
         self.size = max(size, 1)
         self.report = report
         self.began = perf_counter()
+        # Characters that are done or passed over, those read here, and tokens read here.
         self.passed = self.own = self.tokens = 0
 
     def skip(self, texts: list[Text]) -> None:
@@ -210,6 +228,7 @@ class Stopwatch:
         if self.report is not None:
             seconds = max(perf_counter() - self.began, 1e-9)
             done = min(1.0, self.passed / self.size)
+            # Shards that are passed over take little time: wait for one of our own to estimate.
             left = seconds * (1 - done) / done if self.own and done > 0 else float("nan")
             figures = (
                 work.read_texts,
@@ -229,6 +248,7 @@ class Stopwatch:
 
 def _save(work: ShardReader, progress: Progress | None, share: Share) -> None:
     """Write what is done; the processes of a tensor-parallel model first join their heads."""
+    # Settle first: what is not finite must not be counted in the file.
     work.settle()
     sums = share.join_heads(work.sums)
     rest = work.rest()
@@ -249,6 +269,7 @@ def _merge(
 ) -> Atlas:
     """Return the atlas of all processes; process 0 writes it, and the others wait for it."""
     about = _about(settings)
+    # In memory: one process, or several that run one model together and join their heads.
     if out is None:
         sums = share.join_heads(work.sums)
         rest = work.rest()
@@ -256,11 +277,11 @@ def _merge(
         atlas.check_not_empty()
         return atlas
     place = Path(out)
-    if (
-        progress is None or heart is None
-    ):  # of a model that all processes run together, another than the first
+    # Of processes that run one model together, only the first one writes: the others wait.
+    if progress is None or heart is None:
         share.barrier()
         return Atlas.open(place)
+    # Wait for all shards, and until every process has seen which ones it need not read.
     if share.rank == 0:
         heart.wait(lambda: progress.is_complete(count) and heart.all_came())
         progress.check_disjoint(count)
@@ -271,6 +292,8 @@ def _merge(
         progress.remove()
         share.barrier()
         return atlas
+
+    # The first process removes the settings last: the atlas is then in its place.
     heart.wait(lambda: not (progress.folder / SETTINGS).exists())
     return Atlas.open(place)
 
@@ -286,6 +309,7 @@ def _ordered(layers: Layers) -> Layers:
 
 def _about(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that an atlas keeps, as JSON gives them back."""
+    # The size of a shard belongs to the run, not to the atlas.
     about: dict[str, Any] = json.loads(
         json.dumps({name: settings[name] for name in settings if name != "shard"})
     )

@@ -69,6 +69,7 @@ class ShardReader:
         """Add a shard; yield the tokens of each batch after it was added."""
         sources = {text.number: text for text in texts}
         sequences = [*sequences_of(self._encoded(texts), self.length, packed=self.packed)]
+        # A model that cannot be told of padding reads one sequence at a time.
         size = self.batch if self.reader.takes_padding else 1
         found = Pending(
             sources, {(sequence.text, sequence.first): sequence.ids for sequence in sequences}, []
@@ -76,6 +77,8 @@ class ShardReader:
         for batch in batches_of(sequences, size, pad=0):
             found.finite.extend(self._add(batch, sources))
             yield sum(batch.lengths)
+
+        # Look at several shards together, since a GPU has to be waited for.
         self.pending.append(found)
         if len(self.pending) == PENDING:
             self.settle()
@@ -95,10 +98,13 @@ class ShardReader:
                     self.skipped.add(
                         sources[int(batch.places[i, 0])], "an attention in it is not finite"
                     )
+                    # The measures of this text were added as zeros; its tokens were counted.
                     lost = batch.only(i)
                     self.sums.count_out(
                         batch.lengths[i], count_classes(lost, self.classes.of(lost.ids))
                     )
+
+        # Keep the beginnings of the texts that are evidence now; others were displaced.
         needed = places_of(self.sums)
         for found in self.pending:
             self.evidence.update(needed, found.sources, found.ids, self.tokenizer)
@@ -130,8 +136,10 @@ class ShardReader:
         try:
             yield batch, self._measure(batch)
         except (torch.OutOfMemoryError, RuntimeError, ValueError, IndexError) as problem:
+            # Out of memory with a single text: no smaller batch is left to try.
             if isinstance(problem, torch.OutOfMemoryError) and len(batch.lengths) == 1:
                 raise
+            # Find the texts that break the model by reading each alone.
             if len(batch.lengths) > 1:
                 for i in range(len(batch.lengths)):
                     yield from self._add(batch.only(i), sources)
@@ -149,8 +157,10 @@ class ShardReader:
 
     def _measure(self, batch: TokenBatch) -> Tensor:
         """Run the model on a batch and add its numbers; nothing is added if the model raises."""
+        # What `prepare` runs, such as the writing of an encoder-decoder, is not recorded.
         moved = batch._replace(ids=send(batch.ids, self.device))
         forward = self.reader.prepare(moved)
+        # `measure_batch` needs the strongest key of each query, and a sample of rows.
         options = KeepOptions(top=1, sample=True)
         with record_calls(
             self.model, options, layers=self.layers, tokenizer=self.tokenizer
@@ -164,6 +174,7 @@ class ShardReader:
                 else ""
             )
             raise ValueError(f"no attention could be recorded{missing}")
+        # The first batch shows which attentions there are, and where the sums should live.
         if not self.sums.layers:
             self.sums = AtlasSums(layers_of(recording))
             device = (
@@ -178,9 +189,12 @@ class ShardReader:
         for watched in recording.values() if self.reader.writes else ():
             if watched.calls and watched.calls[0].key_ids is not None:
                 table = self.classes.of(watched.calls[0].key_ids)
+        # Tokens of whitespace count as punctuation; without `decode` no class is known.
         marks = [self.classes.known and name in ("punctuation", "space") for name in CLASSES]
         measures = measure_batch(recording, self.sums.layers, table, marks)
         self.sums.add(measures, batch.places, batch.lengths, count_classes(batch, read))
+
+        # A text is finite if all of its attentions are; `settle` waits for the answer.
         finite = torch.ones(
             len(batch.lengths), dtype=torch.bool, device=self.sums.class_tokens.device
         )
@@ -241,6 +255,7 @@ class EvidenceTexts:
         for place in needed & ids.keys():
             text = sources[place[0]]
             tokens = ids[place]
+            # Without `decode`, the beginning of the text stands for that of the sequence.
             excerpt = (
                 tokenizer.decode(tokens[:EXCERPT])
                 if hasattr(tokenizer, "decode")
@@ -286,6 +301,7 @@ class Skipped:
         self._counted.add(text.number)
         self.count += 1
         self.named[text.number] = f"{text.where}: {reason}"
+        # Keep the lowest numbers: the first texts of the corpus, in whatever order it is read.
         if len(self.named) > NAMED:
             del self.named[max(self.named)]
 

@@ -47,11 +47,10 @@ TIMEOUT = 30.0  # seconds without a sign of life, after which a process is taken
 GRACE = 60.0  # seconds for a process to load its model before it gives its first sign of life
 BEAT = 1.0  # seconds between two signs of life
 POLL = 0.1  # seconds between two looks while waiting
-REMOVALS = (
-    20  # attempts to empty a folder into which other processes write their last signs of life
-)
+# Attempts to empty a folder into which other processes write their last signs of life.
+REMOVALS = 20
 SETTINGS = "settings.json"
-VERSION = 1
+VERSION = 1  # of the files of sums
 
 
 class WorkerError(RuntimeError):
@@ -89,6 +88,7 @@ class Progress:
         self.done = ShardSet()
         self._saved = 0  # of the shards in `done`, how many the file holds
         self._damaged: set[Path] = set()
+        # The system releases this lock when the process ends, even by kill -9.
         own_lock = self.folder / f"lock-{rank:05d}-of-{count:05d}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -110,6 +110,7 @@ class Progress:
                 )
             self._remove_unfinished(count)
             self._check_settings(dict(settings))
+        # Whatever goes wrong, also Ctrl+C, must not leave the folder locked.
         except BaseException:
             self.release()
             raise
@@ -136,14 +137,15 @@ class Progress:
         others.
         """
         file = self.folder / SETTINGS
+        # Compare settings as JSON gives them back: tuples become lists.
         settings = json.loads(json.dumps(settings))
         if not file.exists():
+            # Write beside, then link: of processes that start at once, the first one counts.
             beside = self.folder / f".settings-{self.rank:05d}-{token_hex(4)}"
             try:
                 beside.write_text(json.dumps(settings), encoding="utf-8")
-                sync_file(
-                    beside
-                )  # before it gets its name: a crash of the machine must not leave half of it there
+                # Flush before the file gets its name: a crash must not leave half of it there.
+                sync_file(beside)
                 with suppress(OSError):  # another process was first: its settings count
                     os.link(beside, file)
                 if not file.exists():  # a file system without hard links
@@ -172,6 +174,7 @@ class Progress:
             try:
                 found[file] = _read_header(file)
             except DamagedError as problem:
+                # Warn once for each file: a process that waits looks again and again.
                 if file not in self._damaged:
                     warnings.warn(
                         f"{file} is damaged, so its shards are read again: {problem}", stacklevel=2
@@ -190,6 +193,7 @@ class Progress:
         found = {}
         taken = set[int]()
         parts = self.parts()
+        # The name breaks ties, so that the choice is the same in every process.
         for file in sorted(parts, key=lambda file: (-len(_shards(parts[file])), file)):
             own = _shards(parts[file])
             if not own & taken:
@@ -203,6 +207,7 @@ class Progress:
 
     def is_complete(self, count: int) -> bool:
         """Return whether each of `count` shards is done by some process."""
+        # A shard in two files counts once; `check_disjoint` finds such files.
         return len({number for part in self.parts().values() for number in _shards(part)}) == count
 
     def save(self, sums: AtlasSums, rest: Mapping[str, Any]) -> None:
@@ -214,6 +219,7 @@ class Progress:
         """
         if len(self.done.numbers) == self._saved:
             return
+        # The description is part of the file, so that it always matches the sums.
         header = {
             "version": VERSION,
             "done": self.done.ranges(),
@@ -223,6 +229,7 @@ class Progress:
         beside = self.file.with_name(f".{self.file.name}.new")
         try:
             save_file(sums.tensors(), beside, metadata={"atlas": json.dumps(header)})
+            # Flush, then rename: a reader finds the old file or the new one, as a whole.
             sync_file(beside)
             beside.replace(self.file)
             self._saved = len(self.done.numbers)
@@ -277,6 +284,7 @@ def remove_finished(out: str | os.PathLike[str], settings: Mapping[str, Any]) ->
         return
     file = folder / SETTINGS
     try:
+        # Settings are removed last: a folder without them was being removed already.
         is_other = file.exists() and json.loads(file.read_text(encoding="utf-8")) != json.loads(
             json.dumps(settings)
         )
@@ -321,6 +329,7 @@ def _read_header(file: Path) -> dict[str, Any]:
             )
     except (OSError, SafetensorError, KeyError, LoadError) as problem:
         raise DamagedError(problem) from None
+    # Another version is no damage: say so, rather than read the shards again.
     if header.get("version") != VERSION:
         raise LoadError(
             f"{file} is of version {header.get('version')!r}, not {VERSION}; delete its folder"
@@ -357,17 +366,19 @@ class Heartbeat:
         self.folder = folder
         self.rank = rank
         self.others = [other for other in range(count) if other != rank]
+        # As if last seen in the future: the first sign may take GRACE seconds, not TIMEOUT.
         self.seen = dict.fromkeys(self.others, ("", monotonic() + GRACE - TIMEOUT))
-        self.before = {
-            other: self._sign(other) for other in self.others
-        }  # perhaps of processes that were killed
+        # Signs from before this attempt, perhaps of processes that were killed.
+        self.before = {other: self._sign(other) for other in self.others}
         self.checked = 0.0
         self.stopped = Event()
+        # A daemon thread: the signs end with the process, however it ends.
         self.thread = Thread(target=self._beat, daemon=True)
         if self.others:
             self.thread.start()
 
     def _beat(self) -> None:
+        # The token tells the signs of this attempt from those that a killed one has left.
         token = token_hex(4)
         number = 0
         while not self.stopped.is_set():
@@ -379,6 +390,7 @@ class Heartbeat:
     def check(self) -> None:
         """Raise a WorkerError if another process has given no sign of life for TIMEOUT seconds."""
         now = monotonic()
+        # No new sign is to be expected within one BEAT.
         if now - self.checked < BEAT:
             return
         self.checked = now

@@ -22,6 +22,7 @@ LEAST_QUERIES = {"same": 4, "induction": 4}  # that must count in a text, for it
 LEAST = 8  # of all other habits
 GROUPS = 64  # of texts, whose sums tell how much a share varies from text to text
 MAP_BITS = 32  # of the fraction of a map's cell
+# The sums that have a row for each group of texts.
 GROUPED = ("group_numerator", "group_denominator")
 # The bins of the quantile sketch of each statistic; those that are not here are shares.
 BINS_OF = {
@@ -30,6 +31,7 @@ BINS_OF = {
     "logit": signed_log_edges(0.01, 1e6),
 }
 EDGES = edges_table(BINS_OF.get(name) or linear_edges(0.0, 1.0) for name in STATISTICS)
+# The habits of version 0.1, whose files do not name their measures.
 OLD_HABITS = ("itself", "previous", "first", "sink", "same", "induction", "punctuation", "far")
 NAMES = {"habits": HABITS, "texts": OF_TEXTS, "queries": OF_QUERIES}
 """The measures in the order of the tensors; a file has its own, so that measures can be added."""
@@ -57,6 +59,7 @@ class AtlasSums:
         """Of the habits, by group of texts, see `group_of`; None in a file of an earlier version,
         which has none.
         """
+        # The weight by distance, position and token class; distances are of `sampled` queries.
         self.distances = ExactSum.zeros(heads, BUCKETS)
         self.sampled = ExactSum.zeros(heads)
         self.positions = ExactSum.zeros(heads, BACK)
@@ -65,6 +68,7 @@ class AtlasSums:
         """The sum of the maps of the texts of 2^(k - 1) + 1 to 2^k tokens, by k, in units of 2^-32.
         """
         self.map_texts: dict[int, Int[Tensor, " heads"]] = {}
+        # -1 marks a place that no text has taken yet.
         self.evidence_share = torch.full((len(HABITS), heads, EVIDENCE), -1.0, dtype=torch.float64)
         self.evidence_text = torch.full((len(HABITS), heads, EVIDENCE, 2), -1, dtype=torch.int64)
         """The number of the text, and its first token within the text."""
@@ -82,16 +86,19 @@ class AtlasSums:
         of each class.
         """
         device = self.evidence_share.device
+        # The places come from the host, and the sums may live on a GPU.
         groups = send(group_of(places[:, 0]), device)
         places = send(places, device)
         for part in measures:
             own = part.heads
             self._add_measures(part, groups)
+            # In the distribution, the statistics of queries stand behind those of texts.
             for i, name in enumerate(OF_QUERIES):
                 numbers = part.queries[name].to(device)
                 counted = part.counted.to(device)
                 self.distribution.add(len(OF_TEXTS) + i, own, numbers[None], counted)
             sampled = part.sampled.to(device)
+            # Cross-attention has no distances: its keys are another sequence.
             if part.distances is not None:
                 self.distances[own].add(part.distances.to(device))
                 self.sampled[own].add(sampled[:, None].expand(-1, own.stop - own.start))
@@ -117,12 +124,15 @@ class AtlasSums:
         )
         for sums, numbers in ((self.numerator, numerator), (self.denominator, denominator)):
             sums[:, own].add(numbers)
+        # Habits come first among the measures; they alone have sums by group of texts.
         for by_group, numbers in (
             (self.group_numerator, numerator),
             (self.group_denominator, denominator),
         ):
             if by_group is not None:
                 by_group[..., own].add_to_rows(groups, numbers[:, : len(HABITS)])
+
+        # The distribution over texts takes each text's own share; NaN is not counted.
         share = torch.where(known, numerator / denominator, torch.nan)
         self.distribution.add(0, own, share.transpose(0, 1)[..., None])
 
@@ -130,6 +140,7 @@ class AtlasSums:
         self, own: slice, maps: Float[Tensor, "text heads row column"], lengths: Sequence[int]
     ) -> None:
         heads = self.evidence_share.shape[1]
+        # Texts of fewer than ROWS tokens have no map; the others are grouped by length.
         for k in sorted({_length_class(length) for length in lengths if length >= ROWS}):
             which = [
                 i
@@ -140,13 +151,14 @@ class AtlasSums:
                 empty = torch.zeros(heads, ROWS, ROWS, dtype=torch.int64, device=maps.device)
                 self.maps[k] = empty
                 self.map_texts[k] = empty[:, 0, 0].clone()
+            # Spare the copy where all texts of the batch are of one class.
             chosen = (
                 maps if len(which) == len(maps) else maps[send(torch.tensor(which), maps.device)]
             )
+            # Round each cell once and add integers, so that the order of texts does not matter.
             self.maps[k][own] += (chosen * 2**MAP_BITS).round().long().sum(0)
-            self.map_texts[k][own] += (chosen.sum((2, 3)) > 0).sum(
-                0
-            )  # a decoder's texts differ from the encoder's
+            # Count only maps with weight: `lengths` are of an encoder's texts, not its decoder's.
+            self.map_texts[k][own] += (chosen.sum((2, 3)) > 0).sum(0)
 
     def _add_evidence(self, part: BatchMeasures, places: Int[Tensor, "text 2"]) -> None:
         device = self.evidence_share.device
@@ -154,11 +166,13 @@ class AtlasSums:
         numerator = part.numerator.to(device)
         denominator = part.denominator.to(device)
         habits = len(HABITS)
+        # A share over few queries is no evidence: -1 ranks such a text last.
         least = whole_numbers([LEAST_QUERIES.get(name, LEAST) for name in HABITS], device)[:, None]
         enough = part.known.to(device)[:, :habits] & (denominator[:, :habits] >= least)
         share = torch.where(enough, numerator[:, :habits] / denominator[:, :habits], -1.0).permute(
             1, 2, 0
         )
+        # Keep the strongest of the texts so far and of this batch.
         where = places[None, None].expand(habits, share.shape[1], -1, -1)
         self.evidence_share[:, own], self.evidence_text[:, own] = _strongest(
             torch.cat([self.evidence_share[:, own], share], 2),
@@ -170,11 +184,13 @@ class AtlasSums:
         if self.layers != other.layers:
             raise ValueError("these sums are of models with other attentions, and cannot be merged")
         self.distribution.merge(other.distribution)
+        # Groups of only some of the texts would give a wrong error: keep no groups.
         if self.group_numerator is None or other.group_numerator is None:
             self.group_numerator = self.group_denominator = None
         its = other._sums()
         for name, mine in self._sums().items():
             mine.merge(its[name])
+        # A class of lengths may be new here.
         for k, cells in other.maps.items():
             self.maps[k] = self.maps[k] + cells if k in self.maps else cells.clone()
             more = other.map_texts[k]
@@ -204,6 +220,7 @@ class AtlasSums:
         weight = self.group_numerator.value[:, i]
         queries = self.group_denominator.value[:, i]
         total = queries.sum(0)
+        # y - R x of each group, with R of the whole corpus.
         deviation = weight - weight.sum(0) / total * queries
         return torch.where(queries > 0, deviation / total, torch.nan)
 
@@ -212,11 +229,13 @@ class AtlasSums:
 
     def to(self, device: torch.device | str) -> "AtlasSums":
         """Return the sums on a device; ints are copied as they are."""
+        # Skip __init__, which would allocate zeros of the full size first.
         moved = AtlasSums.__new__(AtlasSums)
         moved.__dict__ = {
             name: value.to(device) if isinstance(value, Tensor | ExactSum | Distribution) else value
             for name, value in vars(self).items()
         }
+        # Tensors in a dict are moved one by one.
         moved.maps = {k: cells.to(device) for k, cells in self.maps.items()}
         moved.map_texts = {k: count.to(device) for k, count in self.map_texts.items()}
         moved.layers = [*self.layers]
@@ -268,6 +287,7 @@ class AtlasSums:
             if f"map.{k}" in tensors:
                 sums.maps[int(k)] = torch.zeros(heads, ROWS, ROWS, dtype=torch.int64)
                 sums.map_texts[int(k)] = torch.zeros(heads, dtype=torch.int64)
+        # On the CPU these share their memory with `sums`: copying into them fills the sums.
         own = sums.tensors()
         for name in tensors.keys() - own.keys():
             raise ValueError(f'it has a tensor "{name}", which sums do not have')
@@ -280,11 +300,13 @@ class AtlasSums:
             axis = heads_axis(name) - 1
             shape = list(tensor.shape)
             if part in mine:
+                # The file may have more or fewer measures than this version.
                 shape[axis] = len(theirs[part])
             _check_tensor(name, tensors, tuple(shape), tensor.dtype)
             if part not in mine or mine[part] == theirs[part]:
                 tensor.copy_(tensors[name])
                 continue
+            # Copy the measures that both versions know, each to its own row.
             common = [each for each in mine[part] if each in theirs[part]]
             here, there = (
                 torch.tensor([names.index(each) for each in common], dtype=torch.long)
@@ -347,6 +369,7 @@ def error_of_sum(influences: Float[Tensor, "group heads"]) -> Float[Tensor, " he
     """
     count = (~influences.isnan()).sum(0)
     squares = influences.square().nansum(0)
+    # The clamp avoids a division by zero where the result is NaN anyway.
     return torch.where(count > 1, (squares * count / (count - 1).clamp(min=1)).sqrt(), torch.nan)
 
 
@@ -357,9 +380,9 @@ def group_of(texts: Int[Tensor, " text"]) -> Int[Tensor, " text"]:
     later ones are permuted anew each time, so that a corpus whose kinds of text alternate has all
     kinds in every group.
     """
-    mixed = (
-        texts // GROUPS * 2654435761 % 2**32
-    )  # the golden ratio, so that the high bits of neighbours differ
+    # Multiply by 2^32 over the golden ratio, so that the high bits of neighbours differ.
+    mixed = texts // GROUPS * 2654435761 % 2**32
+    # An odd factor permutes the 64 groups, and a shift rotates them; both come from high bits.
     factor = 2 * (mixed >> 26 & 31) + 1
     shift = mixed >> 20 & 63
     return (texts * factor + shift) % GROUPS
@@ -378,9 +401,11 @@ def _strongest(
 
     A text that is there twice, which merging a corpus with itself brings about, stays twice.
     """
+    # Sort by first token, then stably by text: this is the order of the corpus.
     for axis in (1, 0):
         order = text[..., axis].sort(dim=2, stable=True).indices
         share = share.gather(2, order)
         text = text.gather(2, order[..., None].expand_as(text))
+    # A stable sort keeps that order among equal shares.
     order = share.sort(dim=2, descending=True, stable=True).indices[..., :EVIDENCE]
     return share.gather(2, order), text.gather(2, order[..., None].expand(*order.shape, 2))

@@ -57,6 +57,7 @@ class Corpus:
         given = [texts] if isinstance(texts, str | os.PathLike) else [*texts]
         if not given:
             raise ValueError("texts=[] is an empty corpus; pass texts, or files with texts")
+        # A list of strings is texts; one string, or a list with a Path, names files.
         if not isinstance(texts, str | os.PathLike) and all(
             isinstance(text, str) for text in given
         ):
@@ -64,6 +65,7 @@ class Corpus:
             self._check_not_paths(self.listed)
         else:
             self.files = [file for path in given for file in _files(Path(path))]
+        # The progress of a run is told as a share of this size.
         self.size = (
             sum(map(len, self.listed))
             if self.listed
@@ -75,6 +77,7 @@ class Corpus:
 
     @staticmethod
     def _check_not_paths(texts: Sequence[str]) -> None:
+        # File names given by mistake show among the first texts.
         for text in texts[:8]:
             if len(text) < 1000 and text.endswith(SUFFIXES) and Path(text).exists():
                 raise ValueError(
@@ -105,6 +108,7 @@ class Corpus:
 def _files(path: Path) -> list[Path]:
     """Return the file, or the files of a folder that can be read, sorted by name."""
     if path.is_dir():
+        # Sorted, so that the number of a text does not depend on the file system.
         found = sorted(
             file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()
         )
@@ -130,11 +134,13 @@ def _read_txt(file: Path, column: str) -> Iterator[Line]:
     part = []
     size = 0
     for number, (line, broken) in enumerate(_lines(file), 1):
+        # A broken line stands alone; the lines around it still form a part.
         if broken:
             yield number, "", broken
             continue
         part.append(line)
         size += len(line)
+        # End the part with this line, once it is long enough.
         if size >= PART:
             yield first, "".join(part), ""
             first = number + 1
@@ -153,6 +159,7 @@ def _read_jsonl(file: Path, column: str) -> Iterator[Line]:
         if not broken:
             try:
                 record = json.loads(line)
+                # A line is an object with this field, or the text itself as a JSON string.
                 value = record.get(column) if isinstance(record, dict) else record
                 text, broken = (
                     (value, "")
@@ -167,6 +174,7 @@ def _read_jsonl(file: Path, column: str) -> Iterator[Line]:
 def _lines(file: Path) -> Iterator[tuple[str, str]]:
     """Yield each line of a file, or why it cannot be read; a line has at most 2^24 bytes."""
     with file.open("rb") as opened:
+        # The limit bounds the memory; a longer line is read in pieces.
         while line := opened.readline(1 << 24):
             try:
                 yield line.decode("utf-8"), ""
@@ -178,14 +186,14 @@ def _read_parquet(file: Path, column: str) -> Iterator[Line]:
     """Yield the text of each row; where the file is damaged, the reason in place of the first row
     that is lost.
     """
-    import_optional(
-        "pyarrow.parquet", "a .parquet file", "atlas"
-    )  # its absence is no damage, and ends the run
+    # Outside of the try: a missing pyarrow is no damage, and ends the run.
+    import_optional("pyarrow.parquet", "a .parquet file", "atlas")
     row = 0
     try:
         for row, (text,) in enumerate(read_texts(file, [column]), 1):
             yield row, text or "", "" if text is not None else "has no text"
     except ValueError as problem:
+        # Line 0 stands for the whole file, of which nothing could be read.
         yield row + 1 if row else 0, "", str(problem)
 
 
@@ -266,8 +274,10 @@ def encoder_of(tokenizer: Any) -> Encode:
         )
 
     def encode(text: str) -> list[int]:
+        # A panic of the Rust library is no Exception: make it one, so that the text can be skipped.
         with panics_as_errors("the tokenizers library panics"):
             encoded = tokenizer.encode(text)
+        # `tokenizers` returns an Encoding, `transformers` a list of ids.
         return list(getattr(encoded, "ids", encoded))
 
     return encode
@@ -277,7 +287,9 @@ def longest_input(model: Any) -> int | None:
     """Return how many tokens a model takes, None where nothing limits it."""
     config = getattr(model, "config", None)
     if getattr(config, "positions", None) in ("rotary", "none", "sinusoidal", "sinusoidal_halves"):
-        return None  # of Telescope's models: max_positions is what it was trained on
+        # A model of Telescope: max_positions is what it was trained on, and no limit.
+        return None
+    # Families of models have different names for the limit.
     for name in ("max_positions", "max_position_embeddings", "n_positions", "max_sequence_length"):
         limit = getattr(config, name, None)
         if isinstance(limit, int) and limit > 0:
@@ -288,6 +300,7 @@ def longest_input(model: Any) -> int | None:
 def default_length(model: Any) -> int:
     """Return the length of sequences: what the model was trained on, at most DEFAULT_LENGTH."""
     config = getattr(model, "config", None)
+    # A model with rotary positions takes any length, but was trained on `max_positions`.
     limits = (longest_input(model), getattr(config, "max_positions", None))
     return min([limit for limit in limits if isinstance(limit, int)] + [DEFAULT_LENGTH])
 
@@ -300,17 +313,21 @@ def sequences_of(
 
     A packed sequence has the number of the text that it begins in.
     """
+    # Cut each text by itself; a rest of one token is left out.
     if not packed:
         for text, ids in texts:
             for first in range(0, len(ids), length):
                 if len(ids) - first > 1:
                     yield TokenSequence(text.number, first, ids[first : first + length])
         return
+
+    # Packed: fill each stretch with one text after the other.
     stretch: list[int] = []
     place = (0, 0)
     for text, ids in texts:
         start = 0
         while start < len(ids):
+            # A stretch is known by the text and the token that it begins with.
             place = (text.number, start) if not stretch else place
             taken = ids[start : start + length - len(stretch)]
             stretch = stretch + taken
@@ -327,11 +344,13 @@ def batches_of(sequences: Iterable[TokenSequence], size: int, pad: int) -> Itera
 
     A batch holds no sequence of less than three quarters of its longest one.
     """
+    # Text and first token break ties, so that batches are the same in every run.
     ordered = sorted(
         sequences, key=lambda sequence: (len(sequence.ids), sequence.text, sequence.first)
     )
     batch: list[TokenSequence] = []
     for sequence in ordered:
+        # The first sequence of a batch is its shortest, the next one would be its longest.
         if batch and (len(batch) == size or 4 * len(batch[0].ids) < 3 * len(sequence.ids)):
             yield _padded(batch, pad)
             batch = []

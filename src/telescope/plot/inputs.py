@@ -45,6 +45,7 @@ def matrices_of(
     Raises TypeError for anything that holds no weights, and ValueError for tokens of another
     number.
     """
+    # Take the weights, and the numbers of queries and keys before any pooling.
     given: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     seen, names = _unwrapped(seen, traced=True)
     if isinstance(seen, Trace):
@@ -68,10 +69,13 @@ def matrices_of(
             "recording, such as "
             'recording["blocks.0.self"], or a tensor does'
         )
+
+    # Keep one sequence, in float64 on the CPU, where matplotlib can read the numbers.
     number = check_index("batch", batch, len(numbers))
     matrices = numbers[number].detach().double().cpu()
     rows, columns = _names(tokens, given, size)
     pooled = size[0] / max(1, matrices.shape[-2]), size[1] / max(1, matrices.shape[-1])
+    # A pooled cell covers several tokens, so that it has no name.
     if pooled != (1.0, 1.0):
         rows = columns = None
     return Matrices(matrices, rows, columns, pooled, names or tuple(range(len(matrices))))
@@ -89,6 +93,7 @@ def _unwrapped(
         seen = seen.call
     if not isinstance(seen, RecordedCall):
         return seen, None
+    # Only a call that kept its values can be traced; any other gives its survey.
     return seen.trace() if traced and seen.has_values else seen.survey(), seen.heads
 
 
@@ -99,6 +104,7 @@ def _with_batch_and_heads(weights: Tensor) -> Float[Tensor, "batch heads query k
 def _survey_map(survey: Survey) -> Float[Tensor, "batch heads rows cols"]:
     queries = survey.queries.shape[-2]
     keys = survey.keys.shape[-2]
+    # Queries on the meta device were not kept: only a recorded map can be drawn.
     if survey.queries.is_meta:
         if survey.recorded is None:
             raise ValueError(
@@ -106,6 +112,7 @@ def _survey_map(survey: Survey) -> Float[Tensor, "batch heads rows cols"]:
                 "128) does"
             )
         return survey.map(*survey.recorded)
+    # Draw every weight of a short text; pool those of a longer one.
     if max(queries, keys) <= MOST_SINGLE:
         return survey.rows(slice(None))
     return survey.map(min(queries, POOLED_SIDE), min(keys, POOLED_SIDE))
@@ -125,10 +132,12 @@ def _names(
         raise TypeError(
             f'tokens is one string, "{tokens}"; it takes a list with a string for each position'
         )
+    # Two lists name queries and keys; two strings are the tokens of one sequence.
     if len(tokens) == 2 and not any(isinstance(part, str) for part in tokens):
         rows, columns = (tuple(map(str, part)) for part in tokens)
     else:
         columns = tuple(map(str, tokens))
+        # Fewer queries than keys are the last positions of the sequence.
         rows = columns[len(columns) - size[0] :] if size[0] <= len(columns) else columns
     if (len(rows), len(columns)) != size:
         raise ValueError(
@@ -152,6 +161,7 @@ def track_of(
         numbers = seen.received if kind == "received" else seen.entropy
     elif isinstance(seen, Tensor) and 2 <= seen.ndim <= 4:
         weights = _with_batch_and_heads(seen).double()
+        # xlogy counts 0 · log 0 as 0, so that a masked key adds no entropy.
         numbers = weights.sum(-2) if kind == "received" else -torch.xlogy(weights, weights).sum(-1)
     else:
         raise TypeError(

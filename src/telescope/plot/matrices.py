@@ -101,6 +101,7 @@ def heads_grid(
         >>> len(ts.plot.heads_grid(ts.survey(q, k)).axes)
         6
     """
+    # A recording has a row of maps for each attention that was called.
     if isinstance(seen, Recording):
         rows = [
             (name, matrices_of(watched, tokens, batch))
@@ -116,10 +117,13 @@ def heads_grid(
     else:
         found = matrices_of(seen, tokens, batch)
         count = len(found.numbers)
+        # Up to six heads stand in one row; more form a grid near a square.
         across = columns or (count if count <= 6 else _columns(count))
         every = [(found, i) for i in range(count)]
         panels = [every[first : first + across] for first in range(0, count, across)]
         labels = [""] * len(panels)
+
+    # All maps have the shape of the first one, 0.4 to 1.5 times as high as wide.
     across = max(map(len, panels))
     down = len(panels)
     wide = inches(width)
@@ -129,6 +133,7 @@ def heads_grid(
         picture = new_picture(wide, min(60.0, down * (height + 0.12) + 0.2))
         grid = picture.subplots(down, across, squeeze=False)
         for number, (row, cells, label) in enumerate(zip(grid, panels, labels, strict=True)):
+            # Remove the empty places of a row that is not full.
             for axes in row[len(cells) :]:
                 axes.remove()
             for axes, (found, place) in zip(row, cells, strict=False):
@@ -180,12 +185,14 @@ def alignment(
             "draw a heatmap"
         )
     with drawing(width, 1.9) as (picture, axes):
+        # Spread both texts over the same width.
         at_query = _spread(found.rows)
         at_key = _spread(found.columns)
         strongest = matrix.argmax(-1).tolist()
         for i, row in enumerate(matrix.tolist()):
             for j, weight in enumerate(row):
                 if weight >= least:
+                    # The strongest key of each query has a colour; all other ribbons are grey.
                     colour = COLOURS[0] if j == strongest[i] else "#777777"
                     axes.plot(
                         [at_query[i], at_key[j]],
@@ -195,6 +202,8 @@ def alignment(
                         alpha=0.25 + 0.6 * min(1.0, weight),
                         solid_capstyle="round",
                     )
+
+        # Write the tokens just outside the ends of the ribbons.
         for places, names, height, align in (
             (at_query, found.rows, -0.06, "top"),
             (at_key, found.columns, 1.06, "bottom"),
@@ -210,6 +219,7 @@ def _place(found: Matrices, head: SupportsIndex) -> int:
     """Return where a head, given by its number in the model, stands among the heads that were
     kept.
     """
+    # The number in the model comes first; any other is an index among the kept heads.
     if head in found.names:
         return found.names.index(int(head))
     return check_index("head", head, len(found.names))
@@ -223,6 +233,7 @@ def _columns(heads: int) -> int:
 
 def _draw_matrix(axes: Any, matrix: Tensor, found: Matrices, peak: float) -> Any:
     rows, columns = matrix.shape
+    # The axes count tokens, also where a cell pools several of them.
     extent = (-0.5, columns * found.pooled[1] - 0.5, rows * found.pooled[0] - 0.5, -0.5)
     # Of many weights most are small: show these too.
     gamma = 1.0 if max(rows, columns) <= MOST_TICKS else 0.4
@@ -252,6 +263,7 @@ def _write_numbers(axes: Any, matrix: Tensor) -> None:
             axes.text(
                 j,
                 i,
+                # Write .25 for 0.25, which is narrower.
                 f"{weight:.2f}".lstrip("0") or "0",
                 ha="center",
                 va="center",
@@ -262,6 +274,7 @@ def _write_numbers(axes: Any, matrix: Tensor) -> None:
 
 def _spread(names: Sequence[str]) -> list[float]:
     """Return a place from 0 to 1 for each name, wide names farther apart."""
+    # The letters of each name, and 1.5 letters between two names.
     widths = [len(name) + 1.5 for name in names]
     ends = [sum(widths[: i + 1]) for i in range(len(widths))]
     return [(end - width / 2) / ends[-1] for end, width in zip(ends, widths, strict=True)]

@@ -68,6 +68,7 @@ STYLE: dict[str, Any] = {
     "legend.fontsize": 6.5,
     "pdf.fonttype": 42,  # text stays text: it can be searched, and edited in a drawing program
     "svg.fonttype": "none",
+    # With a fixed salt the ids within an SVG file are the same each time.
     "svg.hashsalt": "telescope",
     "figure.dpi": 120.0,
     "savefig.dpi": 300.0,
@@ -102,7 +103,10 @@ class Picture(Figure):
             raise ValueError(
                 f'"{os.fspath(path)}" is not a .png, .svg or .pdf; {hint(ending, FORMATS)}'
             )
+
+        # Without a date, the same picture gives the same bytes.
         dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        # The style again: matplotlib reads settings such as the type of fonts when it saves.
         with styled(), atomic_file(path) as new:
             self.savefig(new, format=ending, dpi=dpi, metadata=dated.get(ending))
 
@@ -136,6 +140,7 @@ def inches(width: Width) -> float:
 def new_picture(width: Width, height: float) -> Picture:
     """Return an empty picture; `height` is in inches."""
     picture = Picture(figsize=(inches(width), height), layout="constrained")
+    # The canvas attaches itself to the figure, which then needs no pyplot to be drawn.
     FigureCanvasAgg(picture)
     return picture
 
@@ -164,6 +169,7 @@ def name_ticks(
     axis.set_ticks(range(count), [visible(name) for name in names])
     axis.set_tick_params(length=0)
     if side == "x":
+        # Names that would take more than 60 letters side by side are turned upright.
         long = max(map(len, names), default=0) * count > 60
         axis.set_tick_params(rotation=90 if long else 0)
 
@@ -173,4 +179,5 @@ def visible(token: str) -> str:
     formula.
     """
     text = token.replace("\n", "↵").replace("\t", "⇥").replace("$", r"\$")
+    # A token of spaces alone would be invisible: draw a sign for each space.
     return text if text.strip() else "␣" * max(1, len(text))

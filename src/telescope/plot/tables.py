@@ -16,6 +16,7 @@ Row = Mapping[str, Any]
 # Heads, an Atlas, a Comparison, Effects, a frame of pandas or polars, columns by name, or rows.
 TableLike = Any
 
+# Labels of the colour bar that replace the unit of the measure.
 UNITS = {"spread": "effective number of keys", "largest_logit": "largest logit"}
 MARKERS = "os^Dvp*X<>"  # a kind has a colour and a shape, so that it can be told without colours
 
@@ -30,6 +31,7 @@ def rows_of(table: TableLike) -> list[Row]:
         rows: Any = table.to_dict()
     elif isinstance(table, Atlas):
         rows = [*table.rows()]
+    # Effects of edits keep their columns by name.
     elif hasattr(table, "columns") and isinstance(table.columns, Mapping):
         rows = rows_of(table.columns)
     elif hasattr(table, "to_dicts"):  # polars
@@ -86,6 +88,8 @@ def scatter(
     """
     rows = rows_of(table)
     kinds = [str(kind) for kind in column(rows, colour)] if colour in rows[0] else [""] * len(rows)
+
+    # Leave out the rows in which one of the two numbers is unknown.
     points = [
         (across, up, kind, row)
         for across, up, kind, row in zip(column(rows, x), column(rows, y), kinds, rows, strict=True)
@@ -94,6 +98,7 @@ def scatter(
     if not points:
         raise ValueError(f'no row has both "{x}" and "{y}", so there is nothing to draw')
     with drawing(width, 0.8 * inches(width)) as (picture, axes):
+        # Sorted, so that the colour of a kind does not depend on the order of the rows.
         for i, kind in enumerate(sorted(set(kinds))):
             chosen = [(across, up) for across, up, own, _ in points if own == kind]
             if chosen:
@@ -107,11 +112,14 @@ def scatter(
                     linewidths=0,
                     label=kind,
                 )
+
+        # An atlas has quantiles over its texts: draw these as thin lines behind the points.
         for across, up, _, row in points:
             low_high: Any = [(row.get(f"{name}.q25%"), row.get(f"{name}.q75%")) for name in (x, y)]
             if all(_known(end) for pair in low_high for end in pair):
                 axes.plot(low_high[0], [up, up], color="grey", linewidth=0.4, zorder=0)
                 axes.plot([across, across], low_high[1], color="grey", linewidth=0.4, zorder=0)
+        # Write each label two typographic points to the right of its point and above.
         if label is not None:
             for (across, up, *_), name in zip(
                 points, column([row for *_, row in points], label), strict=True
@@ -121,6 +129,7 @@ def scatter(
                 )
         axes.set(xlabel=x, ylabel=y, title=title or "")
         if any(kinds):
+            # Put the legend beside the axes, where it hides no point.
             axes.legend(
                 title=colour, title_fontsize=6.5, loc="upper left", bbox_to_anchor=(1.0, 1.0)
             )
@@ -149,19 +158,24 @@ def habits(
         raise ValueError(f'there is no habit "{habit}"; {hint(habit, COLUMNS)}')
     if not heads:
         raise ValueError("there is no head in this table, so there is nothing to draw")
+
+    # Rows are the layers that a selection of heads still has, in the order of the model.
     shown = {head.layer for head in heads}
     layers = [layer for layer in heads.layers if layer in shown]
+    # A head that is missing stays NaN, and its square empty.
     squares = [[nan] * (1 + max(head.number for head in heads)) for _ in layers]
     for head in heads:
         squares[layers.index(head.layer)][head.number] = getattr(head, habit)
     wide = inches(width)
     measure = MEASURES[habit]
+    # Inches: cells are about square, unless the picture would become higher than 9.
     height = min(9.0, 0.6 + 0.8 * wide * len(layers) / max(4, len(squares[0])))
     with drawing(wide, height) as (picture, axes):
         image = axes.imshow(
             squares,
             cmap=SEQUENTIAL,
             vmin=0.0,
+            # All shares have the scale 0 to 1, so that pictures can be compared.
             vmax=1.0 if measure.is_share else None,
             aspect="auto",
         )
@@ -197,6 +211,7 @@ def effects(
     """
     rows = rows_of(table)
     names = column(rows, name)
+    # The columns that hold numbers, judged by the last row.
     numeric = [key for key, value in rows[-1].items() if key != name and _known(value)]
     if measure is None and not numeric:
         raise ValueError(
@@ -204,17 +219,21 @@ def effects(
         )
     measure = measure or numeric[0]
     numbers = column(rows, measure)
+
+    # The row without a name is the model without edits: changes are measured from there.
     plain = next((number for own, number in zip(names, numbers, strict=True) if own is None), None)
     changed = [
         (str(own), number)
         for own, number in zip(names, numbers, strict=True)
         if own is not None and _known(number)
     ]
+    # Rank by the size of the change, and keep the largest ones.
     changed.sort(key=lambda row: -abs(row[1] - (plain or 0.0)))
     del changed[most:]
     if not changed:
         raise ValueError(f'no edit has a "{measure}", so there is nothing to draw')
     with drawing(width, 0.55 + 0.16 * len(changed)) as (picture, axes):
+        # Bars are drawn from below, so that the largest change comes last.
         axes.barh(
             [own for own, _ in changed][::-1],
             [number for _, number in changed][::-1],
@@ -230,4 +249,5 @@ def effects(
 
 
 def _known(number: Any) -> bool:
+    # In Python a bool is an int, and it is no measurement.
     return isinstance(number, int | float) and not isinstance(number, bool) and not isnan(number)

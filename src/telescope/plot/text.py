@@ -73,6 +73,8 @@ def sources(found: Sources, *, title: str | None = None, width: Width = "text") 
         raise TypeError(
             f"{type(found).__name__} holds no sources; recording.sources(span) returns them"
         )
+
+    # The answer becomes one line of the title, cut where it is long.
     answer = " ".join("".join(found.answer).split())
     answer = answer if len(answer) <= ANSWER_LETTERS else f"{answer[: ANSWER_LETTERS - 1]}…"
     return _draw(found.context, found.token_scores(), title or f"“{answer}”, by {found.how}", width)
@@ -84,15 +86,19 @@ def _draw(
     """Draw tokens in lines; the largest number without its sign has the darkest background."""
     if not 0 < len(tokens) <= MOST_TOKENS:
         raise ValueError(f"there are {len(tokens):,} tokens; 1 to {MOST_TOKENS:,} can be drawn")
+    # Where all numbers are zero, every background is white.
     peak = max(map(abs, numbers)) or 1.0
     wide = inches(width)
     with styled():
+        # Measure the width of each token in inches, on a picture that is thrown away.
         measure = new_picture(wide, 1.0)
         renderer = measure.canvas.get_renderer()  # type: ignore[attr-defined]
         widths = []
         for token in tokens:
             drawn = measure.text(0, 0, _shown(token).replace(" ", "\u00a0"), fontsize=FONT_SIZE)
             widths.append(drawn.get_window_extent(renderer).width / measure.dpi)
+
+        # Break lines at the right edge, and after a token that ends in a line break.
         places = []
         x = 0.0
         line = 0
@@ -105,20 +111,26 @@ def _draw(
             if token.endswith("\n"):
                 x = 0.0
                 line = line + 1
+
+        # The picture is as high as its lines; a title takes a quarter of an inch more.
         height = LINE_HEIGHT * (places[-1][1] + 1) + (0.4 if title else 0.15)
         picture = new_picture(wide, height)
         axes = picture.subplots()
         axes.set(
             xlim=(0.0, wide - 0.15),
+            # Inches from the top, so that lines count downwards.
             ylim=(LINE_HEIGHT * (places[-1][1] + 1), 0.0),
             title=title or "",
         )
         axes.set_axis_off()
+
+        # Write each token on its background, in black or white, whichever can be read.
         for token, share, (x, line) in zip(tokens, numbers, places, strict=True):
             colour = _background(share / peak)
             axes.text(
                 x,
                 LINE_HEIGHT * (line + 0.5),
+                # A line does not begin with a space, unless the token is nothing else.
                 _shown(token if x else token.lstrip(" ") or token),
                 fontsize=FONT_SIZE,
                 va="center",
@@ -133,6 +145,7 @@ def _draw(
 
 
 def _shown(token: str) -> str:
+    # A token of line breaks alone is shown as an arrow.
     bare = token.rstrip("\n") or "↵"
     return visible(bare) if bare.strip() else bare
 
@@ -141,6 +154,7 @@ def _background(share: float) -> tuple[int, int, int]:
     """Return a colour from white (0) to the palette's blue (1) or red (-1): its brightness tells
     the size.
     """
+    # The colour of a full share in RGB: blue above zero, red below.
     end = (0, 82, 140) if share >= 0 else (176, 48, 0)
     red, green, blue = (round(255 + (one - 255) * abs(share)) for one in end)
     return red, green, blue

@@ -105,13 +105,18 @@ def _draw_track(
             f"there are {len(tokens)} tokens for {count} "
             f"{'queries' if places == 'query' else 'keys'}"
         )
+
+    # Average neighbouring places in blocks, so that at most MOST_POINTS are drawn.
     step = max(1, -(-count // MOST_POINTS))
     blocks = (
         torch.stack([track[:, i : i + step].mean(-1) for i in range(0, count, step)], -1)
         if count
         else track
     )
+    # Place each block at its middle; the last block may be short, so stay within the text.
     at = [min(step * i + (step - 1) / 2, count - 1) for i in range(blocks.shape[-1])]
+
+    # Inches: lines have one height; a heat map grows with its heads, up to 8.
     with drawing(width, 1.5 if heads <= MOST_LINES else min(8.0, 0.7 + 0.12 * heads)) as (
         picture,
         axes,
@@ -124,6 +129,7 @@ def _draw_track(
             if heads > 1:
                 axes.legend(ncols=heads)
         else:
+            # A logarithm has no zero: begin at the smallest positive number, at least 0.001.
             low = float(blocks[blocks > 0].min()) if bool((blocks > 0).any()) else 0.1
             norm = LogNorm(max(low, 1e-3), max(float(blocks.max()), 2e-3)) if logarithmic else None
             image = axes.imshow(
@@ -133,6 +139,7 @@ def _draw_track(
                 vmin=None if logarithmic else 0.0,
                 aspect="auto",
                 interpolation="nearest",
+                # The axis counts places of the text, not blocks.
                 extent=(-0.5, count - 0.5, heads - 0.5, -0.5),
             )
             axes.set(ylabel="head", yticks=range(heads), yticklabels=list(names))
@@ -171,19 +178,24 @@ def training(
         ['entropy of each head (nats)', 'largest logit of each head']
     """
     curves = _read_logs(Path(run)) if isinstance(run, str | os.PathLike) else _curves(run)
+    # Leave out panels without lines: a run may have been trained without a watch.
     panels = {name: lines for name, lines in curves.items() if lines}
     if not panels:
         raise ValueError("there are no losses and no heads to draw in this run")
+
+    # Draw the panels side by side.
     with styled():
         picture = new_picture(width, 1.9)
         grid = picture.subplots(1, len(panels), squeeze=False)[0]
         for axes, (name, lines) in zip(grid, panels.items(), strict=True):
             for i, (label, points) in enumerate(lines.items()):
                 steps, numbers = zip(*sorted(points.items()), strict=True)
+                # Many lines overlap: draw these half transparent, and without a legend.
                 few = len(lines) <= MOST_LINES
                 axes.plot(
                     steps,
                     numbers,
+                    # The last colour of the palette, yellow, is left out.
                     color=COLOURS[i % 7],
                     alpha=1.0 if few else 0.5,
                     label=label,
@@ -197,6 +209,7 @@ def training(
     return picture
 
 
+# The fields of a layer's health, and the title of the panel of each.
 HEALTH = {"logit": "largest logit", "entropy": "mean entropy (nats)", "one_key": "share on one key"}
 
 
@@ -227,6 +240,8 @@ def health(
         raise TypeError(
             "health takes what ts.Health(model).measure(batch) returns, or a list of these"
         )
+
+    # Order the reports by step; the latest one names the layers.
     found.sort(key=lambda report: report.step)
     layers = list(found[-1].layers)
     with styled():
@@ -236,20 +251,26 @@ def health(
         ):
             for i, layer in enumerate(layers):
                 rows = [(report.step, getattr(report.layers[layer], measure)) for report in found]
+                # One report: a dot for each head, above the name of its layer.
                 if len(rows) == 1:
                     axes.plot(
                         [i] * len(rows[0][1]), rows[0][1], ".", color=COLOURS[i % 7], markersize=4
                     )
                 else:
+                    # Several reports: a line for each head over the steps.
                     steps, numbers = zip(*rows, strict=True)
                     axes.plot(steps, numbers, color=COLOURS[i % 7], linewidth=0.9, alpha=0.8)
+                    # An empty line gives each layer one entry in the legend, not one for each head.
                     axes.plot([], [], color=COLOURS[i % 7], label=layer)
+
+            # Small logits keep the axis: show the alert limit where one exceeds half of it.
             largest = max(
                 number for row in found[-1].layers.values() for number in getattr(row, measure)
             )
             if measure == "logit" and largest > 0.5 * LARGEST_LOGIT:
                 axes.axhline(LARGEST_LOGIT, color="black", linewidth=0.7, linestyle="--")
             axes.set(title=label, xlabel="step" if len(found) > 1 else "")
+            # Begin at zero, unless a number lies below.
             axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
             if len(found) == 1:
                 axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=5.5)
@@ -262,6 +283,7 @@ def health(
 
 Curves = dict[str, dict[str, dict[int, float]]]  # panel, line, step
 
+# The title of each panel, by the part of a TensorBoard tag that names it.
 PANELS = {
     "loss": "loss (nats)",
     "entropy": "entropy of each head (nats)",
@@ -273,6 +295,7 @@ def _curves(events: Iterable[Event]) -> Curves:
     curves: Curves = {panel: {} for panel in PANELS.values()}
 
     def add(panel: str, line: str, step: int, number: float) -> None:
+        # A step that comes twice keeps its last number.
         curves[PANELS[panel]].setdefault(line, {})[step] = number
 
     for event in events:
@@ -283,6 +306,7 @@ def _curves(events: Iterable[Event]) -> Curves:
                 if "loss" in event.metrics:
                     add("loss", "validation", event.step, event.metrics["loss"])
             case HeadsWatched():
+                # Each head is a line, named as in the TensorBoard logs.
                 for panel, by_name in (("entropy", event.entropy), ("largest_logit", event.logit)):
                     for name, numbers in by_name.items():
                         for head, number in enumerate(numbers):
@@ -300,12 +324,14 @@ def _read_logs(folder: Path) -> Curves:
     module = import_optional(
         "tensorboard.backend.event_processing.event_accumulator", "training", "train"
     )
+    # A size of 0 keeps every point; by default TensorBoard keeps a sample of a long curve.
     logs: Any = module.EventAccumulator(str(files[-1].parent), size_guidance={"scalars": 0})
     logs.Reload()
     tags: Mapping[str, Any] = logs.Tags()
     curves: Curves = {panel: {} for panel in PANELS.values()}
     for tag in tags["scalars"]:
         kind, _, name = tag.partition("/")
+        # A tag is train/loss or validation/loss, or entropy/LAYER.HEAD and the like.
         panel = "loss" if name == "loss" else kind
         if panel in PANELS:
             line = {"train": "training"}.get(kind, kind) if panel == "loss" else name

@@ -42,12 +42,14 @@ def geometry(
         >>> [text.get_text() for text in picture.axes[0].texts if text.get_text()]
         ['a', 'b', 'c']
     """
+    # Take the vectors before and after from whatever holds them.
     if isinstance(before, Trace):
         first = before.head(head)
         start = first.values[batch, 0]
         end = first.context[batch, 0]
         tokens = first.query_tokens if tokens is None else tokens
     elif isinstance(before, Watched | RecordedCall):
+        # The residual stream, before and after this attention.
         start = before.before[batch]
         end = before.after[batch]
     elif after is None:
@@ -66,12 +68,16 @@ def geometry(
     names = [""] * len(start) if tokens is None else list(tokens)
     if len(names) != len(start):
         raise ValueError(f"there are {len(names)} tokens for {len(start)} vectors")
+
+    # Project both sets onto one plane, so that movements can be seen.
     found = plane(start.detach().cpu(), end.detach().cpu())
     with drawing(width, 0.85 * inches(width)) as (picture, axes):
         old = found.before.tolist()
         new = found.after.tolist()
         for i, (name, (x, y), (u, v)) in enumerate(zip(names, old, new, strict=True)):
+            # The last colour of the palette, yellow, is left out.
             colour = COLOURS[i % (len(COLOURS) - 1)]
+            # An annotation without text draws an arrow between two points.
             axes.annotate(
                 "",
                 (u, v),
@@ -84,11 +90,13 @@ def geometry(
                     "shrinkB": 2,
                 },
             )
+            # A hollow dot is the vector before, a filled one the vector after.
             axes.plot([x], [y], "o", color="white", markeredgecolor=colour, markersize=4.5)
             axes.plot([u], [v], "o", color=colour, markersize=4.5)
             if name:
+                # Put the name behind the arrow's tail: heads of arrows often meet in one place.
                 right = x >= u
-                up = y >= v  # behind the arrow's tail; its heads often meet in one place
+                up = y >= v
                 axes.annotate(
                     visible(name),
                     (x, y),
@@ -124,10 +132,12 @@ def variance(
         >>> [line.get_label() for line in picture.axes[0].lines]
         ['q·k', 'q·k / √d_k', 'd_k · Var']
     """
+    # d_k with the variance before and after scaling, by rising d_k.
     measured = sorted((steps.keys.shape[-1], *steps.score_variance) for steps in traces)
     if not measured:
         raise ValueError("variance takes at least one trace")
     sizes, raw, scaled = zip(*measured, strict=True)
+    # Estimate the variance of one product: the mean of variance / d_k.
     one = sum(value / size for size, value in zip(sizes, raw, strict=True)) / len(sizes)
     with drawing(width, 0.72 * inches(width)) as (picture, axes):
         axes.plot(sizes, raw, "o", color=COLOURS[1], markersize=4, label="q·k")
@@ -139,6 +149,7 @@ def variance(
             linewidth=0.8,
             label="d_k · Var",
         )
+        # With two logarithmic axes the law is a straight line.
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set(xlabel="d_k", ylabel="variance of the scores", title=title or "")
