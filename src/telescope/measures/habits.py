@@ -93,8 +93,7 @@ def _whole_rows(
     """Yield the shares of blocks of queries, from all of their weights."""
     for rows, weights, habits, seen in _rows(queries, keys, attention, summary, places):
         own = chooses[:, :, rows]
-        # One product for all habits: n is the habit, b the sequence, h the head, r the row, k the
-        # key.
+        # One product for all habits: n is the habit, b the text, h the head, r the row, k the key.
         share = torch.einsum("bhrk,nbrk->nbhr", weights, habits.to(weights.dtype))
         # A query is repeated if it sees an earlier key with its own token.
         again = own & (seen & habits[NAMES.index("same"), :, None]).any(-1)

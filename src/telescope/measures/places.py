@@ -105,7 +105,7 @@ class BatchTokens:
             return attention
         key = (attention.identity, size)
         if key not in self._definitions:
-            # Queries are counted from the last key, as the definition counts them.
+            # Tokens and keys are aligned at their ends; see `RealQueries`.
             own = RealQueries(Keep(real.to(self.ids.device)), real.shape[1] - size[1])
             # Keep the first definition alive: a new one must not get its identity.
             self._definitions[key] = (attention, attention.with_extra_mask(own))

@@ -308,8 +308,6 @@ def query_selection(queries: Any) -> QuerySelection:
     call: -1 is the last token of the prompt, and then every generated token. A slice selects
     positions. None selects all queries. Raise a ValueError for anything else.
     """
-
-    # No selection keeps all queries.
     if queries is None:
         return all_queries
     if isinstance(queries, slice):

@@ -25,7 +25,7 @@ def continues(before: Attention, old: Size, call: AttentionCall) -> bool:
     """
     queries, keys = call.size
     now = call.attention
-    # The attention that would have both calls' queries over the keys of now.
+    # The size of one attention that has the queries of both calls.
     whole = (old[0] + queries, keys)
     # Self-attention: each query brought a key, and earlier rows stay as they were.
     if keys == old[1] + queries:

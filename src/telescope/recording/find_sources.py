@@ -205,7 +205,7 @@ def _weights(
     # Compute on the model's device, wherever the tensors were kept.
     queries = queries.to(device, non_blocking=True)
     keys = keys.to(device, non_blocking=True)
-    # The engines choose their own precision: a caller's autocast must not change the result.
+    # A caller's autocast must not change the precision of the result.
     with torch_modes.without_autocast(device):
         engine = choose(queries, keys, attention, 0, None)
         given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[

@@ -187,7 +187,7 @@ class StepsCall(QueriesKeysCall):
         name = f"values.{number + 1}"
         stored = self._parts.get(name)
         if stored is None:
-            # The set begins here: stand zeros in for the keys that a cache has evicted.
+            # The set begins here; zeros stand for the keys that a cache has evicted.
             self._parts.grow(name, call.with_evicted_keys().values)
         else:
             # The stored set counts evicted keys, which the call's tensors lack.

@@ -258,7 +258,7 @@ class RecordedCall(ABC):
         batch = len(call.queries)
         count = before + call.size[0]
 
-        # From here on sequences differ; what was selected so far was selected of all.
+        # Sequences differ from here on; earlier queries that were kept count in all of them.
         if self._selected is None and any(rows != own[0] for rows in own):
             self._selected = torch.ones(batch, before, dtype=torch.bool)
         if self._selected is not None:
@@ -362,8 +362,7 @@ class RecordedCall(ABC):
                     weight_times_gradient(part, gradient.movedim(head_axis, 1)[:, self.heads])
                 )
 
-        # The gradient of a value mixes all heads that share the value; that of the context does
-        # not.
+        # A value's gradient mixes all heads that share the value; the context's does not.
         if shares_with_unrecorded(self.heads, call):
             # The recording's own copy, to which the model does not write.
             attention = include_padding_queries(self.attention)
@@ -590,7 +589,7 @@ class RecordedCall(ABC):
 
         The result is the same object until the text grows.
         """
-        # The identity is unique, since `facts` keep the definition alive.
+        # A text that grows has another size, and may have another definition.
         if self._kept_attention is None or self._kept_attention[0] != (
             self.size,
             id(self.attention),
@@ -692,7 +691,7 @@ def nbytes_of(calls: Sequence[RecordedCall]) -> int:
     in_files = sum(part.nbytes for part in parts if not isinstance(part, GrowingTensor))
     in_memory = [part.memory for part in parts if isinstance(part, GrowingTensor)]
 
-    # Add up the views of each storage, but count no storage more than once.
+    # Add up the distinct views of each storage, up to the size of the storage.
     views: dict[int, set[tuple[int, int]]] = {}
     storages: dict[int, int] = {}
     for tensor in (*in_memory, *(tensor for call in calls for tensor in call._other_tensors())):

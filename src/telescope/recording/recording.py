@@ -436,7 +436,7 @@ class Recording(Mapping[str, Watched]):
         for edit in self.edits:
             table.add_row("edited", "", "", str(edit), "")
         for name, reason in self._left_out.items():
-            # An attention that was never recorded says so in its own row.
+            # A watched attention without a call has the reason in its own row, above.
             if name not in self._watched:
                 table.add_row(name, "", "", f"not watched: {reason}", "")
             elif self._watched[name].calls:

@@ -79,8 +79,7 @@ def save_recording(
             calls = []
             for call in recorded:
                 tensors: dict[str, Tensor] = {}
-                # The definition puts its tensors among those of the file, and refers to them by
-                # name.
+                # The definition adds its tensors to those of the file, under names of its own.
                 entry = {
                     "attention": to_json(call.saved_attention(), tensors),
                     **facts_to_json(call.facts),

@@ -60,7 +60,6 @@ def read_segments(given: Any, count: int, texts: Sequence[str] | None = None) ->
     # Read names with spans, a number for each token, or spans without names.
     if isinstance(given, Mapping):
         spans = {str(name): _positions(name, span, count) for name, span in given.items()}
-    # Look at the types, of which even a long list has few.
     elif given and all(issubclass(kind, SupportsIndex) for kind in {*map(type, given)}):
         return _from_numbers([whole_number("segments", one) for one in given], count)
     elif isinstance(given, Iterable) and not isinstance(given, str):
@@ -100,11 +99,11 @@ def _from_numbers(numbers: list[int], count: int) -> Segments:
 
 
 def _with_other(names: list[str], ids: Tensor) -> Segments:
-    # Every token has a segment.
+    # Add a segment for the rest, unless every token has one.
     if not (ids < 0).any():
         return Segments(tuple(names), ids)
     other = OTHER
-    # A user may have named a segment so.
+    # A user may have given this name to a segment.
     while other in names:
         other = f"{other} tokens"
     return Segments((*names, other), torch.where(ids < 0, len(names), ids))

@@ -204,7 +204,7 @@ class GrowingTensor(StoredTensor):
         A large copy runs while the model goes on, from a second copy that the model does not write
         to.
         """
-        # Nothing is copied from a GPU to the host.
+        # Without a copy from a GPU to the host there is nothing to wait for.
         if not source.is_cuda or target.is_cuda:
             target.copy_(source, non_blocking=True)
             return

@@ -195,7 +195,7 @@ class SummariesCall(RecordedCall, GrowingCall):
         """
         if self._pending is not None:
             queue, destination = self._pending
-            # The survey may have been launched, and run on a second stream still.
+            # A survey that has been launched needs no flush.
             if not destination.received:
                 queue.flush()
             # The current stream waits, and the host does not.
@@ -218,7 +218,7 @@ class SummariesCall(RecordedCall, GrowingCall):
         pooled = 0 if options.map is None else min(options.map[0], rows) * min(options.map[1], keys)
         # Sums are float64.
         sums = 8 * len(SUMS)
-        # Top keys have 4 bytes; lse, entropy, received, top weights and map one type.
+        # Top keys take 4 bytes each; all other numbers have the type of the computation.
         return (
             batch
             * heads
@@ -304,7 +304,7 @@ class SummaryDestination(SurveyDestination):
         self.facts.recorded = (
             None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
         )
-        # The survey made these tensors for this call, and hands them over.
+        # The survey hands its tensors over, so that they are not copied.
         self.parts.grow("received", summary.received, owned=True)
         self.parts.grow("shares", result.shares)
         if summary.map is not None:

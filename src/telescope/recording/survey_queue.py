@@ -130,8 +130,7 @@ class SurveyQueue:
         not: no one else holds its memory.
         """
         inputs = SurveyInputs(call.queries, call.keys)
-        # A definition without tensors is compared by value, others by the identity of their
-        # tensors.
+        # Compare a definition without tensors by value, others by the identity of their tensors.
         definition = (
             call.attention if call.attention.has_no_tensors else identity_key(call.attention)
         )

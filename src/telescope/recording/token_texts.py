@@ -153,7 +153,7 @@ def _learn_after(texts: TokenTexts, decode: Decode, window: Sequence[int], tried
 
     The first occurrence of a token decides; where another differs, `_join_runs` corrects it.
     """
-    # The tables have this text already.
+    # Nothing is to be learned where the tables have the text already.
     if texts.decode(window) == decode(list(window)):
         return
 
