@@ -80,6 +80,7 @@ class Health:
         self.steps = 0
         self.clipped: dict[str, dict[int, float]] = {}
         """What `qk_clip` scaled at the last measurement."""
+        # The layers that a warning has named: each is named once, not at every measurement.
         self._told: set[str] = set()
 
     def step(self, *inputs: Any, **named: Any) -> HealthReport | None:
@@ -93,13 +94,18 @@ class Health:
 
     def measure(self, *inputs: Any, **named: Any) -> HealthReport:
         """Measure a batch now; then log, warn and clip as told."""
+        # Watch the module inside the wrappers, and only a few sequences of the batch.
         module = unwrapped(self.model)
         inputs, named = first_sequences((inputs, named), self.sequences)
+
+        # Pass the inputs as `run` takes them, or as the model does: one dict is its named inputs.
         if self.run is not None:
             inputs = (module, *inputs)
         elif len(inputs) == 1 and not named and isinstance(inputs[0], dict):
             named = inputs[0]
             inputs = ()
+
+        # Watch one forward pass, which leaves the training's state as it was.
         with eager_modules(module), evaluating(module), record_health(module) as recording:
             (self.run or module)(*inputs, **named)
         layers = health_of(recording)
@@ -110,11 +116,15 @@ class Health:
                 f"{type(module).__name__} called {called} for this batch, so there is nothing to "
                 "measure"
             )
+
+        # Report the layers, the rules they break and the key biases that have drifted.
         alerts = [*alerts_of(layers, self.rules), *_drift_alerts(module)]
         report = HealthReport(self.steps, layers, tuple(alerts), recording.left_out)
         if self.log is not None:
             self.log(report.scalars(), self.steps)
         self._tell(report)
+
+        # Clip by the same logits in all processes: their copies of the weights must stay equal.
         if self.tau is not None:
             self.clipped = qk_clip(
                 module, self.tau, _largest_of_all_processes(module, report.logits)
@@ -128,6 +138,8 @@ class Health:
         if self.on_alert is not None:
             self.on_alert(report)
             return
+
+        # An alert begins with the name of its layer.
         new = [alert for alert in report.alerts if alert.partition(" ")[0] not in self._told]
         self._told |= {alert.partition(" ")[0] for alert in new}
         for alert in new:
@@ -136,6 +148,7 @@ class Health:
 
 def record_health(module: nn.Module) -> Any:
     """Record, while the block runs, what `health_of` measures."""
+    # The largest weight of each query, with its lse, gives the largest logit.
     return record_calls(module, KeepOptions(top=1))
 
 
@@ -149,6 +162,7 @@ def health_of(recording: Recording, counted: CountedQueries | None = None) -> di
     the first token. Calls of one shape are measured together: on a GPU, launching kernels takes
     longer than these run.
     """
+    # Group the calls whose tensors can be joined along the heads.
     alike: dict[Any, list[tuple[str, dict[str, Tensor]]]] = {}
     for name, watched in recording.items():
         for call in watched.calls:
@@ -161,6 +175,7 @@ def health_of(recording: Recording, counted: CountedQueries | None = None) -> di
             alike.setdefault((call.across, shapes), []).append((name, parts))
 
     measured: dict[str, list[Tensor]] = {}
+    # Measure each group at once, and divide the numbers by call again.
     for (across, _), calls in alike.items():
         joined = {each: torch.cat([parts[each] for _, parts in calls], 1) for each in calls[0][1]}
         rows = _rows(joined, across)
@@ -184,10 +199,13 @@ def _parts(call: RecordedCall) -> dict[str, Tensor]:
     """Return the kept tensors of a call that was recorded with top=1; the second axis of each is
     the heads.
     """
+    # Keep only the tensors that the measures read.
     parts = {name: part.tensor for name, part in call.parts.items()}
     kept = ("received", "entropy", "lse")
     chosen: dict[str, Tensor] = {name: parts[name] for name in kept if name in parts}
+    # With top=1 the last axis has one entry: the largest weight, and its key.
     chosen |= {name: parts[name][..., 0] for name in ("top_weights", "top_keys")}
+    # With padding, the first real token differs by sequence; give it an axis of heads, too.
     if real_query_masks(call.attention) and not call.across:
         batch, heads, _ = chosen["entropy"].shape
         first = call.places(lists=False).first.to(chosen["entropy"].device)
@@ -197,6 +215,7 @@ def _parts(call: RecordedCall) -> dict[str, Tensor]:
 
 def _rows(parts: dict[str, Tensor], across: bool) -> HeadRows:
     """Return what the measures are summed from."""
+    # A query whose largest weight has no key sees nothing.
     seen = parts["top_keys"] >= 0
     counted = parts.get("counted")
     if counted is not None:
@@ -227,16 +246,20 @@ def _largest_of_all_processes(
     """Return the largest logits over the batches of all processes, so that all of them scale their
     weights alike.
     """
+    # A single process has seen all batches itself.
     if (
         not distributed.is_available()
         or not distributed.is_initialized()
         or distributed.get_world_size() == 1
     ):
         return logits
+    # With tensor parallelism, each process has other heads: a maximum over them has no meaning.
     if tensor_parallel_size(module) > 1:
         raise ValueError(
             "tau= cannot clip a model whose heads are divided among processes; leave it out"
         )
+
+    # Reduce the logits of all layers at once, then give each layer its own back.
     device = next(module.parameters()).device
     joined = torch.tensor([logit for layer in logits.values() for logit in layer], device=device)
     distributed.all_reduce(joined, distributed.ReduceOp.MAX)
@@ -260,10 +283,13 @@ def _drift_alerts(module: nn.Module) -> list[str]:
 def eager_modules(model: nn.Module) -> Iterator[None]:
     """Put back, while the block runs, every part of a model as it was before torch.compile."""
     with ExitStack() as undo:
+        # Copy both lists: children are replaced while the loops run.
         for module in [*model.modules()]:
+            # A module that was compiled in place keeps its compiled call in this attribute.
             if module._compiled_call_impl is not None:
                 undo.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
                 module._compiled_call_impl = None
+            # torch.compile(child) is a wrapper, which holds the child itself as _orig_mod.
             for name, child in [*module._modules.items()]:
                 if child is not None and "_orig_mod" in child._modules:
                     undo.callback(module._modules.__setitem__, name, child)
@@ -276,6 +302,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout off while the block runs; no random number is drawn, so that the training goes
     on unchanged.
     """
+    # Remember which modules train: parts that the user froze in eval mode must stay there.
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -293,6 +320,7 @@ def first_sequences(inputs: Any, count: int) -> Any:
 
     Tensors whose first axis is not the batch's, and everything else, are left as they are.
     """
+    # The first tensor that has an axis tells the size of the batch.
     size = next((len(tensor) for tensor in _tensors(inputs) if tensor.ndim), 0)
 
     def cut(value: Any) -> Any:
@@ -300,6 +328,7 @@ def first_sequences(inputs: Any, count: int) -> Any:
             return value[:count] if value.ndim and len(value) == size else value
         if isinstance(value, dict) or hasattr(value, "items"):
             return {name: cut(part) for name, part in value.items()}
+        # Leave a named tuple as it is: its type takes the parts one by one, not as a list.
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
             return type(value)(cut(part) for part in value)
         return value

@@ -30,6 +30,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     itself.
     """
     while True:
+        # Wrappers may nest; a submodule that is only named like one has siblings, mostly.
         names = [name for name in WRAPPERS if name in model._modules and len(model._modules) == 1]
         inner = model._modules[names[0]] if names else None
         if inner is None:
@@ -79,6 +80,7 @@ def qk_clip(model: nn.Module, tau: float, logits: Logits) -> dict[str, dict[int,
     # Find every projection first: an error leaves the model as it was.
     shares: dict[str, dict[int, float]] = {}
     for name, largest in _largest_of_passes(logits, known).items():
+        # A logit of infinity would give γ = 0, and erase the head's projections.
         above = {
             head: tau / logit
             for head, logit in enumerate(largest)
@@ -87,6 +89,8 @@ def qk_clip(model: nn.Module, tau: float, logits: Logits) -> dict[str, dict[int,
         if above:
             _check(module, name, len(largest), known)
             shares[name] = above
+
+    # Scale only now that every layer has passed its check.
     for name, above in shares.items():
         own = known[name]
         _scale(own, [above.get(head, 1.0) for head in range(own.heads)])
@@ -98,6 +102,7 @@ def projections_of(model: nn.Module) -> dict[str, QueryKeyProjections]:
     the attention.
     """
     modules = modules_by_path(model)
+    # A model of Telescope names an attention after its `attend` module, others after the layer.
     names = {id(attend): name for name, attend in telescope_models.attentions(modules).items()}
     found = {}
     for path, layer in modules.items():
@@ -116,6 +121,7 @@ def _largest_of_passes(
     """
     found: dict[str, list[float]] = {}
     for name, largest in logits.items():
+        # A later pass, "name.2", belongs to the layer "name", unless a layer has that name itself.
         first, _, number = name.rpartition(".")
         layer = first if name not in known and first in known and number.isdecimal() else name
         before = found.get(layer, [-inf] * len(largest))
@@ -123,6 +129,7 @@ def _largest_of_passes(
             raise ValueError(
                 f'"{name}" has logits of {len(largest)} heads, and "{layer}" of {len(before)}'
             )
+        # Take the larger logit of two passes; a known one replaces NaN.
         found[layer] = [
             one if one > other or isnan(other) else other
             for one, other in zip(largest, before, strict=True)
@@ -149,6 +156,8 @@ def _check(
         raise ValueError(
             f'the projections of "{name}" cannot be scaled: {why_unknown(module)}; {way_out}'
         )
+
+    # The layer is known: its scores must follow its projections, head by head.
     own = known[name]
     if own.cannot_scale:
         raise ValueError(
@@ -161,8 +170,10 @@ def _check(
 
 def _scale(own: QueryKeyProjections, shares: Sequence[float]) -> None:
     """Multiply the scores of each head by its share."""
+    # Query heads that share a key head: the one that needs least scaling decides for the keys.
     group = own.heads // own.key_heads
     of_keys = [sqrt(max(shares[i * group : (i + 1) * group])) for i in range(own.key_heads)]
+    # The queries take the rest, so that both factors multiply to the head's share.
     of_queries = [share / of_keys[head // group] for head, share in enumerate(shares)]
     for rows in (own.query, own.query_bias):
         if rows is not None:
@@ -190,10 +201,13 @@ def drifted_key_biases(model: nn.Module) -> dict[str, tuple[float, float]]:
     measured = {
         name: [rows.values().float().std(correction=0) for rows in (own.key_bias, own.query_bias)]
         for name, own in projections_of(unwrapped(model)).items()
+        # Without a query bias there is nothing to compare the key bias with.
         if own.key_bias is not None and own.query_bias is not None and not own.key_bias_matters
     }
     if not measured:
         return {}
+
+    # Copy all deviations to the host at once: a GPU is waited for once.
     device = next(iter(measured.values()))[0].device
     deviations = (
         torch.stack([part.to(device) for pair in measured.values() for part in pair])
@@ -229,6 +243,7 @@ def remove_key_bias(model: nn.Module) -> list[str]:
     """
     removed = []
     for name, own in projections_of(unwrapped(model)).items():
+        # A bias that is zero already is not reported as removed.
         if (
             own.key_bias is not None
             and not own.key_bias_matters

@@ -51,6 +51,7 @@ class HeadHealth:
         """
         value = getattr(self, measure)
         if measure in MEASURED:
+            # The worst head stands for its layer: the lowest entropy, or the highest other number.
             value = min(value) if measure == "entropy" else max(value)
         return float(value)
 
@@ -65,8 +66,10 @@ class HeadHealth:
 class Rule:
     """An alert rule: a measure of any layer above or below a threshold.
 
-    measure  "logit": the largest of a layer; "entropy": that of the head with the smallest mean;
-             "one_key": the largest share of the weight on one key; "dead", "collapsed": the number of such heads
+    measure  "logit": the largest of a layer;
+             "entropy": that of the head with the smallest mean;
+             "one_key": the largest share of the weight on one key;
+             "dead", "collapsed": the number of such heads
 
     Example:
         >>> import telescope as ts
@@ -79,6 +82,7 @@ class Rule:
     below: float | None = None
 
     def __post_init__(self) -> None:
+        # Accept the former name of the measure; a frozen dataclass is only assigned to in this way.
         if self.measure == "sink":
             warn('the measure "sink" is called "one_key"', DeprecationWarning, stacklevel=3)
             object.__setattr__(self, "measure", "one_key")
@@ -89,6 +93,7 @@ class Rule:
 
     def broken_by(self, layer: HeadHealth) -> bool:
         """Return whether a layer is to be named; a measure that is unknown gives no alert."""
+        # NaN compares false with any threshold, so that an unknown measure gives no alert.
         value = layer.value(self.measure)
         return value > self.above if self.above is not None else value < (self.below or 0.0)
 
@@ -97,6 +102,7 @@ class Rule:
         return f"{self.measure} {'above' if above else 'below'} {self.above if above else self.below:g}"
 
 
+# The logit's threshold equals the tau of Kimi K2, see `qk_clip`; entropy is in nats.
 DEFAULT_RULES = (Rule("logit", above=100.0), Rule("entropy", below=0.001))
 
 
@@ -133,6 +139,8 @@ class HealthReport:
             for measure in MEASURED
             for name, layer in self.layers.items()
         }
+
+        # Add the totals over all layers.
         found["attention/largest_logit"] = max(
             (max(layer.logit) for layer in self.layers.values()), default=0.0
         )
@@ -141,6 +149,7 @@ class HealthReport:
             sum(layer.collapsed for layer in self.layers.values())
         )
         found["attention/alerts"] = float(len(self.alerts))
+        # Without softmax there are no logits: leave NaN out.
         return {name: value for name, value in found.items() if not isnan(value)}
 
     def __rich__(self) -> Table:
@@ -166,6 +175,7 @@ class HealthReport:
         return table
 
     def __repr__(self) -> str:
+        # Name the attentions without numbers below the table.
         missing = [f"not measured: {list_names(self.left_out)}"] if self.left_out else []
         return "\n".join([render_text(self.__rich__(), width=120), *missing, *self.alerts])
 

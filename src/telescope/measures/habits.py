@@ -35,12 +35,14 @@ def habit_sums(
     """
     chooses = counted(attention, summary, places)
     if places.listed is None:
+        # No lists of keys: few scores, or no softmax. Compute whole rows, block by block.
         summed = torch.zeros(
             *chooses.shape[:2], len(SUMS), dtype=torch.float64, device=queries.device
         )
         for block in _whole_rows(queries, keys, attention, summary, places, chooses):
             summed += _sums(*block)
     else:
+        # Compute only the weights of the keys that belong to a habit.
         summed = _sums(*_listed_rows(queries, keys, attention, summary, places, chooses))
     # A query has no position among the keys of another sequence; without token ids none is known
     # to be repeated.
@@ -65,9 +67,11 @@ def _sums(
     time on more.
     """
     some = next(iter(share.values()))
+    # A habit without a share adds zeros; `habit_sums` sets the unknown ones to NaN.
     none = torch.zeros_like(some)
     one = torch.ones_like(some)
     again = torch.zeros_like(chooses) if again is None else again
+    # The last two planes count: the queries that choose, and those whose token is repeated.
     every = torch.stack([*(share.get(name, none) for name in NAMES), one, one])
     which = torch.stack(
         [*(again if is_repeated(name) else chooses for name in NAMES), chooses, again]
@@ -86,7 +90,9 @@ def _whole_rows(
     """Yield the shares of blocks of queries, from all of their weights."""
     for rows, weights, habits, seen in _rows(queries, keys, attention, summary, places):
         own = chooses[:, :, rows]
+        # One product for all habits: n is the habit, b the text, h the head, r the row, k the key.
         share = torch.einsum("bhrk,nbrk->nbhr", weights, habits.to(weights.dtype))
+        # A query is repeated if it sees an earlier key with its own token.
         again = own & (seen & habits[NAMES.index("same"), :, None]).any(-1)
         yield dict(zip(NAMES, share, strict=True)), own, again
 
@@ -104,18 +110,26 @@ def _listed_rows(
     """
     assert summary.lse is not None
     assert places.listed is not None
+    # How many calls are stacked along the batch axis.
     count = len(queries) // max(places.batch, 1)
     listed = dict(places.listed)
     again = None
     share: dict[str, Tensor] = {}
+
+    # Take what the survey has summed already, and leave only the matches of tokens to list.
     if summary.single is not None and summary.before is not None:
         share |= dict(zip(SINGLE, summary.single.unbind(-1), strict=True))
         share["far"] = summary.before
         listed = {name: listed[name] for name in MATCHES if name in listed}
+
+    # Take the matches, too, if the survey has summed them.
     if listed and summary.listed is not None and summary.listed_seen is not None:
+        # The first match is "same", whose keys tell which tokens are repeated.
         again = chooses & summary.listed_seen[..., 0]
         share |= dict(zip(listed, summary.listed.unbind(-1), strict=True))
         listed = {}
+
+    # Compute the weights of the keys that no survey has summed.
     parts = listed_weights(
         queries,
         keys,
@@ -124,11 +138,13 @@ def _listed_rows(
         [listing.repeated(count) for listing in listed.values()],
     )
     for name, found in zip(listed, parts, strict=True):
+        # Only the listing of "same" tells whether one of its keys is seen.
         if found.seen is not None:
             again = chooses & found.seen
         if name != "near":
             share[name] = found.share[0]
             continue
+        # The first set of "near" is all near keys, the others are one key at an offset each.
         near, *single = found.share
         share |= dict(zip(OFFSETS, single, strict=True))
         if places.causal:  # every visible key is near or far
@@ -151,7 +167,9 @@ def streaming_share(
     """
     if lse is None:
         return None
+    # A cache evicts from the start of a text: fewer of its first tokens remain.
     first: Mask = prefix(max(0, STREAMING_FIRST - places.evicted))
+    # With padding, the first tokens end at another key in each sequence.
     if places.padded:
         stop = (places.first + STREAMING_FIRST).clamp(0, places.keys)
         first = Lengths(_repeated(stop, len(queries)))
@@ -167,9 +185,11 @@ def counted(
     device = summary.entropy.device
     batch, heads, rows = entropy.shape
     counts = entropy >= 0  # NaN if a weight is negative
+    # Ask the cheapest source that knows whether a query sees a key: kept keys, lse, or the mask.
     if summary.top_keys.shape[-1]:
         counts = counts & (summary.top_keys[..., 0] >= 0)
     elif lse is not None and attention.sink is None:
+        # A sink would keep lse finite for a query that sees no key.
         counts = counts & (lse > -torch.inf)
     else:
         at = Pairs.block(
@@ -178,6 +198,8 @@ def counted(
         counts = counts & ~attention.mask.spans(at, places.keys).empty[..., 0]
     if places.across:
         return counts
+
+    # The first token has no choice: under a causal mask it sees itself alone.
     after = places.place > places.first[:, None]
     return counts & _repeated(after, batch)[:, None].to(device)
 
@@ -190,6 +212,7 @@ def _weight_of_keys(
     """
     if attention.sink is None:
         return (lse > -torch.inf).to(lse.dtype)
+    # The sink takes exp(sink - lse) of each row, and the keys the rest.
     sink = torch.as_tensor(attention.sink, dtype=lse.dtype, device=lse.device).reshape(-1, 1)
     return 1.0 - torch.exp(sink - lse)
 
@@ -212,11 +235,14 @@ def _rows(
             device=queries.device,
         )
         seen = attention.mask.sees(at)
+        # A bias of minus infinity hides a key as a mask does.
         if isinstance(attention.bias, Bias):
             seen = seen & (attention.bias(at) > -torch.inf)
         one = slice(0, 1)
         yield one, summary.received[:, :, None], _repeated(places.habits(one), batch, 1), seen
         return
+
+    # Form as many rows at a time as BLOCK allows.
     most = BLOCK.get(queries.device.type, BLOCK["cuda"])
     height = max(
         1,
@@ -232,6 +258,7 @@ def _rows(
         if summary.lse is None:
             weights = attention.weights(masked)
         else:
+            # Where a row sees no key, -inf - lse is NaN: the fill makes it 0.
             weights = torch.exp(
                 masked - summary.lse[:, :, block, None].to(masked.dtype)
             ).masked_fill_(~seen, 0.0)
@@ -243,6 +270,8 @@ def _repeated(tensor: Tensor, batch: int, axis: int = 0) -> Tensor:
     axis.
     """
     count = tensor.shape[axis]
+    # Expanding copies nothing.
     if count in (1, batch):
         return tensor.expand(*tensor.shape[:axis], batch, *tensor.shape[axis + 1 :])
+    # Stacked calls repeat the batch, call after call.
     return tensor.repeat(*[1] * axis, batch // count, *[1] * (tensor.ndim - axis - 1))

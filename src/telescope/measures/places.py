@@ -54,10 +54,12 @@ class Written(NamedTuple):
         if not self.ends or not self.given:
             return None
         is_end = torch.isin(ids, ids.new_tensor(self.ends))
+        # Only a token that the model wrote ends its text: a prompt may hold the same token.
         for start, stop in self.given:
             is_end[:, start:stop] = False
         if not bool(is_end.any()):
             return None
+        # From its first end token on, a text has ended.
         ended = is_end.int().cummax(1).values.bool()
         for start, _ in self.given[1:]:  # a text goes on where a user appends to it
             ended[:, start:] = is_end[:, start:].int().cummax(1).values.bool()
@@ -86,6 +88,7 @@ class BatchTokens:
         the same tensors.
         """
         longer = None
+        # Compare identities: `_next` keeps the tensors alive, so that no id is used twice.
         if self._next is not None and [*map(id, self._next[0])] == [*map(id, ids)]:
             longer = self._next[1]()
         if longer is None:
@@ -99,6 +102,7 @@ class BatchTokens:
         """Return the definition in which queries after the end of their text see nothing, one for
         all layers.
         """
+        # Forget what was derived from another division into given and written tokens.
         if self._unended is None or self._unended[0] != written:
             self._unended = (written, written.unended(self.ids))
             self._definitions = {}
@@ -107,11 +111,10 @@ class BatchTokens:
             return attention
         key = (attention.identity, size)
         if key not in self._definitions:
+            # Tokens and keys are aligned at their ends; see `RealQueries`.
             own = RealQueries(Keep(real.to(self.ids.device)), real.shape[1] - size[1])
-            self._definitions[key] = (
-                attention,
-                attention.with_extra_mask(own),
-            )  # the first is kept alive
+            # Keep the first definition alive: a new one must not get its identity.
+            self._definitions[key] = (attention, attention.with_extra_mask(own))
         return self._definitions[key][1]
 
     def tensors(self) -> Iterator[Tensor]:
@@ -167,10 +170,13 @@ class Places:
         of the queries, None for the last ones. `lists=False` saves the lists of keys, which only
         `shares` needs.
         """
+        # A text is of use only if its tokens are the keys of this call.
         text = None if across or text is None or text.ids.shape[1] != size[1] else text
         key = (size, positions, evicted, heads, attention.identity)
         if text is not None and key in text.places and text.places[key][0]() is not None:
             return text.places[key][1]  # a living definition's identity is its own
+
+        # Count positions over all keys; the evicted ones are subtracted below.
         if positions is None:
             place = torch.arange(size[1] - size[0], size[1], device=device)
         else:
@@ -195,9 +201,13 @@ class Places:
             ids=ids,
             padded=padded,
         )
+
+        # For few scores whole rows are computed, which needs no lists.
         scores = batch * heads * len(place) * made.keys
         if lists and attention.normalize is softmax and scores > SMALL.get(device.type, 0):
             made = replace(made, listed=made._lists())
+
+        # Keep the places for the next layer; if there are too many, start again.
         if text is not None:
             text.places = {
                 **(text.places if len(text.places) < MOST_PLACES else {}),
@@ -210,6 +220,7 @@ class Places:
         place = self.place
         device = place.device
         every, keys = (torch.arange(n, device=device)[None].int() for n in (len(place), self.keys))
+        # The first token is one key for each query, or none where a cache evicted it.
         present = (self.first >= 0).int()[None, :, None].expand(1, -1, len(place))
         first = Listing(
             every, self.first.clamp(min=0)[:, None].int(), torch.zeros_like(present), present
@@ -226,6 +237,7 @@ class Places:
             torch.stack(ends)[:, None].clamp(0, self.keys).int() for ends in (starts, stops)
         )
         listed = {"near": Listing(every, keys, start, stop), "first": first}
+        # Without a causal mask the rest may be later keys, so that far keys need a list.
         if not self.causal:
             stop = (place - FAR)[None, None].clamp(0, self.keys).int()
             listed["far"] = Listing(every, keys, torch.zeros_like(stop), stop)
@@ -242,11 +254,14 @@ class Places:
         """
         assert self.ids is not None
         count = self.ids.shape[1]
+        # Leave out evicted keys, and keys that have no token `back` positions before.
         first = max(self.evicted, back)
         position = self.place + self.evicted
+        # token * count + position, one integer, sorts by token and then by position.
         wanted, rows = (self.ids[:, position].long() * count).sort(stable=True, dim=1)
         keys = torch.arange(first, count, device=self.ids.device)
         tokens, which = (self.ids[:, first - back : count - back].long() * count + keys).sort(1)
+        # A query's stretch begins at the first key of its token and ends before the query.
         start, stop = (
             torch.searchsorted(tokens, wanted + past)[None].int() for past in (0, position[rows])
         )
@@ -268,6 +283,7 @@ class Places:
         """
         if self.listed is None or self.across:
             return None
+        # One first token serves all stacked calls; several are repeated call after call.
         first = self.first.repeat(count if len(self.first) > 1 else 1)[:, None]
         single = torch.stack(
             [
@@ -284,6 +300,7 @@ class Places:
         """Return which keys belong to which habit, for some of the queries."""
         key = torch.arange(self.keys, device=self.place.device)
         habits = [self._members(rule, key, rows) for rule in KEY_RULES.values()]
+        # A habit that is the same for all sequences has a batch of 1: expand it to the others'.
         batch = next(iter({*map(len, habits)} - {1}), 1)
         size = (batch, len(self.place[rows]), self.keys)
         return torch.stack([habit.expand(size) for habit in habits])
@@ -302,9 +319,12 @@ class Places:
                 return place - key > FAR
             case TokenMatch(back):
                 if self.ids is None:
+                    # Without token ids nothing matches; `habit_sums` sets these sums to NaN.
                     return torch.zeros_like(key == place)
                 own = self.ids[:, self.place[rows] + self.evicted, None]
+                # Shift the tokens, so that each key has the token `back` positions before.
                 tokens = self.ids.roll(back, 1)[:, None, self.evicted :]
+                # The shift wraps around: the first `back` keys have no such token.
                 return (tokens == own) & (key < place) & (key + self.evicted >= back)
 
 

@@ -46,7 +46,9 @@ class RowSample(NamedTuple):
 
 def bucket_limits() -> list[tuple[int, int]]:
     """Return the smallest and largest distance of each bucket but the last."""
+    # Distances 0, 1 and 2 have a bucket each; from 3 on, each is twice as wide as the last.
     starts = [0, 1, 2, *(2**k + 1 for k in range(1, BACK - 2))]
+    # 2**40 is longer than any text: the last bucket is open.
     return [(start, stop - 1) for start, stop in zip(starts, [*starts[1:], 2**40], strict=True)]
 
 
@@ -71,9 +73,12 @@ def sample_rows(
     The summary is of the same attention, with top=1 at least. In cross-attention distances are
     unknown, and NaN.
     """
+    # A query without a largest key sees nothing: padding, which ends a sequence.
     real = (summary.top_keys[..., 0] >= 0).any(1)
     lengths = _last(real)
     key_lengths = _last((summary.received > 0).any(1)) if across else lengths
+
+    # Divide the batch, so that the scores of each stretch fit into SCORES.
     per_sequence = queries.shape[1] * ROWS * keys.shape[-2]
     at_once = max(1, SCORES.get(queries.device.type, SCORES["cuda"]) // max(per_sequence, 1))
     stretches = [
@@ -104,11 +109,16 @@ def _sample(
     device = queries.device
     length = lengths[some, None]
     key_length = key_lengths[some, None]
+
+    # Take the middle of each of ROWS equal parts of a text, or every query of a short one.
     number = torch.arange(ROWS, device=device)[None]
     rows = torch.where(length >= ROWS, (2 * number + 1) * length // (2 * ROWS), number)
     valid = number < length
+    # Short texts fill up with any query; `valid` leaves these rows out.
     rows = rows.clamp(max=max(queries.shape[-2] - 1, 0))
     offset = columns - queries.shape[-2]
+
+    # Tell mask and bias which queries the sampled rows are.
     at = Pairs.block(
         range(ROWS),
         range(columns),
@@ -118,6 +128,8 @@ def _sample(
         device=device,
     )
     at = replace(at, row=rows[:, None, :, None], query=rows[:, None, :, None] + offset)
+
+    # Form the scores as the definition does, step by step.
     own = (
         queries[some]
         .gather(2, rows[:, None, :, None].expand(-1, heads, -1, width))
@@ -128,13 +140,14 @@ def _sample(
     if lse is None:
         weights = attention.weights(masked)
     else:
+        # For a row that sees no key, 0 in place of lse makes exp(-inf - 0) = 0, not NaN.
         own_lse = lse[some].gather(2, rows[:, None].expand(-1, heads, -1))
         weights = masked.sub_(
             own_lse.masked_fill(own_lse == -torch.inf, 0.0)[..., None].to(masked.dtype)
         ).exp_()
-    running = masked.new_zeros(
-        *masked.shape[:3], columns + 1, dtype=torch.float64
-    )  # the weight before each key
+
+    # The weight before each key: that of a stretch of keys is the difference of two.
+    running = masked.new_zeros(*masked.shape[:3], columns + 1, dtype=torch.float64)
     torch.cumsum(weights, -1, dtype=torch.float64, out=running[..., 1:])
 
     def before(edges: Tensor) -> Tensor:
@@ -142,12 +155,16 @@ def _sample(
         where = edges.clamp(0, columns).expand(size, ROWS, -1)[:, None].expand(-1, heads, -1, -1)
         return running.gather(-1, where)
 
+    # Sum the weight by distance back from the query; all later keys are one bucket.
     place = rows[..., None] + offset
     limits = _limits(device)
     back = before(place - limits[:, 0] + 1) - before(place - limits[:, 1])
     ahead = running[..., -1:] - before(place + 1)
+    # A query at position 0 sees no key besides itself.
     counts = valid & ((rows + offset) > 0)
     distances = (torch.cat([back, ahead], -1) * counts[:, None, :, None]).sum(2)
+
+    # Pool the keys of each row into ROWS columns of the map.
     edge = torch.arange(ROWS + 1, device=device)
     pooled = before(((edge * key_length + ROWS - 1) // ROWS)[:, None]).diff(dim=-1)
     fits = (length >= ROWS) & (key_length >= ROWS)

@@ -1,8 +1,8 @@
 """The one table of measures: what is known of a head, how it is summed, and how it is shown.
 
 `recording.heads()`, atlases, the health of a training, explanations and the page read this table. A
-new habit is a row of HABIT_ROWS and a field of `Head`: files store sums by name, so that recordings and
-atlases without the habit still open, and those of a later version open without what is unknown.
+new habit is a row of HABIT_ROWS and a field of `Head`: files store sums by name, so that recordings
+and atlases without the habit still open, and those of a later version open without what is unknown.
 """
 
 from collections.abc import Callable, Mapping
@@ -89,14 +89,17 @@ class HeadRows:
         found = {
             "queries": self.counted.sum(2).double(),
             "given": self.received.sum(2),
+            # An empty slice has the shape, type and device of a sum over the keys.
             "texts": torch.ones_like(self.received[..., :0].sum(2)),
         }
+        # Known only where `habit_sums` ran.
         return found | {name: self.shares[name] for name in ("repeated",) if name in self.shares}
 
 
 def _over_counted(
     rows: HeadRows, numbers: Float[Tensor, "batch heads query"]
 ) -> Float[Tensor, "batch heads"]:
+    # Select before the sum: NaN times 0 would stay NaN.
     return torch.where(rows.counted, numbers, 0.0).sum(2)
 
 
@@ -107,11 +110,14 @@ def _spread(rows: HeadRows) -> Float[Tensor, "batch heads"]:
 def _sink(rows: HeadRows) -> Float[Tensor, "batch heads"]:
     received = rows.received
     key = torch.arange(received.shape[-1], device=received.device)
+    # The first token is a habit of its own, so that a sink is any other key.
     others = received.masked_fill((key == rows.first[:, None])[:, None], 0.0)
+    # An empty axis has no maximum, but a sum of 0.
     return others.amax(2) if len(key) else others.sum(2)
 
 
 def _one_key(rows: HeadRows) -> Float[Tensor, "batch heads"]:
+    # A head that gives no weight would divide by 0.
     return rows.received.amax(2) / rows.counts["given"].clamp(min=1e-9)
 
 
@@ -171,11 +177,13 @@ class Measure:
         """Return the number of each head over all texts: their mean or, without `per`, the
         largest.
         """
+        # A head without a query that counts gets 0, not NaN.
         above, below = self.sums(rows)
         return above.amax(0) if self.per is None else above.sum(0) / below.sum(0).clamp(min=1)
 
     def show(self, number: float) -> str:
         """Return a number as tables print it; nothing where it is NaN."""
+        # Only NaN differs from itself.
         if number != number:
             return ""
         return f"{number:.0%}" if self.is_share else f"{number:.1f}"
@@ -343,6 +351,7 @@ def kind_of(shares: Mapping[str, float], repeated: float) -> str:
 
 Decode = Callable[[list[int]], str]
 IsMark = Callable[[int], bool]  # whether a token id is punctuation
+# ASCII punctuation, and typographic dashes, quotes and the ellipsis.
 MARKS = frozenset(punctuation + "…–—«»“”‘’„")
 
 

@@ -88,6 +88,7 @@ class AttentionCall(NamedTuple):
         """
         if self.across is not None:
             return self.across
+        # Token ids of the keys are only given where they differ from those of the queries.
         return self.key_ids is not None or seems_cross_attention(self.attention, self.size)
 
     @property
@@ -126,11 +127,13 @@ class AttentionCall(NamedTuple):
     @property
     def survey_kind(self) -> tuple[object, ...]:
         """Equal for calls that can be surveyed as one, stacked along the batch axis."""
+        # Calls are stacked into one tensor: shapes, types and devices must agree.
         tensors = tuple((part.shape, part.dtype, part.device) for part in (self.queries, self.keys))
         return (
             self.attention.identity,
             tensors,
             self.evicted,
+            # The identity of the text is enough: layers of one forward pass share the object.
             id(self.text),
             self.positions,
             self.is_cross_attention,
@@ -139,6 +142,7 @@ class AttentionCall(NamedTuple):
     @property
     def identifying_tensors(self) -> tuple[Tensor, ...]:
         """The tensors whose fingerprints tell this sequence from others."""
+        # Keys from a learned table may be equal for two texts, so that values are compared, too.
         return (self.keys,) if self.keys_depend_on_text else (self.keys, self.values)
 
     @property
@@ -152,6 +156,7 @@ class AttentionCall(NamedTuple):
 
     def with_evicted_keys(self) -> "AttentionCall":
         """Return the same call with zeros in the place of every evicted key and value."""
+        # The definition counts evicted keys already, so that only the tensors need padding.
         if not self.evicted:
             return self
         keys, values = (pad(tensor, (0, 0, self.evicted, 0)) for tensor in (self.keys, self.values))
@@ -163,8 +168,10 @@ class AttentionCall(NamedTuple):
         bias = self.attention.bias
         if not isinstance(mask, WrittenMask):
             return self
+        # The mask and the bias were renumbered for the whole cache; take the inner ones.
         bias = bias.bias if isinstance(bias, RenumberedBias) else bias
         attention = replace(self.attention, mask=mask.mask, bias=bias)
+        # Cut the cache to what has been written so far.
         written = int(mask.numbering.length)
         call = self._replace(
             keys=self.keys[:, :, :written], values=self.values[:, :, :written], attention=attention
@@ -177,6 +184,8 @@ class AttentionCall(NamedTuple):
         sink = self.attention.sink
         if real is None:
             return self
+
+        # A query that sees nothing has the lse of no keys: that of the sink, or minus infinity.
         lse = self.lse
         if lse is not None:
             at = Pairs.block(
@@ -187,12 +196,15 @@ class AttentionCall(NamedTuple):
                 heads=heads,
                 device=lse.device,
             )
+            # A sink has one score for each head.
             none = (
                 -torch.inf
                 if sink is None
                 else torch.as_tensor(sink, device=lse.device).reshape(-1, 1).to(lse.dtype)
             )
             lse = torch.where(real.sees(at)[..., 0], lse, none)
+
+        # From here on, every survey leaves these queries out.
         return self._replace(attention=self.attention.with_extra_mask(real), lse=lse)
 
     def fits(self, queries: int, keys: int) -> bool:
@@ -217,6 +229,7 @@ class AttentionCall(NamedTuple):
         """
         count = self.queries.shape[1]
         which = torch.tensor(numbers)
+        # Grouped heads share their keys: keep each key head once.
         key_heads = key_heads_of(which, count, self.keys.shape[1]).tolist()
         return self._replace(
             queries=self.queries[:, numbers],
@@ -235,8 +248,11 @@ class AttentionCall(NamedTuple):
         padding.
         """
         batch, heads, queries = self.queries.shape[:3]
+        # Without padding, one list of rows holds for all sequences.
         if not real_query_masks(self.attention):
             return [tuple(selection(queries, before))]
+
+        # Count the real tokens before the first query, sequence by sequence.
         across = self.is_cross_attention
         device = self.queries.device
         real, keys = real_tokens(
@@ -245,6 +261,8 @@ class AttentionCall(NamedTuple):
         earlier = keys[:, : keys.shape[1] - queries].sum(1).tolist()
         if across:  # whose keys are another sequence
             earlier = [before] * batch
+
+        # Select by a sequence's own positions, and translate into the rows of the batch.
         found = []
         for own, past in zip(real, earlier, strict=True):
             columns = own.nonzero().flatten().tolist()
@@ -257,6 +275,7 @@ class AttentionCall(NamedTuple):
         Whether a later call continues this one can only be decided with all queries.
         """
         rows = which.to(self.queries.device)
+        # Without positions of their own, the queries are the last of all keys.
         first = self.size[1] - self.size[0]
         return self._replace(
             queries=self.queries[:, :, rows],
@@ -271,6 +290,7 @@ def seems_cross_attention(attention: Attention, size: Size) -> bool:
     sequences.
     """
     queries, keys = size
+    # More queries than keys cannot be one text; one mask row for all queries is no causal mask.
     return queries > keys or (queries < keys and attention.mask.same_for_all_queries)
 
 
@@ -294,6 +314,7 @@ def query_selection(queries: Any) -> QuerySelection:
     if queries is None:
         return all_queries
     if isinstance(queries, slice):
+        # An end that counts from the last query moves while a text grows.
         if (
             any(end is not None and end < 0 for end in (queries.start, queries.stop))
             or (queries.step or 1) < 1
@@ -302,9 +323,12 @@ def query_selection(queries: Any) -> QuerySelection:
                 f"queries={queries} counts from the end, which moves while a model generates; use "
                 "numbers, such as [-1]"
             )
+        # The slice is of the whole text, of which these queries are the last.
         return lambda count, before: [
             row for row in range(count) if before + row in range(*queries.indices(before + count))
         ]
+
+    # Accept one number, or several; anything else is an error with a hint.
     try:
         numbers = (
             [index(queries)]
@@ -313,6 +337,7 @@ def query_selection(queries: Any) -> QuerySelection:
         )
     except TypeError:
         numbers = []
+    # True and False are integers to Python, but hardly meant as numbers of queries.
     doubtful = any(isinstance(number, bool) for number in (queries, *numbers)) or len(
         set(numbers)
     ) < len(numbers)
@@ -323,6 +348,7 @@ def query_selection(queries: Any) -> QuerySelection:
         )
 
     def rows(count: int, before: int) -> list[int]:
+        # Negative numbers count from the last query of this call, others from the first of all.
         wanted = {number - before if number >= 0 else count + number for number in numbers}
         return [row for row in range(count) if row in wanted]
 

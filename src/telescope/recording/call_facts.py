@@ -15,6 +15,7 @@ from ..surveys import Size
 from .attention_call import QuerySelection, all_queries
 from .storage import Store, on_device
 
+# How many keys of the largest weight are kept of each query, unless the caller says.
 TOP = 8
 MapSize = tuple[int, int]
 ALSO = ("norms", "gradients", "streaming")

@@ -25,11 +25,15 @@ def continues(before: Attention, old: Size, call: AttentionCall) -> bool:
     """
     queries, keys = call.size
     now = call.attention
+    # The size of one attention that has the queries of both calls.
     whole = (old[0] + queries, keys)
+    # Self-attention: each query brought a key, and earlier rows stay as they were.
     if keys == old[1] + queries:
         return call.fits(*whole) and can_reuse_rows(
             before, now, old, whole, call.queries, call.keys
         )
+
+    # Cross-attention: one more query over the same keys, under a definition without positions.
     bare = include_padding_queries(now)
     return (
         (queries, keys) == (1, old[1])
@@ -45,11 +49,13 @@ def _same_real_queries(
     before: Attention, now: Attention, old: Size, whole: Size, call: AttentionCall
 ) -> bool:
     """Return whether both definitions leave out the same of the earlier queries as padding."""
+    # Without padding there is nothing to compare.
     if not real_query_masks(before) and not real_query_masks(now):
         return True
     batch, heads = call.queries.shape[:2]
     device = call.queries.device
     was, _ = real_tokens(before, batch=batch, heads=heads, size=old, across=True, device=device)
+    # Compare what both say of the earlier queries alone.
     stays, _ = real_tokens(now, batch=batch, heads=heads, size=whole, across=True, device=device)
     return torch.equal(was, stays[:, : old[0]])
 
@@ -69,6 +75,7 @@ def fingerprints(
     """
     integers = _as_integers(tensor)
     factors = _factors(integers.shape[-1], integers.device)
+    # Integer products overflow, which only drops high bits: the sum is still a fingerprint.
     if integers.shape[-2] <= KEYS:
         return (integers * factors).sum(-1)
     return torch.cat([(part * factors).sum(-1) for part in torch.split(integers, KEYS, dim=-2)], -1)
@@ -76,6 +83,7 @@ def fingerprints(
 
 @cache
 def _factors(count: int, device: torch.device) -> Int[Tensor, " count"]:
+    # A fixed seed gives the same factors in every process: fingerprints can be compared.
     odd = (
         torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(0)) * 2 + 1
     )
@@ -91,8 +99,10 @@ def _as_integers(tensor: Tensor) -> Tensor:
     whatever its memory layout.
     """
     size = tensor.element_size()
+    # Rows of an odd number of 16-bit features are no whole number of int32.
     if tensor.shape[-1] * size % 4:
         return tensor.view(torch.int16)
+    # A view as int32 needs rows that are contiguous and begin at multiples of 32 bits.
     steps = (tensor.storage_offset(), *tensor.stride()[:-1])
     aligned = size == 4 or (tensor.stride(-1) == 1 and all(step * size % 4 == 0 for step in steps))
     return (tensor if aligned else tensor.clone(memory_format=torch.contiguous_format)).view(

@@ -33,6 +33,7 @@ def edits_from_json(parsed: Any, where: str) -> tuple[SavedEdit, ...]:
     anything else.
     """
     edits = []
+    # Anything but a list is checked as one entry.
     for entry in parsed if isinstance(parsed, list) else [parsed]:
         match entry:
             case {"sentence": str(sentence), "edit": dict(contents)}:

@@ -48,12 +48,15 @@ def find_sources(
     token_name: Any,
 ) -> Sources:
     """Return the sources of a span; see `Recording.sources`."""
+    # An unknown name is an error; a known one may lack its function here.
     if how not in KINDS:
         raise ValueError(f'there is no how="{how}"; {hint(str(how), KINDS)}')
     if how not in HOW:
         raise ValueError(
             f'how="{how}" is not available here; use "weights", "carried", "rollout" or "gradient"'
         )
+
+    # Find the rows, the columns and the calls, then let the function of `how` score them.
     question = ask(attentions, span, segments, layers, heads, sequence, decode, token_name)
     with torch.no_grad():
         found = HOW[how](question, model)
@@ -66,6 +69,7 @@ def sources_of_scores(
     """Return the ranked table of scores that were found: one for every key, or a list of one for
     every segment.
     """
+    # Collect the texts of the context and of the answer, for the printed table.
     count = question.context
     read, written = question.own_ids()
     context = token_texts(None if read is None else read[:count], count, decode, token_name)
@@ -76,13 +80,18 @@ def sources_of_scores(
     )
     answer = token_texts(own, len(question.span), decode, token_name)
     segments = question.segments
+
+    # One score for each segment needs no sum over tokens.
     if isinstance(found, list):
         by_segment = torch.tensor(found, dtype=torch.float64)
         return Sources(
             how, question.span, segments, by_segment, None, tuple(context), tuple(answer)
         )
+
+    # Leave out the padding of the sequence, then sum the scores of its tokens by segment.
     keys = question.columns.keys
     scores = found.double().cpu()[keys.start : keys.stop]
+    # In self-attention the answer's own earlier tokens are keys, too: give them a segment.
     if not question.across and len(scores) > count:
         segments = segments.with_rest(ANSWER, len(scores))
     by_segment = torch.zeros(len(segments.names), dtype=torch.float64).index_add_(
@@ -122,10 +131,12 @@ def by_norms(question: Question, model: Any) -> Float[Tensor, " token"]:
     found = []
     for call in question.select(question.readers).values():
         _need(call, "carried", "norms", 'keep="queries-keys", also="norms"')
+        # The norms are kept for each head; take those that were asked for.
         norms = call.parts["norms"].tensor[question.sequence, head_places(question, call)]
         carried = (
             _weights(question, call, "carried", None) * norms.to(call.facts.device).double()
         ).sum(0)
+        # Divide by the layer's total: layers with large values must not outweigh the others.
         found.append(carried / carried.sum().clamp(min=torch.finfo(torch.float64).tiny))
     return torch.stack(found).mean(0)
 
@@ -135,6 +146,7 @@ def head_places(question: Question, call: RecordedCall) -> list[int]:
     if question.heads is None:
         return list(range(len(call.heads)))
     places = [call.head_index(number) for number in question.heads]
+    # Two numbers may be one head: -1 and the last.
     if len({*places}) < len(places):
         raise ValueError(
             f'heads={[*question.heads]} names a head of "{call.name}" twice; name each once'
@@ -164,28 +176,36 @@ def _weights(
     keys and lse, where they were copied to the device already.
     """
     _need(call, how, "queries", 'keep="queries-keys"')
+    # The position of the first query; in cross-attention, queries have none among the keys.
     first = 0 if call.across else call.size[1] - call.size[0]
     device = call.facts.device
     if factors is None:
+        # Without factors, take the span's rows, and divide by their number for the mean.
         rows = torch.tensor(question.rows) - first
         share = torch.full((len(rows),), 1.0 / len(rows), dtype=torch.float64)
     else:
+        # With factors, leave out the rows whose factor is 0.
         rows = factors.nonzero().flatten()
-        every = (
-            2 * len(rows) > call.size[0] and call.facts.rows is None
-        )  # zeros cost less than a copy of the others
+        # If most rows count, zeros for the others cost less than a copy of those that count.
+        every = 2 * len(rows) > call.size[0] and call.facts.rows is None
         share = factors if every else factors[rows]
         rows = torch.arange(call.size[0]) if every else rows.cpu()
+
+    # Select the rows; the queries may be a part of all already, the keys are all needed.
     queries, keys, lse = fetched or Fetched(call.queries, call.keys, call.lse)
     attention = call.attention
     if call.facts.rows is not None or len(rows) < queries.shape[2]:
         places = _places(call, rows, first, how).to(queries.device)
         queries = queries[:, :, places]
         lse = None if lse is None else lse[:, :, places.to(lse.device)]
+    # A mask of all rows serves as it is.
     if len(rows) < call.size[0]:
         attention = _restricted(question, call, rows)
+
+    # Compute on the model's device, wherever the tensors were kept.
     queries = queries.to(device, non_blocking=True)
     keys = keys.to(device, non_blocking=True)
+    # A caller's autocast must not change the precision of the result.
     with torch_modes.without_autocast(device):
         engine = choose(queries, keys, attention, 0, None)
         given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[
@@ -201,10 +221,12 @@ def _restricted(question: Question, call: RecordedCall, rows: Tensor) -> Attenti
     """Return the attention of these rows; the same object for layers of one definition, whose masks
     are read once.
     """
+    # One definition may be asked for with other rows, so that size and rows are compared, too.
     which = (call.size, tuple(rows.tolist()))
     attention = call.attention
     known = question.restricted.get(id(attention))
     if known is None or known[0] != which:
+        # Keep the definition: its identity is the key of the cache.
         known = which, attention, restrict_to_queries(attention, rows, call.size)
         question.restricted[id(attention)] = known
     return known[2]
@@ -216,6 +238,7 @@ def _places(call: RecordedCall, rows: Tensor, first: int, how: str) -> Int[Tenso
     """
     if call.facts.rows is None:
         return rows
+    # The recording kept some queries: find each wanted row among them.
     place = {row: place for place, row in enumerate(call.facts.rows)}
     wanted = rows.tolist()
     missing = next((row for row in wanted if row not in place), None)
@@ -244,30 +267,38 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
     heads; layers that `layers` leaves out leave the relevance where it is.
     """
     calls = question.select(question.calls)
+    # Only a cross-attention leads from the answer to the source.
     if question.across and not any(call.across for call in calls.values()):
         raise ValueError(
             f"layers={question.layers!r} selects no cross-attention, and the answer reaches the "
             "source through no "
             f"other; add one of {', '.join(question.readers)}"
         )
+
+    # Start with all relevance on the rows that wrote the span.
     decoding = {stack_of(name) for name in question.readers}
     device = question.reader.facts.device
     answer = torch.zeros(_length(question.reader), dtype=torch.float64, device=device)
     answer[question.rows] = 1.0 / len(question.rows)
+    # The source has relevance of its own, which the cross-attentions fill.
     context = torch.zeros(
         question.reader.size[1] if question.across else 0, dtype=torch.float64, device=device
     )
     for name, call, fetched in _fetched_ahead([*reversed([*calls.items()])]):
+        # The relevance of every token is followed, which takes a query for each.
         if call.size[0] != call.size[1] and not call.across:
             raise ValueError(
                 f'sources(how="rollout") needs every query of "{name}"; record the text from its '
                 "start"
             )
+        # Layers of the decoder move relevance in the answer, those of the encoder in the source.
         of_answer = call.across or not question.across or stack_of(name) in decoding
         relevance = answer if of_answer else context
+        # Pass half on along the weights; what a sink would take stays with the token.
         passed_on = 0.5 * _passed_on(question, call, relevance, fetched).to(device)
         given = _given(call, question)
         stays = relevance * (1.0 - 0.5 * (1.0 if given is None else given.to(device)))
+        # Cross-attention moves relevance from the answer to the source.
         if call.across:
             answer = stays
             context = context + passed_on
@@ -286,10 +317,12 @@ def _fetched_ahead(
     """
 
     def fetch(call: RecordedCall) -> tuple[Fetched, StreamEvent | None] | None:
+        # Only a copy from RAM to a GPU is worth a second stream.
         device = call.facts.device
         if device.type != "cuda" or "queries" not in call.parts or call.queries.is_cuda:
             return None
         kept = (call.queries, call.keys, call.lse)
+        # Allocate in the current stream, which uses and frees the memory.
         mine = [None if part is None else torch.empty_like(part, device=device) for part in kept]
         with side_stream(torch.empty(0, device=device), copies=True):
             for part, source in zip(mine, kept, strict=True):
@@ -297,9 +330,11 @@ def _fetched_ahead(
                     part.copy_(source, non_blocking=True)
             return Fetched(*mine), record_event(device)  # type: ignore[arg-type]
 
+    # Keep one copy under way: start the next before the current layer is computed.
     upcoming = fetch(calls[0][1]) if calls else None
     for (name, call), following in zip(calls, [*calls[1:], None], strict=True):
         current = upcoming
+        # The current stream waits for this layer's copy, and the host does not.
         if current is not None and current[1] is not None:
             current[1].wait()
         upcoming = None if following is None else fetch(following[1])
@@ -321,6 +356,7 @@ def _passed_on(
     question: Question, call: RecordedCall, relevance: Tensor, fetched: Fetched | None
 ) -> Float[Tensor, " token"]:
     """Return Aᵀr, the mean of the heads."""
+    # Relevance that is 0 everywhere needs no pass over the matrix.
     if not relevance.any():
         return relevance.new_zeros(call.size[1])
     relevance = relevance.to(call.facts.device)  # a model's layers may be on several
@@ -333,11 +369,13 @@ def _given(call: RecordedCall, question: Question) -> Tensor | None:
     """
     if call.attention.sink is None:
         return None
+    # The lse may not have been kept; a survey without top keys computes it.
     lse = call.lse if call.lse is not None else call.survey(top=0).lse
     assert lse is not None
     sink = torch.as_tensor(call.attention.sink, dtype=torch.float64, device=lse.device).reshape(
         -1, 1
     )
+    # exp(sink - lse) is the weight of the sink.
     return (1.0 - torch.exp(sink - lse[question.sequence].double()))[
         head_places(question, call)
     ].mean(0)
@@ -359,6 +397,7 @@ def by_gradient(question: Question, model: Any) -> Float[Tensor, " token"]:
                 'also="gradients"), '
                 "and call backward() of the answer's log-probability inside of the block"
             )
+        # The kept number is summed over the queries already.
         gradients = call.parts["gradients"].tensor[question.sequence].double().cpu()
         found.append(gradients[_gradient_rows(question, call, len(gradients))].sum(0))
     return torch.stack(found).sum(0)
@@ -370,6 +409,7 @@ def _gradient_rows(question: Question, call: RecordedCall, count: int) -> list[i
     A row is the sum of neighbouring heads that share their values. Raise a NotKeptError if some
     heads of a row were asked for, and others were not.
     """
+    # How many neighbouring heads share one row.
     shared = len(call.heads) // max(count, 1)
     asked = {*head_places(question, call)}
     rows = sorted({place // shared for place in asked})

@@ -15,6 +15,7 @@ class ForwardPass:
     """One run of a model or of a stack of its layers, from its token inputs to its output."""
 
     def __init__(self) -> None:
+        # For each key what was found, and the objects whose identities the key holds.
         self._memo: dict[Any, tuple[Any, tuple[object, ...]]] = {}
 
     def once(self, key: Any, find: Callable[[], Found], *alive: object) -> Found:

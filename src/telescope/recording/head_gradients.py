@@ -23,6 +23,7 @@ def shares_with_unrecorded(heads: Sequence[int], call: AttentionCall) -> bool:
     count = call.queries.shape[1]
     key_heads = call.values.shape[1]
     kept = key_heads_of(torch.tensor(heads), count, key_heads)
+    # Each key head serves count / key_heads heads: compare with how many are recorded.
     return len(kept) * count > len(heads) * key_heads
 
 
@@ -51,6 +52,7 @@ def weight_times_gradient(
     attention = call.attention_over_present_keys
     # This engine runs every definition on every device; the log-sum-exp is computed again.
     sums = weigh("chunked", call.queries, call.keys, attention, None, gradient.to(dtype).mT)
+    # Add up the heads that share a key head, and multiply each key's sum by its value.
     batch, key_heads, keys, d_v = call.values.shape
     of_values = sums.reshape(batch, key_heads, -1, d_v, keys).sum(2).mT
     return (of_values * call.values).sum(-1).to(dtype)

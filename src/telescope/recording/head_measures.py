@@ -39,7 +39,9 @@ def measure(
 
     On a CPU this would take longer than the model took on its GPU.
     """
+    # Survey the call, or take the summary that was kept.
     seen = call.survey().summary
+    # A call of summaries has its sums already, and needs no lists of keys.
     places = call.places(lists=not isinstance(call, SummariesCall))
     rows = _rows(call, seen, places, is_mark)
 
@@ -51,12 +53,15 @@ def measure(
     }
     found["streaming"] = (_streaming(call, rows.counted), rows.counts["queries"].sum(0))
     found["retrieval"] = _retrieval(call, seen, places)
+    # The largest logit is a maximum, not a quotient of sums.
     logits = torch.full((len(call.heads),), nan, dtype=torch.float64)
     if rows.logits.numel():
         logits = MEASURES["largest_logit"].mean(rows).double()
+    # The weight of segments has the denominator of "sink": all weight that was given.
     by_segment = torch.zeros(0, len(call.heads))
     if segments is not None:
         by_segment = _by_segment(call, rows.received, segments)
+    # Copy to the CPU only after all work of the GPU has been launched.
     sums = {name: (above.cpu(), below.cpu()) for name, (above, below) in found.items()}
     return CallMeasures(sums, logits.cpu(), by_segment.cpu())
 
@@ -67,6 +72,7 @@ def _rows(call: RecordedCall, seen: Summary, places: Places, is_mark: IsMark | N
     received = seen.received.to(device, torch.float64)
     sums = call.shares(places).to(device).unbind(-1)
     chooses = counted(call.kept_attention(), seen, places).to(device)
+    # With top=0 no largest weights were kept, and those that count stand for those that see.
     has_top = bool(seen.top_keys.shape[-1])
     return HeadRows(
         received=received,
@@ -90,8 +96,10 @@ def _by_segment(
     found = received.new_zeros(len(segments.names), received.shape[1])
     numbers = torch.arange(len(segments.names), device=received.device)[:, None]
     for sequence, own in enumerate(received):
+        # Segments number the tokens of a text; skip its padding.
         keys = call.text_columns(sequence).keys
         member = segments.ids[: len(keys)].to(received.device) == numbers
+        # One product adds the keys of each segment, for all heads.
         found += member.double() @ own[:, keys.start : keys.stop].mT
     return found
 
@@ -100,6 +108,7 @@ def _streaming(call: RecordedCall, chooses: Tensor) -> Float[Tensor, " heads"]:
     """Return the weight within the first and the last keys, summed over the queries that have a
     choice.
     """
+    # In cross-attention no key is near a query.
     share = None if call.across else call.streaming()
     if share is None:
         return torch.full((len(call.heads),), nan, dtype=torch.float64)
@@ -135,11 +144,14 @@ def _retrieval(
     read = read.to(device)
     if call.across:  # a source may hold the id of padding as a word
         read = read.masked_fill(~call.real_tokens()[1].to(device), NO_TOKEN)
+
+    # Only generated tokens count, if some were; else all but the first, which no query wrote.
     first = (
         call.facts.prompt
         if call.facts.prompt is not None and call.facts.prompt < call.size[0]
         else 1
     )
+    # The query at row r writes the token r + 1, which must be known.
     kept = torch.tensor(call.rows, device=device)
     which = ((kept + 1 >= first) & (kept + 1 < call.size[0])).nonzero().flatten()
     if not len(which):
@@ -147,7 +159,10 @@ def _retrieval(
     rows = kept[which]
     wanted = written[:, rows + 1]
     peak = seen.top_keys[:, :, which, 0].long()
+
+    # Compare the token under the largest weight with the token that was written.
     found = read.gather(1, peak.clamp(min=0).flatten(1)).view_as(peak) == wanted[:, None]
+    # A copy must stand no later than the query; a source is known as a whole.
     last = None if call.across else rows + (call.size[1] - call.size[0])
     counts = _occurs(read, wanted, places.first.to(device), last)[:, None] & (peak >= 0)
     if len(kept) == call.size[0]:  # the token after the last real one is padding
@@ -165,8 +180,10 @@ def _occurs(
     last of all.
     """
     count = read.shape[1]
+    # token * count + position, sorted, finds a token's first key by one binary search.
     ordered = (read.long() * count + torch.arange(count, device=read.device)).sort(1).values
     from_first = wanted.long() * count + first.clamp(min=0)[:, None]
+    # The search may end behind the last key: clamp, and compare the token below.
     earliest = ordered.gather(1, torch.searchsorted(ordered, from_first).clamp(max=count - 1))
     same = (earliest // count == wanted) & (earliest >= from_first)
     return same if last is None else same & (earliest % count <= last)
@@ -179,6 +196,7 @@ def _punctuation(
     if is_mark is None or call.key_ids is None:
         return None
     ids = call.key_ids.to(received.device)
+    # Test each token of the text once, however often the token occurs.
     marks = [number for number in torch.unique(ids).tolist() if is_mark(number)]
     at_mark = torch.isin(ids, ids.new_tensor(marks))
     return (received * at_mark[:, None]).sum(2)

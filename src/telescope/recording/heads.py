@@ -35,9 +35,11 @@ class Heads(Sequence[Head]):
         left_out: Sequence[str] = (),
     ) -> None:
         self._heads = tuple(heads)
+        # Without a model's order, sort by name, numbers by value.
         known = sorted({head.layer for head in self._heads}, key=natural_order)
         self.layers = tuple(known if layers is None else layers)
         self.left_out = tuple(left_out)
+        # The highest number of a layer, last in this order, tells how many heads it has.
         if counts is None:
             lowest_first = sorted(self._heads, key=lambda head: head.number)
             counts = {head.layer: head.number + 1 for head in lowest_first}
@@ -52,14 +54,18 @@ class Heads(Sequence[Head]):
         `rising` sets the direction; by default layers, numbers and kinds rise, and shares fall.
         Within a kind, the clearest head comes first; within a layer, the lowest number.
         """
+        # Segments are a dict in `Head`, and columns here.
         columns = [each.name for each in fields(Head) if each.name != "segments"]
         _check_known(by, [*columns, *self.segments], "column")
         names = by in ("layer", "number", "kind")
+        # Sorting is stable: order by the second criterion first.
         heads = (
             sorted(self, key=_clearest, reverse=True)
             if by == "kind"
             else sorted(self, key=lambda head: head.number)
         )
+
+        # Numbers that are NaN have no order, and go to the end.
         unknown = [head for head in heads if not names and isnan(_value(head, by))]
         known = [head for head in heads if names or not isnan(_value(head, by))]
         position = {layer: i for i, layer in enumerate(self.layers)}
@@ -92,6 +98,7 @@ class Heads(Sequence[Head]):
         Raises:
             ValueError: if a kind, a layer, a number or a habit does not exist.
         """
+        # Bring each condition into the form of a list, and check its names.
         kinds = None if kind is None else [kind] if isinstance(kind, str) else list(kind)
         numbers = None if number is None else self._select(number)
         layers = None if layer is None else select_layers(self.layers, layer, argument="layer")
@@ -99,6 +106,8 @@ class Heads(Sequence[Head]):
             _check_known(one, (*HABITS, "mixed"), "kind")
         for name in at_least:
             _check_known(name, (*COLUMNS, *self.segments), "habit")
+
+        # A head must meet every condition; NaN is never at least anything.
         return Heads(
             (
                 head
@@ -121,10 +130,12 @@ class Heads(Sequence[Head]):
         selected: set[tuple[str, int]] = set()
         most = max(self._counts.values(), default=0)
         for one in number if isinstance(number, Iterable) else (number,):
+            # A number must be a head of the largest layer, at least.
             if most and not -most <= whole_number("number", one) < most:
                 raise ValueError(
                     f"number={one} is no head of any layer; they count {index_range(most)}"
                 )
+            # -1 is another head in each layer: count from each layer's last.
             selected |= {
                 (layer, count + one if one < 0 else one) for layer, count in self._counts.items()
             }
@@ -137,6 +148,7 @@ class Heads(Sequence[Head]):
         `table()` has the numbers as they were computed.
         """
         return [
+            # JSON knows no NaN.
             {name: None if value != value else value for name, value in row.items()}
             for row in (round_numbers(asdict(head)) for head in self)
         ]
@@ -150,6 +162,7 @@ class Heads(Sequence[Head]):
     def columns(self) -> Columns:
         """Return the columns of `table`."""
         columns: dict[str, Any] = {}
+        # The last field is the segments, which have columns of their own.
         for each in fields(Head)[:-1]:
             values = [getattr(head, each.name) for head in self]
             columns[each.name] = Names.of(values) if each.name in ("layer", "kind") else values
@@ -163,6 +176,7 @@ class Heads(Sequence[Head]):
 
         Raise a ValueError if matplotlib is not installed, or if the table is empty.
         """
+        # Check what can go wrong before anything is drawn.
         _check_known(habit, COLUMNS, "habit")
         try:
             pyplot = import_module("matplotlib.pyplot")
@@ -170,12 +184,15 @@ class Heads(Sequence[Head]):
             raise ValueError("plot needs matplotlib: pip install matplotlib") from None
         if not self:
             raise ValueError("there is no head in this table, so there is nothing to plot")
+
+        # A row for each layer of the table, NaN where a head is not in the table.
         shown = {head.layer for head in self}
         layers = [layer for layer in self.layers if layer in shown]
         squares = [[nan] * (1 + max(head.number for head in self)) for _ in layers]
         for head in self:
             squares[layers.index(head.layer)][head.number] = getattr(head, habit)
         axes = pyplot.subplots()[1] if axes is None else axes
+        # Shares have one scale in all plots; other measures take their own.
         limits = {"vmin": 0.0, "vmax": 1.0} if MEASURES[habit].is_share else {}
         image = axes.imshow(squares, **limits)
         axes.set(xlabel="head", title=habit, yticks=range(len(layers)), yticklabels=layers)
@@ -198,6 +215,7 @@ class Heads(Sequence[Head]):
 
     def __rich__(self) -> FirstThatFits:
         """Return the table; for a narrow screen without the columns that name no kind."""
+        # Try the table with all known columns first, then without the columns that name no kind.
         return FirstThatFits(lambda: (self._table(known) for known in (self._known(), ())))
 
     def _known(self) -> list[str]:
@@ -218,6 +236,7 @@ class Heads(Sequence[Head]):
         for name in names:
             table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
         for head in self:
+            # A segment is shown as a share, like "first".
             cells = [shown.get(name, shown["first"]).show(_value(head, name)) for name in names]
             table.add_row(head.layer, str(head.number), head.kind, *cells)
         return table
@@ -236,6 +255,7 @@ def heads_of(
     is_mark = None if decode is None else punctuation_test(decode)
     found: list[Head] = []
     for layer, calls in attentions.items():
+        # Calls with other heads than the last call's cannot be added up.
         numbers = calls[-1].heads if calls else ()
         parts = [measure(call, is_mark, segments) for call in calls if call.heads == numbers]
         names = () if segments is None else segments.names
@@ -259,10 +279,12 @@ def _head(
             (float(above[place]), float(below[place]))
             for above, below in (part.sums[name] for part in parts)
         ]
+        # Calls in which the measure is unknown do not count, with their denominators.
         known = [(above, below) for above, below in sums if not isnan(above) and below > 0]
         return sum(above for above, _ in known), sum(below for _, below in known)
 
     measures = {}
+    # Divide the sums of all calls, which weighs each query alike.
     for name in COLUMNS:
         if MEASURES[name].per is not None:
             above, below = total(name)
@@ -270,11 +292,13 @@ def _head(
     measures["largest_logit"] = max(
         (float(part.largest_logit[place]) for part in parts), default=nan
     )
+    # All weight that was given is the denominator of "sink".
     given = sum(float(part.sums["sink"][1][place]) for part in parts)
     shares = {
         name: sum(float(part.segments[i, place]) for part in parts) / given if given else nan
         for i, name in enumerate(segments)
     }
+    # The part of the queries whose token occurred before, which names kinds; see `kind_of`.
     queries = sum(float(part.sums["first"][1][place]) for part in parts)
     counts = [float(part.sums["induction"][1][place]) for part in parts]
     repeated = sum(count for count in counts if not isnan(count)) / queries if queries else nan

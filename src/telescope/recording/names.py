@@ -23,12 +23,14 @@ def modules_by_path(model: nn.Module) -> Modules:
     rest = [("", model)]
     while rest:
         path, module = rest.pop()
+        # A shared module has the first of its paths, as named_modules() has it.
         if module in seen:
             continue
         seen.add(module)
         modules[path] = module
         if module._modules:
             prefix = f"{path}." if path else ""
+            # The stack is last in, first out: reversed, the children come in their order.
             rest += [
                 (prefix + name, child)
                 for name, child in reversed(module._modules.items())
@@ -58,6 +60,7 @@ def select_layers(
     """
     if layers is None:
         return list(names)
+    # One item is a list of one; a name is no list of letters.
     wanted = (
         list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
     )
@@ -66,6 +69,7 @@ def select_layers(
             f"{argument}=[] leaves nothing to watch; {argument}=None watches every attention"
         )
     found = [_select(names, one, unwatched, argument) for one in wanted]
+    # Return the model's order, and each name once.
     return [name for name in names if any(name in selected for selected in found)]
 
 
@@ -74,8 +78,10 @@ def _select(
 ) -> list[str]:
     """Return the names that one item of `layers` selects."""
     if isinstance(one, str):
+        # A pattern selects by name; a path without a match selects what lies below.
         found = [name for name in names if fnmatchcase(name, one)] or attentions_inside(names, one)
         if not found:
+            # Tell an attention that cannot be watched from a name that does not exist.
             refused = [name for name in unwatched if fnmatchcase(name, one)] or attentions_inside(
                 unwatched, one
             )
@@ -92,7 +98,10 @@ def _select(
         raise TypeError(
             f'{argument} takes names, patterns such as "encoder.*" and numbers, not {kind}'
         ) from None
+
+    # A number selects in each stack; stacks may have different numbers of layers.
     places = {name: place for name in names if (place := stack_and_number(name))}
+    # Sorted, the last layer of a stack comes last, and sets its size.
     sizes = {stack: last + 1 for stack, last in sorted(places.values())}
     found = [
         name
@@ -114,9 +123,8 @@ def stack_and_number(name: str) -> tuple[str, int] | None:
     decoder.
     """
     parts = name.split(".")
-    numbered = [
-        i for i, part in enumerate(parts) if part.isdecimal()
-    ]  # the first: a block may number its parts too
+    # The first number is the layer's: a block may number its parts, too.
+    numbered = [i for i, part in enumerate(parts) if part.isdecimal()]
     return (".".join(parts[: numbered[0]]), int(parts[numbered[0]])) if numbered else None
 
 
@@ -131,6 +139,7 @@ def numbers_of_heads(heads: SupportsIndex | Sequence[SupportsIndex]) -> tuple[in
 
     Raise a ValueError unless they are numbers, at least one, each once.
     """
+    # Let whole_number judge each number; the error names them all.
     given = tuple(heads) if isinstance(heads, Iterable) else (heads,)
     try:
         numbers = tuple(whole_number("heads", number) for number in given)
@@ -151,6 +160,7 @@ def head_numbers(name: str, heads: Sequence[int], count: int) -> tuple[int, ...]
 
     Raise a ValueError if a head does not exist, or is named twice.
     """
+    # -1 and the last number may be the same head, so that duplicates are counted after this.
     numbers = tuple(count + number if number < 0 else number for number in heads)
     if not all(0 <= number < count for number in numbers):
         raise ValueError(f'heads={[*heads]}: "{name}" has {count}, numbered {index_range(count)}')
@@ -168,9 +178,11 @@ def unwatched_attentions(modules: Modules, watched: Iterable[nn.Module]) -> tupl
     """
     ids = {id(module) for module in watched}
     paths = {path for path, module in modules.items() if id(module) in ids}
+    # Attentions are told by the names of their classes.
     named = [
         path for path, module in modules.items() if type(module).__name__.endswith("Attention")
     ]
+    # A module that contains an attention is no attention itself, but a layer around one.
     containing = {above for path in (*paths, *named) for above in _above(path)}
     return tuple(
         path for path in named if path not in containing and paths.isdisjoint([path, *_above(path)])

@@ -55,6 +55,7 @@ class FileTensor(StoredTensor):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        # The file has the sums of the version that saved it, and the tensor those of today.
         return (*self.size[:-1], len(SUMS)) if self.name == "shares" else self.size
 
     @property
@@ -64,6 +65,7 @@ class FileTensor(StoredTensor):
     @cached_property
     def _read(self) -> Tensor:
         numbers = _read(self.file, self.name, self.checksum)
+        # A key beyond the last would be an index error far from here.
         if (
             self.name == "top_keys"
             and numbers.numel()
@@ -72,6 +74,7 @@ class FileTensor(StoredTensor):
             raise LoadError(
                 f'{self.file}: tensor "top_keys" names keys beyond the {self.keys:,} that there are'
             )
+        # Reorder the sums by name: another version may know more of them, or fewer.
         if self.name != "shares" or self.sums == [*SUMS]:
             return numbers
         unknown = numbers.new_full(numbers.shape[:-1], nan)
@@ -86,6 +89,7 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     folder = paths.check_exists(path)
     if not paths.is_folder(folder) or FILE not in paths.list_names(folder):
         raise LoadError(f"{folder} is no recording: it is no folder with a {FILE}")
+    # Check kind, version and checksum before anything else is believed.
     manifest = paths.read_json(_inside(folder, FILE))
     where = str(folder / FILE)
     if manifest.get("is") != KIND:
@@ -101,6 +105,8 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
         )
     if "crc32" in manifest and manifest["crc32"] != safetensors.manifest_checksum(manifest):
         raise LoadError(f"{where} does not match its checksum: it was damaged, or changed by hand")
+
+    # Check the fields that every recording has.
     match manifest:
         case {
             "model": str(model),
@@ -113,20 +119,24 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
             raise LoadError(
                 f"{where} lacks its model, keep, tokens or attentions, or they are of another kind"
             )
+
+    # Describe each call; the tensors stay in their files until they are read.
     calls = dict(_calls(folder, keep, attention, where) for attention in attentions)
     if len(calls) < len(attentions):
         raise LoadError(f"{where} has two attentions of one name")
     _warn_of_unknown_sums(folder, calls)
+    # Without texts of its own a recording cannot decode.
     decode = texts.decode if texts.alone else None
     special = manifest.get("special", {})  # older recordings have none
     if not isinstance(special, dict) or not all(isinstance(name, str) for name in special.values()):
         raise LoadError(f'{where}: "special" is not a name for each id')
+
+    # Fill a recording as if it had just been made.
     recording = Recording(
         model, list(calls), keep, decode=decode, token_name=lambda token: special.get(str(token))
     )
-    recording.edits = edits_from_json(
-        manifest.get("edits", []), where
-    )  # recordings without edits have no such key
+    # Recordings without edits have no such key.
+    recording.edits = edits_from_json(manifest.get("edits", []), where)
     for name, own in calls.items():
         recording[name].calls.extend(own)
     left_out = manifest.get("left_out", {})  # recordings of every attention have no such key
@@ -151,6 +161,7 @@ def _calls(folder: Path, keep: str, entry: Any, where: str) -> tuple[str, list[R
 
 def _call(folder: Path, keep: str, name: str, entry: Any, where: str) -> RecordedCall:
     """Return a call whose description and file headers were checked."""
+    # A file's name must not lead out of the folder.
     file = entry.get("file") if isinstance(entry, dict) else None
     if (
         not isinstance(file, str)
@@ -160,6 +171,7 @@ def _call(folder: Path, keep: str, name: str, entry: Any, where: str) -> Recorde
         raise LoadError(f"{where} names {file!r}, which is no safetensors file in the same folder")
     described = read_header(_inside(folder, file))
     sums = _checksums(entry.get("crc32"), where)
+    # The definition's tensors are needed now; all others are read on first use.
     tensors = {
         part: _read(folder / file, part, sums.get(part))
         for part in described
@@ -171,6 +183,7 @@ def _call(folder: Path, keep: str, name: str, entry: Any, where: str) -> Recorde
     facts = facts_from_json(name, entry, attention, where)
     names = sums_from_json(entry, where)
     check_tensors(keep, facts, described, len(names), str(folder / file))
+    # A checksum without its tensor, or the reverse, is a sign of a changed file.
     if sums and (differ := sorted(sums.keys() ^ described.keys())):
         raise LoadError(f'{where} has a checksum or {file} a tensor "{differ[0]}", and not both')
     parts = {
@@ -183,6 +196,7 @@ def _call(folder: Path, keep: str, name: str, entry: Any, where: str) -> Recorde
 
 def _warn_of_unknown_sums(folder: Path, calls: Mapping[str, list[RecordedCall]]) -> None:
     """Name the measures that a later version kept and this one does not know."""
+    # Only recordings of summaries hold sums.
     stored = [
         call.parts["shares"] for own in calls.values() for call in own if "shares" in call.parts
     ]
@@ -212,11 +226,13 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _checksums(checksums: Any, where: str) -> dict[str, int]:
     """Return the checksum of each tensor of a file; recordings of earlier versions have none."""
+    # A recording of an earlier version is opened unchecked.
     if checksums is None:
         return {}
     if (
         not isinstance(checksums, dict)
         or not checksums
+        # `type(...) is int` refuses True, which isinstance would accept.
         or not all(type(number) is int for number in checksums.values())
     ):
         raise LoadError(f"{where} has checksums that are no numbers: {str(checksums)[:80]}")

@@ -50,16 +50,19 @@ class QueriesKeysCall(RecordedCall):
         self._parts.grow("keys", call.keys)
 
     def _store_more(self, call: AttentionCall, known: int) -> None:
+        # Surveys of the shorter text no longer hold.
         self._surveys = self._heads = None
         if call.lse is not None and "lse" in self._parts:
             self._parts.grow("lse", call.lse)
         else:  # the lse of some of the queries is of no use
             self._parts.pop("lse", None)
         self._parts.grow("queries", call.queries)
+        # Earlier keys are kept already.
         self._parts.grow("keys", call.keys[:, :, known:])
 
     @classmethod
     def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
+        # The part of the queries that a selection keeps, as if the call began a text.
         kept = len(options.queries(call.size[0], 0)) / max(call.size[0], 1)
         lse = 0 if call.lse is None else call.lse.nbytes
         return int((call.queries.nbytes + lse) * kept) + _bytes_with_evicted(
@@ -70,13 +73,17 @@ class QueriesKeysCall(RecordedCall):
         """Return the survey of all heads; see `ts.survey`. A survey without a map is computed
         once.
         """
+        # A text that has grown has another size, and is surveyed again.
         wanted = (TOP if top is None else top, self.size)
         if map is None and self._surveys and wanted in self._surveys:
             return self._surveys[wanted]
+
+        # Tensors may be kept in RAM or on disk: compute where the model ran.
         queries = self._to_model_device(self.queries)
         keys = self._to_model_device(self.keys)
         with torch_modes.without_autocast(queries.device):
             seen = survey(queries, keys, self.kept_attention(), top=wanted[0], map=map)
+        # A survey with a map serves later requests without one, too.
         self._surveys = {**(self._surveys or {}), wanted: seen}
         return seen
 
@@ -86,9 +93,12 @@ class QueriesKeysCall(RecordedCall):
         """
         place = self.head_index(number)
         heads = len(self.heads)
+
+        # If all heads have been surveyed, this one is known.
         if self._surveys and (TOP, self.size) in self._surveys:
             return self._surveys[TOP, self.size].head(place)
         if self._heads is None or place not in self._heads:
+            # Otherwise survey the head alone, with the one key head that it reads.
             which = torch.tensor([place])
             key_heads = key_heads_of(which, heads, self.keys.shape[1]).tolist()
             queries = self._to_model_device(self.queries[:, [place]])
@@ -108,6 +118,7 @@ class QueriesKeysCall(RecordedCall):
             return habit_sums(queries, keys, self.kept_attention(), seen.summary, places)
 
     def streaming(self) -> Float[Tensor, "batch heads query"] | None:
+        # The survey holds queries and keys on the model's device already.
         seen = self.survey()
         places = self.places(lists=False)
         with torch_modes.without_autocast(seen.queries.device):
@@ -164,6 +175,7 @@ class StepsCall(QueriesKeysCall):
 
     def _store_more(self, call: AttentionCall, known: int) -> None:
         super()._store_more(call, known)
+        # A read may have joined the sets, and each grows by itself.
         self._split_values()
         self._parts.grow("values", call.values[:, :, known:])
 
@@ -174,8 +186,10 @@ class StepsCall(QueriesKeysCall):
         name = f"values.{number + 1}"
         stored = self._parts.get(name)
         if stored is None:
+            # The set begins here; zeros stand for the keys that a cache has evicted.
             self._parts.grow(name, call.with_evicted_keys().values)
         else:
+            # The stored set counts evicted keys, which the call's tensors lack.
             self._parts.grow(name, call.values[:, :, stored.shape[2] - call.evicted :])
 
     def _wait(self) -> None:
@@ -183,6 +197,8 @@ class StepsCall(QueriesKeysCall):
         names = [name for name in self._parts if name.startswith("values.")]
         if not names:
             return
+
+        # Take the sets out of the parts, and put one joined tensor back.
         sets = [self._parts["values"].tensor, *(self._parts.pop(name).tensor for name in names)]
         # A run that was interrupted between two sets leaves the later one without its last keys.
         missing = [sets[0].shape[2] - each.shape[2] for each in sets]
@@ -190,6 +206,7 @@ class StepsCall(QueriesKeysCall):
             pad(each, (0, 0, 0, count), value=nan)
             for each, count in zip(sets, missing, strict=True)
         ]
+        # Remember the widths, by which the sets are split again.
         self._widths = tuple(each.shape[-1] for each in sets)
         self._parts["values"] = GrowingTensor(
             torch.cat(whole, -1), 2, self.options.store, owned=True
@@ -202,6 +219,7 @@ class StepsCall(QueriesKeysCall):
         for number, each in enumerate(
             torch.split(self._parts["values"].tensor, [*self._widths], -1)
         ):
+            # The first set has no number, as where there is only one.
             name = f"values.{number + 1}" if number else "values"
             self._parts[name] = GrowingTensor(each, 2, self.options.store)
         self._widths = ()
@@ -226,6 +244,7 @@ class StepsCall(QueriesKeysCall):
         """Return every step as it ran, queries at padding included; dropout is not applied."""
         queries, keys, values = map(self._to_model_device, (self.queries, self.keys, self.values))
         with torch.no_grad(), torch_modes.without_autocast(self.facts.device):
+            # A trace shows what ran, and padding queries ran.
             return trace(
                 queries, keys, values, include_padding_queries(self.kept_attention()), tokens
             )
@@ -247,6 +266,8 @@ class StepsCall(QueriesKeysCall):
             raise ValueError(
                 f'"{self.name}" has no residual stream: it was not called by an AddNorm'
             )
+
+        # Positions can only be assigned to queries if there is one for each.
         stream = self.parts[name].tensor
         if stream.shape[1] != self.size[0]:
             raise ValueError(
@@ -274,10 +295,13 @@ def one_head(call: RecordedCall, number: SupportsIndex, sequence: SupportsIndex 
     batch = call.facts.shape[0]
     heads = len(call.heads)
     sequence = check_index("sequence", sequence, batch, of=f'"{call.name}"')
+
+    # Slices, not lists of indices: the results are views.
     one = slice(sequence, sequence + 1)
     key_head = int(key_heads_of(torch.tensor([place]), heads, call.keys.shape[1]))
     own = (one, slice(place, place + 1))
     shared = (one, slice(key_head, key_head + 1))
+    # Restrict the definition to the head, then to the sequence.
     attention = restrict_to_heads(call.kept_attention(), torch.tensor([place]), heads)
     return OneHead(
         queries=call.queries[own],

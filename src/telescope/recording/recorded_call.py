@@ -39,13 +39,8 @@ from .head_gradients import shares_with_unrecorded, weight_times_gradient
 from .storage import GrowingTensor, StoredParts, StoredTensor, on_device
 from .survey_queue import SurveyQueue
 
-CROSS = (
-    "cross",
-    "cross_attn",
-    "encoder_attn",
-    "EncDecAttention",
-    "crossattention",
-)  # if a recording has no `across`
+# The names of cross-attentions, for recordings that do not say `across`.
+CROSS = ("cross", "cross_attn", "encoder_attn", "EncDecAttention", "crossattention")
 
 
 class RecordedCall(ABC):
@@ -81,10 +76,13 @@ class RecordedCall(ABC):
     def __init__(
         self, name: str, call: AttentionCall, options: KeepOptions, queue: SurveyQueue
     ) -> None:
+        # A recording counts every key of the text, evicted ones included.
         call = call.with_evicted_keys()
         self.options = options
         self.kind = call.kind
         self._queue = queue
+
+        # Note the facts; the definition is copied, since the model may write to its tensors.
         batch, key_heads, _, d_k = call.keys.shape
         d_q = call.queries.shape[-1]
         self.facts = CallFacts(
@@ -102,8 +100,12 @@ class RecordedCall(ABC):
             written=Written(((0, call.size[0]),), call.ends or ()),
         )
         self._parts = StoredParts(options.store)
+
+        # Where all queries see the same keys, two texts may have equal keys: keep the first query.
         if include_padding_queries(call.attention).mask.same_for_all_queries:
             self._first_query = call.queries[:, :, :1].detach().clone()
+
+        # Fingerprints tell later whether a call continues this one.
         identifying = (
             call.identifying_tensors[1:]
             if self.fingerprints_of_keys_come_late
@@ -114,6 +116,8 @@ class RecordedCall(ABC):
         self._fingerprints = [
             GrowingTensor(fingerprints(tensor), 2, owned=True) for tensor in identifying
         ]
+
+        # Store what the subclass keeps, then token ids and norms.
         self._store_first(self._select_queries(call, 0), queue)
         if call.key_ids is not None:
             self._parts.grow("key_ids", call.key_ids, 1, owned=True)
@@ -123,6 +127,7 @@ class RecordedCall(ABC):
     @classmethod
     def opened(cls, facts: CallFacts, parts: Mapping[str, StoredTensor]) -> "RecordedCall":
         """Return a call that was read from a file; nothing can be appended to such a call."""
+        # Skip the constructor, which takes a call of a running model.
         call = cls.__new__(cls)
         call.facts = facts
         call._parts = StoredParts(on_device, parts)
@@ -139,15 +144,21 @@ class RecordedCall(ABC):
         that the keys are unchanged (`call.follows`), no key is read, so that the host does not wait
         for a GPU.
         """
+        # Another batch, type or set of heads is another sequence.
         if call.kind != self.kind:
             return False
         has_new_keys = call.size[1] > self.size[1]
+
+        # Trust the caller, and read no key.
         if call.follows and (same_run or has_new_keys):
             return self._continues(call)
+
+        # Otherwise compare fingerprints, for which queued surveys have to run first.
         self._wait()
         is_next = has_new_keys or (same_run and self._began_with_another_query(call))
         if not is_next or not self._continues(call):
             return False
+        # Compare the keys that both have: those kept so far, without the evicted ones.
         old = slice(0, self.size[1] - call.evicted)
         return all(
             same_bits(known.tensor[:, :, call.evicted :], fingerprints(now[:, :, old]))
@@ -158,6 +169,7 @@ class RecordedCall(ABC):
         """Return `continuation.continues`, found once for all layers that are alike."""
         before = self.attention
         size = self.size
+        # Layers of one shape and one definition have the same answer.
         shapes = (call.queries.shape, call.keys.shape, call.queries.device)
         key = ("continues", id(before), call.attention.identity, size, call.evicted, shapes)
         return call.once(key, lambda: continues(before, size, call), before, call.attention)
@@ -169,6 +181,7 @@ class RecordedCall(ABC):
 
     def append(self, call: AttentionCall) -> None:
         """Append a call for which `is_continued_by` is true."""
+        # All steps count from the sizes before the call, so that `_grow` comes last.
         self._note_written(call)
         queries, keys = self.size
         self._store_more(self._select_queries(call, queries), keys - call.evicted)
@@ -180,6 +193,7 @@ class RecordedCall(ABC):
     def _grow(self, call: AttentionCall) -> None:
         """Count the queries and keys of a call that was appended, and take over its definition."""
         self.facts.size = (self.size[0] + call.size[0], call.size[1])
+        # An equal definition need not be copied again.
         if call.attention is not self.attention and call.attention != self.attention:
             self.facts.attention = _own_definition(call)
 
@@ -195,8 +209,10 @@ class RecordedCall(ABC):
             facts.written = Written((*given[:-1], (given[-1][0], after)), ends)
             facts.prompt = after if facts.prompt == before else facts.prompt
         elif call.ends is None:
+            # A user appended to the text after the model had written.
             facts.written = Written((*given, (before, after)), ends)
         elif call.ends != ends:
+            # The model writes: note what ends its text.
             facts.written = Written(given, call.ends)
 
     def _append_fingerprints(self, call: AttentionCall, known: int) -> None:
@@ -223,6 +239,7 @@ class RecordedCall(ABC):
         """Return the call with the queries that are to be kept; `before` queries came earlier."""
         if self.facts.rows is None:
             return call
+        # A query is kept if some sequence selects it; in the others the query sees nothing.
         which = self._selected_rows(call, before)
         return self._without_unselected(call).select_queries(torch.tensor(which, dtype=torch.long))
 
@@ -232,15 +249,19 @@ class RecordedCall(ABC):
         Where a position stands in another column in one sequence than in another, `_selected` tells
         whose it is.
         """
+        # The rows of each sequence, and of all of them together.
         own = call.select_rows(self.options.queries, before)
         which = sorted({row for rows in own for row in rows})
         if self.facts.rows is not None:
             self.facts.rows += [before + row for row in which]
         batch = len(call.queries)
         count = before + call.size[0]
+
+        # Sequences differ from here on; earlier queries that were kept count in all of them.
         if self._selected is None and any(rows != own[0] for rows in own):
             self._selected = torch.ones(batch, before, dtype=torch.bool)
         if self._selected is not None:
+            # Mark the selected columns of each sequence, behind those of earlier calls.
             longer = torch.zeros(batch, count, dtype=torch.bool)
             longer[:, : self._selected.shape[1]] = self._selected
             for sequence, rows in enumerate(own * batch if len(own) == 1 else own):
@@ -254,6 +275,7 @@ class RecordedCall(ABC):
         """
         if self._selected is None:
             return call
+        # The table ends with the last query, as the keys do; see `RealQueries`.
         selected = Keep(self._selected.to(call.queries.device))
         return call.without_padding_queries(
             SelectedQueries(selected, self._selected.shape[1] - call.size[1])
@@ -274,6 +296,7 @@ class RecordedCall(ABC):
         """Store the token ids of queries, as long as those of every query are known; `before`
         queries came earlier.
         """
+        # Ids with gaps would be assigned to the wrong tokens: keep all, or none.
         if ids is not None and (before == 0 or "query_ids" in self._parts):
             self._parts.grow("query_ids", ids, 1, owned=True)
         else:
@@ -309,6 +332,7 @@ class RecordedCall(ABC):
         `context` is the tensor that the attention returned, with its heads along `head_axis`. Raise
         a ValueError if the call continues another.
         """
+        # A call outside of autograd has no gradients.
         if not (call.values.requires_grad and context.requires_grad):
             return
         if self.size[0] > call.size[0]:
@@ -317,12 +341,14 @@ class RecordedCall(ABC):
                 "gets gradients from "
                 "each; run the whole text in one call"
             )
-        values = (
-            call.values.detach()
-        )  # the hook of a tensor that refers to the tensor would form a cycle
 
+        # A hook that refers to its own tensor would form a cycle: refer to a detached one.
+        values = call.values.detach()
+
+        # The hooks read `key_heads`, or `whole` and `attention`, which are assigned below.
         def store_all(gradient: Tensor) -> None:
             """Store v · dv, which is summed over all heads that share the value."""
+            # Products of 16-bit numbers are summed in float32.
             dtype = torch.promote_types(values.dtype, torch.float32)
             with torch_modes.recording_mode(gradient.device):
                 self._add_gradient((values.to(dtype) * gradient.to(dtype)).sum(-1)[:, key_heads])
@@ -335,10 +361,11 @@ class RecordedCall(ABC):
                     weight_times_gradient(part, gradient.movedim(head_axis, 1)[:, self.heads])
                 )
 
+        # A value's gradient mixes all heads that share the value; the context's does not.
         if shares_with_unrecorded(self.heads, call):
-            attention = include_padding_queries(
-                self.attention
-            )  # a copy, to which the model does not write
+            # The recording's own copy, to which the model does not write.
+            attention = include_padding_queries(self.attention)
+            # Detached tensors, so that the hook keeps no graph of autograd alive.
             whole = call._replace(
                 queries=call.queries.detach(), keys=call.keys.detach(), values=values, lse=None
             )
@@ -352,6 +379,7 @@ class RecordedCall(ABC):
     def _add_gradient(self, product: Float[Tensor, "batch key_heads key"]) -> None:
         """Add weight times gradient of one backward pass to that of the passes before."""
         held = self._parts.get("gradients")
+        # Several backward passes add up, as gradients do.
         if held is not None:
             product = product + held.tensor.to(product.device)
         self._parts["gradients"] = GrowingTensor(product, 2, self.options.store, owned=True)
@@ -373,11 +401,15 @@ class RecordedCall(ABC):
         seen = self.survey()
         attention = self.kept_attention()
         top = seen.summary.top_keys
+
+        # A query without a largest key saw none; with top=0, its lse tells the same.
         if top.shape[-1]:
             blind = top[..., 0] == -1
         else:
             assert seen.summary.lse is not None
             blind = seen.summary.lse == -torch.inf
+
+        # Padding queries see nothing, too: leave them out.
         batch, heads, rows = blind.shape
         at = Pairs.block(
             range(rows),
@@ -432,6 +464,7 @@ class RecordedCall(ABC):
     @property
     def parts(self) -> dict[str, StoredTensor]:
         """The tensors that are kept, by name."""
+        # A queued survey has to run before its numbers are read.
         self._wait()
         return self._parts
 
@@ -465,6 +498,7 @@ class RecordedCall(ABC):
         """
         if self.facts.across is not None:
             return self.facts.across
+        # An older recording does not say: judge by the name, the ids and the mask.
         named = self.name.rpartition(".")[2] in CROSS
         return named or "key_ids" in self._parts or seems_cross_attention(self.attention, self.size)
 
@@ -527,6 +561,7 @@ class RecordedCall(ABC):
         """The token ids of the keys: those of the queries, or of the other sequence."""
         if "key_ids" in self.parts:
             return self._ids("key_ids", self.size[1])
+        # In self-attention over a whole text, keys and queries are the same tokens.
         return self.query_ids if self.size[0] == self.size[1] and not self.across else None
 
     @property
@@ -544,6 +579,7 @@ class RecordedCall(ABC):
 
     def _ids(self, name: str, count: int) -> Tensor | None:
         part = self.parts.get(name)
+        # Ids that do not cover all tokens cannot be assigned to them.
         return None if part is None or part.tensor.shape[1] != count else part.tensor
 
     def kept_attention(self) -> Attention:
@@ -552,10 +588,12 @@ class RecordedCall(ABC):
 
         The result is the same object until the text grows.
         """
+        # A text that grows has another size, and may have another definition.
         if self._kept_attention is None or self._kept_attention[0] != (
             self.size,
             id(self.attention),
         ):
+            # Hide queries first: these masks number all queries, and not only those kept.
             attention = self._without_ended(self.saved_attention())
             if self.facts.rows is not None:
                 attention = restrict_to_queries(
@@ -591,6 +629,7 @@ class RecordedCall(ABC):
         of the recording.
         """
         queries, keys = self.size
+        # Without padding, every column is a token of the sequence.
         if not self._has_padding():
             return TextColumns(range(queries), range(keys))
         rows, columns = self.real_tokens()
@@ -600,6 +639,7 @@ class RecordedCall(ABC):
         """Return whether some tokens may not count."""
         if self.facts.written.ends or real_query_masks(self.attention):
             return True
+        # In cross-attention, the mask may hide padding of the source.
         return self.across and include_padding_queries(self.attention).mask != everyone
 
     def places(self, *, lists: bool = True) -> Places:
@@ -613,8 +653,10 @@ class RecordedCall(ABC):
             batch=self.facts.shape[0],
             heads=len(self.heads),
             size=self.size,
+            # Rows number the queries; positions number the keys, of which queries are the last.
             positions=None if rows is None else tuple(keys - queries + row for row in rows),
             across=self.across,
+            # Only the lists of keys need the tokens.
             text=BatchTokens(self.key_ids.to(self.facts.device))
             if lists and self.key_ids is not None
             else None,
@@ -633,6 +675,7 @@ def _own_definition(call: AttentionCall) -> Attention:
     pass the same one.
     """
     attention = call.attention
+    # Nothing can be written to a definition without tensors: share it.
     if attention.has_no_tensors:
         return attention
     return call.once(("own", identity_key(attention)), attention.clone, attention)
@@ -642,9 +685,12 @@ def nbytes_of(calls: Sequence[RecordedCall]) -> int:
     """Return how many bytes these calls keep, in memory or in files; shared memory is counted
     once.
     """
+    # Parts are in files or in memory; tensors besides the parts are in memory.
     parts = [part for call in calls for part in (*call.parts.values(), *call._fingerprints)]
     in_files = sum(part.nbytes for part in parts if not isinstance(part, GrowingTensor))
     in_memory = [part.memory for part in parts if isinstance(part, GrowingTensor)]
+
+    # Add up the distinct views of each storage, up to the size of the storage.
     views: dict[int, set[tuple[int, int]]] = {}
     storages: dict[int, int] = {}
     for tensor in (*in_memory, *(tensor for call in calls for tensor in call._other_tensors())):

@@ -102,6 +102,7 @@ class Recording(Mapping[str, Watched]):
             self._options.top, self._options.map, streaming=streaming, sample=sample
         )
         self._watched = {name: Watched(name, self.unwatched_threads) for name in names}
+        # The latest attention, the number of the run, and the run in which each was called last.
         self._last: str | None = None
         self._run = 0
         self._last_run: dict[str, int] = {}
@@ -134,6 +135,7 @@ class Recording(Mapping[str, Watched]):
         inserted after the attention that ran before it.
         """
         if name not in self._watched:
+            # Insert the name after the attention that ran before.
             names = list(self._watched)
             names.insert(
                 names.index(self._last) + 1 if self._last in self._watched else len(names), name
@@ -141,11 +143,13 @@ class Recording(Mapping[str, Watched]):
             self._watched[name] = Watched(name, self.unwatched_threads)
             self._watched = {each: self._watched[each] for each in names}
         self._last = name
+        # Continue the last call of this attention, or begin another.
         calls = self._watched[name].calls
         same_run = self._last_run.get(name) == self._run
         if calls and calls[-1].is_continued_by(call, same_run=same_run):
             calls[-1].append(call)
         else:
+            # An attention that begins anew shows that the run before is over.
             self._run += 1 if same_run else 0
             self._check_memory(call)
             calls.append(KEEP[self.keep](name, call, self._options, self._queue))
@@ -172,6 +176,7 @@ class Recording(Mapping[str, Watched]):
 
     def flush(self) -> None:
         """Run every survey that is still due, and free the memory that waits for them."""
+        # Survey first queries that are queued, then the rows that wait behind them.
         self._queue.flush()
         self._queue.survey_waiting()
         for calls in self._calls.values():
@@ -183,6 +188,7 @@ class Recording(Mapping[str, Watched]):
 
         The estimate takes all attentions to be like the first.
         """
+        # Estimate once in a run, at its first call.
         if self._run in self._last_run.values():
             return
         count = len(self)
@@ -191,6 +197,7 @@ class Recording(Mapping[str, Watched]):
         free, where = self._options.store.free_bytes(device)
         if self.expected_bytes <= free:
             return
+        # Look for a way out that has room: another store, or less to keep.
         stores = [
             name for name in STORES if STORES[name]().free_bytes(device)[0] > self.expected_bytes
         ]
@@ -222,12 +229,14 @@ class Recording(Mapping[str, Watched]):
         if name in self._watched:
             return self._watched[name]
         inside = attentions_inside(self._watched, str(name))
+        # A path with one attention inside stands for that attention.
         if len(inside) == 1:
             return self._watched[inside[0]]
         if inside:
             raise UnknownNameError(
                 f'there are {len(inside)} attentions in "{name}": {", ".join(inside)}'
             )
+        # Tell an attention that was not watched from a name that does not exist.
         unwatched = [path for path in self.left_out if path == name] or attentions_inside(
             self.left_out, str(name)
         )
@@ -262,12 +271,14 @@ class Recording(Mapping[str, Watched]):
         """
         named = None
         if segments is not None:
+            # Segments number the tokens of one text: all calls must have its length.
             every = [call for calls in self._calls.values() for call in calls]
             counts = {call.size[1] for call in every}
             if len(counts) != 1:
                 raise ValueError(
                     f"segments belong to one text, and keys of {len(counts)} lengths were recorded"
                 )
+            # Texts of a batch may differ in length, without padding; segments fit the longest.
             longest = max(
                 len(every[0].text_columns(i).keys) for i in range(every[0].facts.shape[0])
             )
@@ -311,13 +322,14 @@ class Recording(Mapping[str, Watched]):
                 input; padding does not count. It may include the token after the last query, which
                 the last query wrote.
             how: "weights": the mean weight of layers, heads and rows; keep="queries-keys".
-                "carried": weights times ‖W_O v‖; keep="queries-keys", also="norms". "rollout":
-                weights multiplied through all layers, with the residual connection (Abnar and
-                Zuidema, 2020): r ← r / 2 + Aᵀr / 2 from the last layer to the first;
-                keep="queries-keys". "gradient": weight times gradient; also="gradients", and a
-                backward pass inside of the block. "hidden": how much the answer's log-probability
-                falls when a segment is hidden from all later tokens; takes `model`, and runs it
-                once for each segment.
+                "carried": weights times ‖W_O v‖; keep="queries-keys", also="norms".
+                "rollout": weights multiplied through all layers, with the residual connection
+                (Abnar and Zuidema, 2020): r ← r / 2 + Aᵀr / 2 from the last layer to the first;
+                keep="queries-keys".
+                "gradient": weight times gradient; also="gradients", and a backward pass inside of
+                the block.
+                "hidden": how much the answer's log-probability falls when a segment is hidden from
+                all later tokens; takes `model`, and runs it once for each segment.
             segments: names of spans of the context, a list of spans, or a number for each of its
                 tokens; None is every token by itself. Tokens in no span are "other".
             layers, heads: which attentions and heads; None is all that were recorded and read the
@@ -341,6 +353,7 @@ class Recording(Mapping[str, Watched]):
             >>> round(sum(found.shares.values()), 4)
             1.0
         """
+        # Rollout multiplies all layers, so that none may be missing.
         if how == "rollout" and self._left_out:
             name, reason = next(iter(self._left_out.items()))
             raise ValueError(
@@ -423,6 +436,7 @@ class Recording(Mapping[str, Watched]):
         for edit in self.edits:
             table.add_row("edited", "", "", str(edit), "")
         for name, reason in self._left_out.items():
+            # A watched attention without a call has the reason in its own row, above.
             if name not in self._watched:
                 table.add_row(name, "", "", f"not watched: {reason}", "")
             elif self._watched[name].calls:

@@ -14,7 +14,7 @@ from ..surveys import KEYS, masked_rows
 from ..tiles import OneHead
 from ..traces import PAIR_STEPS, formulas, score_products
 
-# Up to the first number, all keys are returned; of more keys, those with the largest weights
+# Up to the first number, all keys are returned; of more keys, those with the largest weights.
 ALL = 512
 SOME = 64
 
@@ -60,12 +60,15 @@ def row_in_float64(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = Non
     """
     size = head.size
     device = head.queries.device
+    # Compute the query's weights over all keys, which the choice of keys needs.
     attention = restrict_to_queries(head.attention, torch.tensor([i]), size)
     query = head.queries[:, :, i : i + 1].double()
     one = range(1)
     first = torch.zeros(1, dtype=torch.long, device=device)
     masked = masked_rows(query, head.keys, attention, first, range(size[1]), one, one)
     weights = attention.weights(masked)
+
+    # Choose all keys of a short text, and of a long one those with the largest weights.
     if keys is None:
         many = size[1] > ALL
         keys = (
@@ -73,7 +76,10 @@ def row_in_float64(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = Non
             if many
             else torch.arange(size[1], device=device)
         )
+
+    # Repeat every step for the chosen keys alone.
     chosen = head.keys[:, :, keys].double()
+    # Mask and bias are asked at these keys' positions.
     at = Pairs.block(one, range(0), of=(1, size[1]), device=device)
     at = replace(at, key=keys[None, None, None])
     scores = attention.score(query, chosen)
@@ -81,6 +87,8 @@ def row_in_float64(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = Non
     capped = attention.capped(scaled)
     biased = attention.biased(capped, at)
     computed = (scores, scaled, capped, biased, attention.masked(biased, at), weights[..., keys])
+
+    # The weights of all other keys make up the rest of the context.
     others = weights.index_fill(-1, keys, 0.0)
     factors, terms = score_products(attention.score, query, chosen)
     sink = None if attention.sink is None else float(torch.as_tensor(attention.sink).reshape(-1)[0])
@@ -103,6 +111,7 @@ def row_in_float64(head: OneHead, i: int, keys: Int[Tensor, " key"] | None = Non
 
 def _lse(masked: Float[Tensor, "1 1 1 key"], sink: float | None) -> float:
     lse = torch.logsumexp(masked[0, 0, 0], -1)
+    # A sink is one more summand of the normaliser.
     return float(lse if sink is None else torch.logaddexp(lse, lse.new_tensor(sink)))
 
 
@@ -117,6 +126,7 @@ def _context(
     summed = weights.new_zeros(head.values.shape[-1])
     for start in range(0, weights.shape[-1], KEYS):
         part = slice(start, start + KEYS)
+        # A hidden value adds nothing, not even if it is NaN.
         summed += nan_safe_weigh(
             weights[..., part], head.values[:, :, part].double(), masked[..., part]
         )[0, 0, 0]

@@ -40,6 +40,7 @@ from .edits import edits_to_json
 from .recorded_call import RecordedCall
 from .token_texts import TokenTexts, learn_texts
 
+# The file that makes a folder a recording, and what it says of itself.
 FILE = "recording.json"
 KIND = "telescope recording"
 VERSION = 1
@@ -51,7 +52,9 @@ SUMS_OF_0_1 = (
 Shape = tuple[int | None, ...]  # None is any size
 IDS = ("top_keys", "query_ids", "key_ids")  # integers; all other tensors are floating-point
 LARGEST = 2**31  # the limit of each size
+# The types of tensors by the names that recording.json has.
 FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+# The names of files that a save may replace.
 OUR_FILES = re.compile(rf"{re.escape(FILE)}|\d+\.safetensors")
 
 
@@ -73,6 +76,7 @@ def save_recording(
     called once for each token without a text. `left_out` has the reason for each attention that was
     not watched.
     """
+    # The folder appears as a whole, or not at all.
     with atomic_folder(path, lambda place: check_can_save(place, replace=replace)) as folder:
         attentions: list[dict[str, Any]] = []
         number = 0
@@ -82,14 +86,17 @@ def save_recording(
             calls = []
             for call in recorded:
                 tensors: dict[str, Tensor] = {}
+                # The definition adds its tensors to those of the file, under names of its own.
                 entry = {
                     "attention": to_json(call.saved_attention(), tensors),
                     **facts_to_json(call.facts),
                 }
                 tensors |= {part: stored.tensor for part, stored in call.parts.items()}
+                # Another version may know other sums: name those of this one.
                 if "shares" in tensors:
                     entry["sums"] = [*SUMS]
                 file = f"{number}.safetensors"
+                # Files hold contiguous tensors, wherever the numbers are now.
                 tensors = {
                     part: tensor.detach().cpu().contiguous() for part, tensor in tensors.items()
                 }
@@ -97,6 +104,7 @@ def save_recording(
                     for row in tensors.get(part, ()):
                         sequences[row.numpy().tobytes()] = row
                 save_file(tensors, folder / file)
+                # Each tensor has a checksum, which is compared when the tensor is read.
                 sums = {
                     part: safetensors.tensor_checksum(tensor) for part, tensor in tensors.items()
                 }
@@ -108,9 +116,11 @@ def save_recording(
         read = [] if decode is None else [row.tolist() for row in sequences.values()]
         texts = TokenTexts({}, {}, {}) if decode is None else learn_texts(decode, read)
         head = {"is": KIND, "version": VERSION, "model": model, "keep": keep}
+        # Tokens without a text, such as </s>, may have a name.
         textless = [token for token, text in sorted(texts.alone.items()) if not text]
         named = {} if token_name is None else {str(token): token_name(token) for token in textless}
         special = {token: label for token, label in named.items() if label}
+        # A field that would be empty is left out.
         changed = {"edits": edits_to_json(edits)} if edits else {}
         missing = {"left_out": dict(left_out)} if left_out else {}
         manifest = {
@@ -121,6 +131,7 @@ def save_recording(
             **missing,
             "attentions": attentions,
         }
+        # The checksum is of everything else in the description.
         write_json(folder / FILE, {**manifest, "crc32": safetensors.manifest_checksum(manifest)})
 
 
@@ -138,6 +149,8 @@ def check_can_save(
     place = resolve_path(path)
     if not place.exists():
         return
+
+    # Only an empty folder, or a recording, may be written to.
     try:
         files = sorted(os.listdir(place)) if place.is_dir() else None
         manifest = read_json(place / FILE) if files else {}
@@ -150,6 +163,8 @@ def check_can_save(
         raise ValueError(
             f"{place} exists and is no recording, so it is left alone; save into a new folder"
         )
+
+    # A strange file would vanish with the old folder.
     strange = [name for name in files or () if not OUR_FILES.fullmatch(name)]
     if strange:
         raise ValueError(
@@ -172,6 +187,7 @@ def required_tensors(keep: str, facts: CallFacts) -> dict[str, Shape]:
     batch, key_heads, d_q, d_k = facts.shape
     heads = len(facts.heads)
     keys = facts.size[1]
+    # A selection by `ts.watch(queries=...)` keeps fewer rows.
     rows = facts.size[0] if facts.rows is None else len(facts.rows)
     if keep == "summaries":
         return {
@@ -203,6 +219,7 @@ def optional_tensors(facts: CallFacts, sums: int) -> dict[str, Shape]:
         "norms": (batch, len(facts.heads), keys),
         "gradients": (batch, key_heads, keys),
         "streaming": (batch, len(facts.heads), rows),
+        # An attention cannot tell the width of the residual stream.
         "before": (batch, None, None),
         "after": (batch, None, None),
     }
@@ -236,6 +253,7 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
     Raise a LoadError that begins with `where` if the entry is incomplete or does not fit the
     definition.
     """
+    # Check all types and ranges before any number is used.
     match entry:
         case {
             "heads": [*heads],
@@ -266,6 +284,8 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
             pass
         case _:
             raise LoadError(f"{where} is no complete description of a call: {str(entry)[:80]}")
+
+    # An opened recording computes on the CPU, wherever the model ran.
     facts = CallFacts(
         name=name,
         heads=tuple(heads),
@@ -285,6 +305,8 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
             tuple(entry.get("ends", [])),
         ),
     )
+
+    # Check that the sizes fit one another, and that the definition fits the sizes.
     if len(heads) % max(key_heads, 1) or (heads and not key_heads):
         raise LoadError(f"{where}: key_heads={key_heads} does not divide its {len(heads)} heads")
     if batch * max(len(heads), 1) * max(queries, keys, 1) * max(d_q, d_k, 1) >= LARGEST**2:
@@ -308,12 +330,14 @@ def _is_written(given: Any, ends: Any) -> bool:
             borders = [border for stretch in stretches for border in stretch]
         case _:
             return False
+    # Rising borders: stretches neither overlap nor run backwards.
     if not all(map(_is_size, borders)) or borders != sorted(borders):
         return False
     return isinstance(ends, list) and all(map(_is_size, ends))
 
 
 def _is_size(number: object) -> bool:
+    # `type(...) is int` refuses True, which isinstance would accept.
     return type(number) is int and 0 <= number < LARGEST
 
 
@@ -321,10 +345,13 @@ def _check_numbers(part: object, **size: int) -> None:
     """Raise a ValueError if a mask or bias that was restricted to some heads, queries or sequences
     has another size.
     """
+    # Check the parts of a combination, then the restriction itself.
     for inner in _inside(part):
         _check_numbers(inner, **size)
     if not isinstance(part, Renumbered | RenumberedBias):
         return
+
+    # A restriction selects as many heads, queries or sequences as there are.
     axes: dict[type[Restriction], str] = {
         SomeHeads: "heads",
         SomeQueries: "queries",
@@ -342,6 +369,7 @@ def _check_numbers(part: object, **size: int) -> None:
             f"{type(numbering).__name__} is made for {numbering.of[1]} keys, and there are "
             f"{size['keys']}"
         )
+    # Inside, the sizes are those before the restriction.
     _check_numbers(
         part.mask if isinstance(part, Renumbered) else part.bias, **numbering.full_size(**size)
     )
@@ -379,10 +407,12 @@ def check_tensors(
     """
     needed = required_tensors(keep, facts)
     possible = optional_tensors(facts, sums)
+    # What this kind of recording needs must be there.
     for name, shape in needed.items():
         if name not in header:
             raise LoadError(f'{where} has no tensor "{name}", which keep="{keep}" keeps')
         _check_shape(name, header[name][1], shape, where)
+    # What is there must be known, in shape and type.
     for name, (kind, shape) in header.items():
         if name.startswith("attention."):
             continue
@@ -393,6 +423,7 @@ def check_tensors(
         if (kind[0] == "I") != (name in IDS) or (name not in IDS and kind not in DTYPES):
             expected = "whole numbers" if name in IDS else f"one of {', '.join(DTYPES)}"
             raise LoadError(f'{where}: tensor "{name}" is {kind}, and {expected} would be right')
+    # Tensors that belong together must agree.
     if keep == "summaries" and header["top_keys"][1] != header["top_weights"][1]:
         raise LoadError(f'{where}: tensors "top_keys" and "top_weights" have different shapes')
     if (facts.recorded is None) != ("map" not in header):

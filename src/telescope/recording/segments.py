@@ -35,6 +35,7 @@ class Segments:
 
     def with_rest(self, name: str, count: int) -> "Segments":
         """Return these segments and one more, of the tokens behind the text up to `count`."""
+        # The new segment's number is the next one.
         return Segments(
             (*self.names, name), pad(self.ids, (0, count - len(self.ids)), value=len(self.names))
         )
@@ -49,11 +50,14 @@ def read_segments(given: Any, count: int, texts: Sequence[str] | None = None) ->
 
     Raise a ValueError if segments overlap, are empty, or do not fit the text.
     """
+    # Without segments, each token is one.
     if given is None:
         names = [f"{i}" for i in range(count)] if texts is None else list(texts)
         return Segments(tuple(names), torch.arange(count))
     if isinstance(given, Tensor):
         given = given.tolist()
+
+    # Read names with spans, a number for each token, or spans without names.
     if isinstance(given, Mapping):
         spans = {str(name): _positions(name, span, count) for name, span in given.items()}
     elif given and all(issubclass(kind, SupportsIndex) for kind in {*map(type, given)}):
@@ -65,9 +69,12 @@ def read_segments(given: Any, count: int, texts: Sequence[str] | None = None) ->
             "segments takes names and spans, or a number for each token, not "
             f"{type(given).__name__}"
         )
+
+    # Number each token by its segment; -1 is a token in no segment yet.
     ids = torch.full((count,), -1)
     for number, (name, positions) in enumerate(spans.items()):
         where = torch.tensor(positions)
+        # Weight of a token in two segments would count twice.
         taken = ids[where] >= 0
         if taken.any():
             first = int(where[taken][0])
@@ -92,9 +99,11 @@ def _from_numbers(numbers: list[int], count: int) -> Segments:
 
 
 def _with_other(names: list[str], ids: Tensor) -> Segments:
+    # Add a segment for the rest, unless every token has one.
     if not (ids < 0).any():
         return Segments(tuple(names), ids)
     other = OTHER
+    # A user may have given this name to a segment.
     while other in names:
         other = f"{other} tokens"
     return Segments((*names, other), torch.where(ids < 0, len(names), ids))
@@ -124,6 +133,7 @@ def span_positions(what: str, span: Any, count: int) -> list[int]:
         return list(span)
     if isinstance(span, SupportsIndex):
         return [whole_number(what, span)]
+    # A tuple of two is start and stop; two single positions are given as a list.
     if isinstance(span, tuple) and len(span) == 2:
         return list(range(whole_number(what, span[0]), whole_number(what, span[1])))
     if isinstance(span, Iterable) and not isinstance(span, str):

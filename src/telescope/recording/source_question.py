@@ -81,6 +81,7 @@ class Question:
     def rows(self) -> list[int]:
         """The columns of the queries that wrote the span."""
         first = self.columns.queries.start if self.across else self.columns.keys.start
+        # The query before a token wrote the token.
         return [first + token - 1 for token in self.span]
 
 
@@ -97,21 +98,30 @@ def ask(
     """Return the question, checked against the recording; raise a ValueError of one sentence where
     it does not fit.
     """
+    # Each attention must have been called for one text.
     calls = {name: _only(name, recorded) for name, recorded in attentions.items() if recorded}
     if not calls:
         raise ValueError("nothing was recorded: run the model inside of the block of ts.watch")
+
+    # Cross-attentions read the context; in a model without any, all layers do.
     crossing = {name: call for name, call in calls.items() if call.across}
     readers = crossing or calls
     reader = next(iter(readers.values()))
+
+    # Translate the sequence and the span into columns of the tensors.
     sequence = check_index("sequence", sequence, reader.facts.shape[0])
     columns = reader.text_columns(sequence)
     checked = check_span(span, reader, columns)
+    # In self-attention, the context ends where the span begins.
     count = len(columns.keys) if reader.across else checked.start
     ids = reader.key_ids
     texts = None
+
+    # Segments of one token each are named by the tokens' texts.
     if segments is None and ids is not None and decode is not None:
         own = ids[sequence, columns.keys.start : columns.keys.start + count].tolist()
         read = token_texts(own, count, decode, token_name)
+        # A token of spaces alone would have an empty name.
         texts = [f"{text.strip() or repr(text)}" for text in read]
     numbers = None if heads is None else numbers_of_heads(heads)
     named = _read_segments(segments, count, texts)
@@ -155,9 +165,11 @@ class AnswerPositions(NamedTuple):
         if not call.across:  # the first query may be a later token than the first key
             first = columns.queries.start + call.size[1] - call.size[0] - columns.keys.start
         prompt = call.facts.prompt
+        # A prompt as long as the text is all of it: nothing was generated.
         has_prompt = prompt is not None and prompt < call.size[0]
         begins = first + 1
         if has_prompt and prompt is not None:
+            # The prompt counts columns: subtract the padding in front of the sequence.
             begins = first + prompt - columns.queries.start
         return cls(first, begins, first + len(columns.queries) + 1, has_prompt)
 
@@ -170,6 +182,8 @@ def check_span(span: Any, call: RecordedCall, columns: TextColumns) -> range:
     """
     first, begins, end, has_prompt = AnswerPositions.of(call, columns)
     positions = span_positions("span", span, end)
+
+    # Refuse what is empty, has gaps, or lies outside of the answer.
     if not positions:
         raise ValueError(
             f"span={span!r} holds no token; it takes the positions of the tokens that were written"
@@ -188,6 +202,7 @@ def check_span(span: Any, call: RecordedCall, columns: TextColumns) -> range:
             f"span={span!r} begins in the prompt, which is tokens 0 to {begins - 1}; the answer "
             f"begins at {begins}"
         )
+    # No recorded query wrote the first token.
     if positions[0] < first + 1:
         raise ValueError(f"span={span!r} begins at the first token, which no token comes before")
     return range(positions[0], positions[-1] + 1)

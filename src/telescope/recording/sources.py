@@ -75,7 +75,9 @@ class Sources:
     @cached_property
     def rows(self) -> tuple[Source, ...]:
         """A row for each segment, the largest score first."""
+        # Where the answer's own tokens count, they follow the context.
         whole = [*self.context, *self.answer]
+        # Scores may be negative. Without any score, shares are 0 and not NaN.
         total = float(self.by_segment.abs().sum()) or 1.0
         rows = [
             Source(
@@ -90,6 +92,7 @@ class Sources:
             for name, own, score in zip(
                 self.segments.names, self.segments.tokens(), self.by_segment.tolist(), strict=True
             )
+            # A segment without tokens has no row.
             if own
         ]
         return tuple(sorted(rows, key=lambda row: -row.score))
@@ -146,6 +149,8 @@ class Sources:
             table.add_column(
                 name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
             )
+
+        # Print the largest scores, and sum up the rest in one row.
         for row in self.rows[:SHOWN]:
             where = f"{row.start} to {row.stop - 1}" if row.stop > row.start + 1 else str(row.start)
             text = _one_line(row.text)
@@ -163,6 +168,7 @@ class Sources:
         the answer.
         """
         scores = self.token_scores()
+        # The largest score has the strongest background, whatever its sign.
         largest = max((abs(score) for score in scores), default=0.0) or 1.0
         words = "".join(
             _word(text, score, largest) for text, score in zip(self.context, scores, strict=True)
@@ -178,6 +184,7 @@ class Sources:
         belongs to.
         """
         scores: list[float] = (
+            # A segment's score is that of all its tokens.
             self.by_segment[self.segments.ids] if self.scores is None else self.scores
         ).tolist()
         return scores
@@ -210,13 +217,17 @@ def token_texts(
     Some tokenizers drop the space before a token that is decoded alone; decoding the token after
     another shows it.
     """
+    # Without a tokenizer, tokens are numbered.
     if ids is None or decode is None:
         return [f"{i} " for i in range(count)]
+    # Decode each token, and each pair of neighbours, once.
     alone = cache(lambda token: decode([token]))
     pair = cache(lambda before, token: decode([before, token]))
     texts = []
     for before, token in zip([None, *ids], ids, strict=False):
+        # A special token has no text: show its name, or its number.
         text = alone(token) or (token_name(token) if token_name else None) or f"{token}"
+        # After another token, the text shows the space that the token alone lacks.
         if before is not None and alone(token) and pair(before, token) == f"{alone(before)} {text}":
             text = f" {text}"
         texts.append(text)

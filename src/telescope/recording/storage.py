@@ -50,6 +50,7 @@ class Device(Store):
     def free_bytes(self, device: torch.device) -> tuple[int, str]:
         if device.type != "cuda":
             return Ram().free_bytes(device)
+        # What PyTorch has reserved and does not use is free, too.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused, f"memory of {device}"
 
@@ -60,6 +61,7 @@ class Ram(Store):
     name = "ram"
 
     def allocate(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
+        # Only to pinned memory can a GPU copy while the host goes on.
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
 
     def free_bytes(self, device: torch.device) -> tuple[int, str]:
@@ -74,14 +76,17 @@ class Disk(Store):
     def __init__(self) -> None:
         self.folder = mkdtemp(prefix="telescope-")
         self.numbers = count()
+        # Delete the files with this object, or when Python ends.
         finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def allocate(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> Tensor:
         size = torch.Size(shape)
+        # An empty file cannot be mapped.
         if not size.numel():
             return torch.empty(size, dtype=dtype)
         file = Path(self.folder) / str(next(self.numbers))
         try:
+            # Set the size of the file before it is mapped.
             with file.open("wb") as opened:
                 opened.truncate(size.numel() * dtype.itemsize)
         except OSError as problem:
@@ -107,10 +112,12 @@ def store_named(name: str) -> Store:
 def _available() -> int:
     """Return the bytes of RAM that are free or that the system would reclaim."""
     try:
+        # MemAvailable is in units of 1024 bytes.
         lines = Path("/proc/meminfo").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines)
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):  # not Linux
+        # Free memory is not known here: take all RAM.
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -155,7 +162,10 @@ class GrowingTensor(StoredTensor):
         self.dtype = first.dtype
         self.device = first.device
         self.copied: torch.cuda.Event | None = None
+        # A recording is no part of the graph of autograd.
         first = first.detach() if first.requires_grad else first
+
+        # Take over the caller's memory, or copy into memory of the store.
         if owned and isinstance(store, Device):
             self.memory = first
         else:
@@ -177,6 +187,7 @@ class GrowingTensor(StoredTensor):
     def append(self, more: Shaped[Tensor, "..."]) -> None:
         """Copy `more` behind the numbers so far."""
         size = self.size + more.shape[self.axis]
+        # Move to larger memory, with room for tokens to come.
         if size > self.memory.shape[self.axis]:
             shape = list(self.memory.shape)
             shape[self.axis] = size + max(size // 4, SPARE)
@@ -193,17 +204,20 @@ class GrowingTensor(StoredTensor):
         A large copy runs while the model goes on, from a second copy that the model does not write
         to.
         """
+        # Without a copy from a GPU to the host there is nothing to wait for.
         if not source.is_cuda or target.is_cuda:
             target.copy_(source, non_blocking=True)
             return
+
+        # A second stream pays off for large copies, and only to pinned memory.
         large = source.nbytes >= LARGE and target.is_pinned()
         source = source.clone() if large else source
         with side_stream(source, copies=True) if large else nullcontext():
-            if (
-                self.copied is not None
-            ):  # the next event is to stand for both copies, which may be on two streams
+            # The next event is to stand for both copies, which may be on two streams.
+            if self.copied is not None:
                 torch.cuda.current_stream(source.device).wait_event(self.copied)
             target.copy_(source, non_blocking=True)
+            # The source may be freed now: its memory is not reused before the copy has run.
             record_use(source)
             self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.copied.record()

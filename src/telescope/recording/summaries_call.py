@@ -37,9 +37,11 @@ class SummariesCall(RecordedCall, GrowingCall):
     _dropped_map = False
 
     def _store_first(self, call: AttentionCall, queue: SurveyQueue) -> None:
+        # All layers share one text, and what is derived from its tokens.
         if call.query_ids is not None:
             ids = call.query_ids
             self._text = call.once(("tokens", id(ids)), lambda: BatchTokens(ids), ids)
+        # The destination receives the numbers now, or when the queue runs.
         self._pending = PendingSummary(
             queue, SummaryDestination(self.facts, self._parts, self._fingerprints)
         )
@@ -49,9 +51,8 @@ class SummariesCall(RecordedCall, GrowingCall):
         """Append a call for which `is_continued_by` is true: now, or later together with those that
         follow.
         """
-        if (
-            self.options.map is not None and not self._dropped_map
-        ):  # the rows of a longer text have other borders
+        # The rows of a longer text have other borders in a map.
+        if self.options.map is not None and not self._dropped_map:
             self._dropped_map = True
             warnings.warn(
                 "watch(map=...) keeps the map of a text that is read at once; more was read or "
@@ -59,12 +60,16 @@ class SummariesCall(RecordedCall, GrowingCall):
                 'the map is dropped; keep="queries-keys" has maps of the whole text',
                 stacklevel=2,
             )
+
+        # Survey now if there are many queries, or if the caller does not vouch for the keys.
         if not call.follows or call.queries.shape[-2] > MAX_WAITING:
             self._wait()
             super().append(call)
             return
         if self._waiting is not None and not self._waiting.has_room_for(call):
             self._queue.survey_waiting()  # of all layers: each has as many
+
+        # Note the queries; their numbers come when somebody reads, or when many wait.
         self._note_written(call)
         before, known = self.size
         if self._waiting is None:
@@ -85,6 +90,7 @@ class SummariesCall(RecordedCall, GrowingCall):
         waiting = self._waiting
         assert waiting is not None
         call = waiting.as_one_call()
+        # Tokens are of use only if those of all waiting queries are known.
         ids = [part for part in waiting.ids if part is not None]
         if self._text is not None and len(ids) == len(waiting.ids):
             call = self._with_text(call, self._text.followed_by(*ids))
@@ -93,16 +99,20 @@ class SummariesCall(RecordedCall, GrowingCall):
         return self._without_unselected(call).select_queries(torch.tensor(waiting.rows).long())
 
     def receive_rows(self, result: SurveyResult) -> None:
+        # Numbers of the first queries have to be there before others are added.
         self._wait_for_first()
         waiting = self._waiting
         self._waiting = None
         assert waiting is not None
+        # Rows waited because the caller vouched for the keys: check that now.
         self._check_unchanged(result, waiting.evicted, waiting.known)
         self._add_rows(result, waiting.evicted, waiting.known)
         call = waiting.as_one_call()
         ids = [part for part in waiting.ids if part is not None]
         known_ids = self._text is not None and len(ids) == len(waiting.ids)
         self._text = self._text.followed_by(*ids) if self._text is not None and known_ids else None
+
+        # The sizes count the waiting queries already.
         self._store_ids(call.query_ids, self.size[0] - waiting.count)
         self._append_fingerprints(call, waiting.known)
 
@@ -118,6 +128,7 @@ class SummariesCall(RecordedCall, GrowingCall):
             )
 
     def _store_more(self, call: AttentionCall, known: int) -> None:
+        # A gap in the tokens leaves the rest of the text without them.
         self._text = (
             None
             if self._text is None or call.query_ids is None
@@ -147,9 +158,11 @@ class SummariesCall(RecordedCall, GrowingCall):
         """Add the survey of more queries to what is kept; the first `known` keys are kept
         already.
         """
+        # Sums over queries are added up; the numbers of each query are appended.
         self._add_received(result.summary.received, evicted, known)
         summed = self._parts["shares"].tensor
         summed.add_(result.shares.to(summed.device))
+        # A map of the shorter text has other borders.
         self._parts.pop("map", None)
         self.facts.engine = result.engine
         self.facts.recorded = None
@@ -165,6 +178,7 @@ class SummariesCall(RecordedCall, GrowingCall):
                 received.tensor.double(), 2, self.options.store
             )
         assert isinstance(received, GrowingTensor)
+        # New keys begin at 0; then every key gets what the new queries give.
         received.append(torch.zeros_like(more[:, :, known:]))
         received.tensor[:, :, evicted:].add_(more.to(received.memory.device))
 
@@ -180,8 +194,10 @@ class SummariesCall(RecordedCall, GrowingCall):
         """
         if self._pending is not None:
             queue, destination = self._pending
+            # A survey that has been launched needs no flush.
             if not destination.received:
                 queue.flush()
+            # The current stream waits, and the host does not.
             queue.wait(*(part.tensor for part in (*self._parts.values(), *self._fingerprints)))
             self._pending = None
 
@@ -199,7 +215,9 @@ class SummariesCall(RecordedCall, GrowingCall):
         number = compute_dtype(call.queries).itemsize
         rows = len(options.queries(queries, 0))
         pooled = 0 if options.map is None else min(options.map[0], rows) * min(options.map[1], keys)
+        # Sums are float64.
         sums = 8 * len(SUMS)
+        # Top keys take 4 bytes each; all other numbers have the type of the computation.
         return (
             batch
             * heads
@@ -225,6 +243,8 @@ class SummariesCall(RecordedCall, GrowingCall):
             )
         if map is not None and map != self.facts.recorded:
             raise self._not_kept(f"map of {map[0]} x {map[1]}", "queries-keys")
+
+        # Queries and keys were not kept: tensors without memory tell their shapes.
         heads, rows = numbers["entropy"].shape[1:]
         return Survey(
             queries=torch.empty(batch, heads, rows, d_q, dtype=self.facts.dtype, device="meta"),
@@ -236,9 +256,8 @@ class SummariesCall(RecordedCall, GrowingCall):
             engine=self.facts.engine or "",
             summary=Summary(
                 lse=numbers.get("lse"),
-                received=numbers["received"].to(
-                    numbers["entropy"].dtype, copy=True
-                ),  # later calls add in place
+                # A copy, since later calls add in place.
+                received=numbers["received"].to(numbers["entropy"].dtype, copy=True),
                 entropy=numbers["entropy"],
                 top_weights=numbers["top_weights"][..., :top],
                 top_keys=numbers["top_keys"][..., :top],
@@ -278,11 +297,13 @@ class SummaryDestination(SurveyDestination):
     def receive(self, result: SurveyResult) -> None:
         self.received = True
         summary = result.summary
+        # Fingerprints of the keys come first, then those of the values, if any.
         self.fingerprints.insert(0, GrowingTensor(result.fingerprints, 2, owned=True))
         self.facts.engine = result.engine
         self.facts.recorded = (
             None if summary.map is None else (summary.map.shape[-2], summary.map.shape[-1])
         )
+        # The survey hands its tensors over, so that they are not copied.
         self.parts.grow("received", summary.received, owned=True)
         self.parts.grow("shares", result.shares)
         if summary.map is not None:
@@ -310,6 +331,7 @@ def store_rows(parts: StoredParts, summary: Summary, evicted: int) -> None:
         parts.grow("streaming", summary.within, owned=True)
     parts.grow("entropy", summary.entropy, owned=True)
     parts.grow("top_weights", summary.top_weights, owned=True)
+    # Number the keys of the whole text; -1 is still no key.
     keys = (
         torch.where(summary.top_keys < 0, -1, summary.top_keys + evicted)
         if evicted

@@ -28,10 +28,8 @@ from .attention_call import AttentionCall
 from .continuation import fingerprints
 
 MAX_CALLS = {"cpu": 8, "cuda": 32}  # surveyed in one launch
-STAGING_BYTES = {
-    "cpu": 2**22,
-    "cuda": 2**28,
-}  # of one staging buffer; a larger call takes longer than its launch
+# Bytes of one staging buffer: a larger call takes longer than its launch.
+STAGING_BYTES = {"cpu": 2**22, "cuda": 2**28}
 
 
 class SurveyResult(NamedTuple):
@@ -47,6 +45,7 @@ class SurveyResult(NamedTuple):
 
     def split(self, count: int) -> "list[SurveyResult]":
         """Return the results of the `count` calls that are stacked in this one."""
+        # Each field has the batch first, or was not asked for and is None.
         parts = (
             [None] * count if part is None else part.chunk(count)
             for part in vars(self.summary).values()
@@ -111,20 +110,17 @@ class SurveyQueue:
         self.sample = sample
         self.queued: list[QueuedSurvey] = []
         self.kind: Any = None  # calls of one kind are surveyed together
-        self.original: Attention | None = (
-            None  # kept alive, so that no other definition gets its identity
-        )
+        # Kept alive, so that no other definition gets its identity.
+        self.original: Attention | None = None
         self.places: Places | None = None
         self.capacity = 0
         self.concurrent = False
-        self.stacked: dict[
-            int, Attention
-        ] = {}  # the definition of so many calls stacked along the batch axis
+        # The definition of so many calls stacked along the batch axis.
+        self.stacked: dict[int, Attention] = {}
         self.buffers = StagingBuffer(), StagingBuffer()  # the first is being filled
         self.waiting: list[GrowingCall] = []  # the calls that have rows that wait
-        self.finished: dict[
-            torch.device, StreamEvent
-        ] = {}  # the end of the last survey on each device
+        # The end of the last survey on each device.
+        self.finished: dict[torch.device, StreamEvent] = {}
 
     def add(self, call: AttentionCall, destination: SurveyDestination) -> None:
         """Queue the survey of a call; `destination` receives the result now or later.
@@ -133,9 +129,11 @@ class SurveyQueue:
         not: no one else holds its memory.
         """
         inputs = SurveyInputs(call.queries, call.keys)
+        # Compare a definition without tensors by value, others by the identity of their tensors.
         definition = (
             call.attention if call.attention.has_no_tensors else identity_key(call.attention)
         )
+        # Calls of one kind can be stacked.
         kind = (
             definition,
             call.lse is None,
@@ -144,6 +142,8 @@ class SurveyQueue:
             call.positions,
             call.is_cross_attention,
         )
+
+        # Another kind ends the batch: launch what is queued, and prepare for this kind.
         if kind != self.kind:
             self._launch()
             size = call.queries.nbytes + call.keys.nbytes
@@ -159,11 +159,13 @@ class SurveyQueue:
         self, call: AttentionCall, inputs: "SurveyInputs", destination: SurveyDestination
     ) -> None:
         assert self.places is not None
+        # Too large to copy, or nothing gained by stacking: survey now.
         if self.capacity < (1 if self.concurrent else 2):
             destination.receive(
                 self.run_survey(inputs, call.lse, call.attention, self.places, self.map)
             )
             return
+        # A batch begins: fill the other buffer, since this one may still be read.
         if not self.queued:
             self.buffers = self.buffers[::-1]
             self.buffers[0].allocate(self.capacity, inputs)
@@ -180,11 +182,13 @@ class SurveyQueue:
         """
         most = max(MAX_CALLS.values())
         while self.waiting:
+            # Calls stay in the list until their survey has succeeded.
             calls = self._alike_waiting(most)
             try:
                 results = self._survey_stacked(calls)
             except torch.OutOfMemoryError:
                 if len(calls) == 1:
+                    # One layer alone is too large.
                     raise
                 most = len(calls) // 2
                 continue
@@ -203,6 +207,7 @@ class SurveyQueue:
         )
         for call in self.waiting[1:most]:
             rows = call.due_rows()
+            # Results are assigned in order, so that the first call that differs ends the batch.
             if rows.survey_kind != first.survey_kind:
                 break
             alike.append(rows)
@@ -215,12 +220,15 @@ class SurveyQueue:
         with torch_modes.recording_mode(first.queries.device):
             attention = first.attention_over_present_keys
             places = first.places
+            # One call needs no copy.
             if count == 1:
                 return [
                     self.run_survey(
                         SurveyInputs(first.queries, first.keys), None, attention, places
                     )
                 ]
+
+            # Stack the calls; the definition repeats its sequences for each.
             batch = len(first.queries)
             inputs = SurveyInputs(
                 torch.cat([call.queries for call in calls]),
@@ -235,6 +243,8 @@ class SurveyQueue:
             device = self.buffers[0].inputs.queries.device
             with torch_modes.recording_mode(device):
                 self._launch()
+
+        # Order the current stream after the surveys, and free what only they need.
         self.wait()
         self.buffers = StagingBuffer(), StagingBuffer()
         self.kind = None
@@ -257,18 +267,24 @@ class SurveyQueue:
         self.queued = []
         if not queued:
             return
+
+        # The kind has shape, type and device of queries and of keys.
         _, _, ((shape, _, device), _), *_ = self.kind
         assert self.places is not None
         batch = shape[0]
         count = len(queued)
         buffer = self.buffers[0]
+        # Stack the definition once for each number of calls.
         if count not in self.stacked:
             self.stacked[count] = restrict_to_sequences(
                 self.stacked[1], torch.tensor([*range(batch)] * count), batch
             )
+
+        # Survey on the second stream, if the model may go on meanwhile.
         inputs = buffer.slots(0, count)
         lses = [call.lse for call in queued if call.lse is not None]
         with side_stream(inputs.queries) if self.concurrent else nullcontext():
+            # The second stream reads these tensors: their memory must not be reused before.
             record_use(*lses, *self.places.tensors)
             lse = None if not lses else lses[0] if count == 1 else torch.cat(lses)
             result = self.run_survey(inputs, lse, self.stacked[count], self.places, self.map)
@@ -276,6 +292,7 @@ class SurveyQueue:
                 queued, result.split(count) if count > 1 else [result], strict=True
             ):
                 call.destination.receive(own)
+            # The buffer is filled again only after this point.
             buffer.last_read = record_event(device)
         if buffer.last_read is not None:
             self.finished[device] = buffer.last_read
@@ -291,8 +308,10 @@ class SurveyQueue:
         """Survey one call, or several that are stacked along the batch axis, with a map of at most
         this size.
         """
+        # A map has no more rows than queries, and no more columns than keys.
         size = (inputs.queries.shape[-2], inputs.keys.shape[-2])
         map = None if map is None or 0 in size else (min(map[0], size[0]), min(map[1], size[1]))
+        # On a CPU, the survey sums habits on its way; elsewhere `habit_sums` does it below.
         on_cpu = inputs.queries.device.type == "cpu"
         count = len(inputs.queries) // max(places.batch, 1)
         seen = survey_unchecked(
@@ -360,8 +379,10 @@ class StagingBuffer:
         """Make room for so many calls with inputs like these, once earlier contents have been
         read.
         """
+        # A survey on the second stream may still read this memory.
         if self.last_read is not None:
             self.last_read.wait()
+        # Calls of one layout reuse the memory.
         if self.allocated != (capacity, like.layout):
             self.allocated = (capacity, like.layout)
             self.inputs = like.apply(lambda part: _empty(capacity, part))
@@ -405,6 +426,7 @@ def _empty(capacity: int, like: Tensor) -> Tensor:
     copies are faster.
     """
     batch, heads, tokens, width = like.shape
+    # Heads have the smaller stride: tokens come first in memory.
     if like.stride(1) < like.stride(2):
         return like.new_empty(capacity * batch, tokens, heads, width).transpose(1, 2)
     return like.new_empty(capacity * batch, heads, tokens, width)

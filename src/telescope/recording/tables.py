@@ -37,6 +37,7 @@ def table_parts(
     else:
         for name, recorded in calls.items():
             for number, call in enumerate(recorded):
+                # Leave padding out, and number the tokens of each sequence from 0.
                 columns = _own_tokens(
                     summary_columns(call.survey().summary, of, call.heads, call.rows), call
                 )
@@ -55,8 +56,10 @@ def _own_tokens(columns: dict[str, Tensor], call: RecordedCall) -> dict[str, Ten
     sequences = [call.text_columns(sequence) for sequence in range(call.facts.shape[0])]
     batch = columns["batch"].long()
     kept = torch.ones(len(batch), dtype=torch.bool)
+    # A table may name queries, keys, or both.
     for side, names in (("query", ("query",)), ("key", ("key", "peak_key"))):
         own = [sequence.queries if side == "query" else sequence.keys for sequence in sequences]
+        # Where the own tokens begin and end, for each row of the table.
         first = torch.tensor([tokens.start for tokens in own], dtype=torch.int32)[batch]
         stop = torch.tensor([tokens.stop for tokens in own], dtype=torch.int32)[batch]
         if side in columns:
@@ -75,6 +78,7 @@ def joined(parts: Sequence[Columns]) -> Columns:
     for name in dict.fromkeys(name for part in parts for name in part):
         pieces: list[Any] = [part.get(name) for part in parts]
         counts = [len(_length(part)) for part in parts]
+        # Names are codes into a list of texts: merge the lists, and translate the codes.
         if any(isinstance(piece, Names) for piece in pieces):
             texts = tuple(dict.fromkeys(text for piece in pieces for text in piece.texts))
             place = {text: i for i, text in enumerate(texts)}
@@ -101,6 +105,7 @@ def _token_columns(calls: Calls, decode: Decode | None) -> Columns:
     """Return the tokens of every sequence once: `side` is "queries", or "keys" where those are
     another sequence.
     """
+    # Most layers read the same tokens: take each side of a call once.
     found: dict[tuple[str, int], list[Tensor]] = {}
     for recorded in calls.values():
         for number, call in enumerate(recorded):
@@ -110,9 +115,12 @@ def _token_columns(calls: Calls, decode: Decode | None) -> Columns:
                 found["queries", number] = [
                     ids[own.queries.start : own.queries.stop] for ids, own in rows
                 ]
+            # Only in cross-attention are the keys another text.
             if call.across and call.key_ids is not None and ("keys", number) not in found:
                 rows = zip(call.key_ids.cpu(), sequences, strict=True)
                 found["keys", number] = [ids[own.keys.start : own.keys.stop] for ids, own in rows]
+
+    # Make a row for each token, one sequence after the other.
     parts: list[Columns] = []
     for (side, number), texts in found.items():
         ids = torch.cat(texts)
@@ -124,6 +132,7 @@ def _token_columns(calls: Calls, decode: Decode | None) -> Columns:
             "token": ids.int(),
         }
         if decode is not None:
+            # Decode each different token once.
             names = {token: decode([token]) for token in _unique(ids)}
             columns["text"] = numpy.array([names[token] for token in ids.tolist()], dtype=object)
         parts.append(columns)
@@ -141,6 +150,7 @@ def write_tables(
     """Write a Parquet file for each table into a folder, as a whole or not at all."""
     with atomic_folder(path, lambda place: _check_folder(place, replace=replace)) as folder:
         for name in TABLES:
+            # Layers become row groups; heads and tokens are one table each.
             made = (
                 [part for part in parts(name) if part]
                 if name in ("heads", "tokens")
@@ -159,6 +169,7 @@ def _check_folder(path: str | os.PathLike[str], *, replace: bool) -> None:
     place = resolve_path(path)
     if not place.exists():
         return
+    # A file in the place of the folder is not ours.
     files = sorted(os.listdir(place)) if place.is_dir() else [""]
     if not all(OUR_FILES.fullmatch(name) for name in files):
         raise ValueError(

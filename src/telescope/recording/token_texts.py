@@ -45,12 +45,14 @@ class TokenTexts:
 
     def join(self, run: Run, text: str) -> None:
         """Set the text of tokens that follow each other."""
+        # Find how far the text agrees with that of the run without its last token.
         before = self.decode(run[:-1])
         pairs = enumerate(zip(before, text, strict=False))
         same = next(
             (place for place, (left, right) in pairs if left != right), min(len(before), len(text))
         )
         self.joined[run] = text
+        # The last token may replace characters before it, as the bytes of one character do.
         self._steps[run] = (len(before) - same, text[same:])
         self._sizes = tuple(sorted({*self._sizes, len(run)}, reverse=True))
 
@@ -59,10 +61,12 @@ class TokenTexts:
         text = ""
         before: list[int] = []  # the tokens so far that have a text
         for token in ids:
+            # A run that ends here goes before the tables of single tokens.
             step = self._step(before, token) if self._sizes else None
             if step is None:
                 alone = self.alone.get(token, "")
                 added = self.after.get(token, alone) if before else alone
+                # A token without a text changes nothing, not even what counts as before.
                 if not alone and token not in self.after:
                     continue
                 text += added
@@ -101,6 +105,7 @@ class TokenTexts:
                 isinstance(text, str) for text in found.values()
             ):
                 raise LoadError(f'{where}: "{name}" is not a text for each id')
+            # A key is one id, or several in "joined".
             for ids in found:
                 if RUN.fullmatch(ids) is None or (" " in ids) != (name == "joined"):
                     raise LoadError(
@@ -148,8 +153,11 @@ def _learn_after(texts: TokenTexts, decode: Decode, window: Sequence[int], tried
 
     The first occurrence of a token decides; where another differs, `_join_runs` corrects it.
     """
+    # Nothing is to be learned where the tables have the text already.
     if texts.decode(window) == decode(list(window)):
         return
+
+    # Decode each token behind a text that ends with a whole character.
     before: list[int] = []
     for token in window:
         start = decode(before) if before else INCOMPLETE
@@ -157,6 +165,7 @@ def _learn_after(texts: TokenTexts, decode: Decode, window: Sequence[int], tried
         if is_whole and (token,) not in tried:
             tried.add((token,))
             longer = decode([*before, token])
+            # The token adds what follows the start, if the start stays as it was.
             if longer.startswith(start) and longer != start + texts.alone[token]:
                 texts.after[token] = longer[len(start) :]
         if texts.alone[token]:
@@ -170,11 +179,13 @@ def _join_runs(texts: TokenTexts, decode: Decode, window: Sequence[int], tried: 
     and after it.
     """
     truth = decode(list(window))
+    # Tokens without a text do not separate their neighbours.
     kept = [token for token in window if texts.alone[token] or token in texts.after]
     for size in range(2, LONGEST + 1):
         if texts.decode(window) == truth:
             return
         for run in zip(*(kept[first:] for first in range(size)), strict=False):
+            # Each run is tried once for all windows.
             if run not in tried and len(texts.joined) < MOST:
                 tried.add(run)
                 text = decode(list(run))

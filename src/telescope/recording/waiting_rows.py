@@ -28,15 +28,18 @@ class WaitingRows:
         batch, heads, _, width = first.queries.shape
         self.known = known
         self.evicted = first.evicted
+        # Make room for all queries that may wait: a step then copies, and allocates nothing.
         self.queries = first.queries.new_empty(
             batch, heads, max(ROOM, first.queries.shape[-2]), width
         )
+        # A view for each query, made once and not in every step.
         self.places = torch.split(self.queries, 1, 2)
         self.count = 0
         self.rows: list[int] = []
         """Which of the waiting queries are to be kept."""
         self.ids: list[Int[Tensor, "batch query"] | None] = []
         self.last = first
+        # Keys whose memory may be written to again have to be copied.
         self.copies = (
             ()
             if first.keys_stay
@@ -51,6 +54,7 @@ class WaitingRows:
     def add(self, call: AttentionCall) -> None:
         """Add a call that follows the last one."""
         if self.copies:
+            # Only the keys since the last call are new.
             more = call.size[1] - self.last.size[1]
             for copy, part in zip(self.copies, call.identifying_tensors, strict=True):
                 copy.append(part[:, :, part.shape[2] - more :])
@@ -64,6 +68,7 @@ class WaitingRows:
 
     def _add_query(self, call: AttentionCall) -> None:
         stop = self.count + call.queries.shape[-2]
+        # Decoding adds one query at a time: use the view that was made before.
         if stop == self.count + 1:
             self.places[self.count].copy_(call.queries)
         else:
@@ -76,6 +81,7 @@ class WaitingRows:
         keys = self.last.keys
         values = self.last.values
         if self.copies:
+            # The model may have written to its own tensors since.
             keys, *rest = (copy.tensor for copy in self.copies)
             values = rest[0] if rest else values
         return self.last._replace(
@@ -113,5 +119,6 @@ class GrowingCopy:
 
 
 def _joined(ids: Sequence[Tensor | None]) -> Int[Tensor, "batch query"] | None:
+    # A gap in the ids leaves the text unknown.
     known = [part for part in ids if part is not None]
     return torch.cat(known, 1) if len(known) == len(ids) else None

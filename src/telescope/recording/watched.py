@@ -33,6 +33,7 @@ class Watched:
         """The only call."""
         if not self.calls and self.left_out is not None:
             raise ValueError(f'"{self.name}" ran and was not watched: {self.left_out}')
+        # Nothing was seen: say what most likely kept the call from the watch.
         if not self.calls:
             why = (
                 "the model ran in another thread, and watch sees only the thread that entered its "
