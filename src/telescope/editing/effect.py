@@ -158,7 +158,7 @@ def effect(
     call = ModelInputs.of(model, inputs, tokenizer)
     listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in edits]
     run = Runs(model, call, tokenizer, _measure(measure, call, tokens, labels))
-    rows: list[dict[str, float]] = [run.plain()]  # which the other rows are compared with
+    rows: list[dict[str, float]] = [run.plain()]  # the first row: the model as it is
     batches = _batches(listed, call)
     show = sys.stderr.isatty() if progress is None else progress
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not show) as bar:
@@ -441,7 +441,7 @@ def _compare_logits(
         divergences = divergences[real]  # of the positions that are no padding
         ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)  # last real position of each row
         last = now[torch.arange(len(now), device=now.device), ends]
-    # The mean of equal distributions may round to a number below 0.
+    # Rounding may leave the divergence of equal distributions below 0.
     columns: dict[str, float] = {"kl": float(divergences.mean().clamp(min=0.0))}
     for token in tokens:
         own = last[:, token]

@@ -50,8 +50,7 @@ class KeyEdit(Edit):
 
     @property
     def needs(self) -> Needs:
-        # Positions matter where queries, or tokens of the prompt and generated ones, are told
-        # apart.
+        # Positions matter where some queries, or the tokens of the prompt alone, are meant.
         needs_positions = self.queries is not None or not self.new
         return Needs.PLACE | Needs.POSITIONS if needs_positions else Needs.PLACE
 
@@ -119,7 +118,7 @@ class Boost(KeyEdit):
         return self.kind, self.by
 
     def redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
-        # exp(score + ln by) = by · exp(score)
+        # The weight grows by the factor, since exp(score + ln by) = by · exp(score).
         return raise_scores(attention, rectangle, math.log(self.by))
 
 
@@ -312,8 +311,7 @@ class Regions:
         keys = [keys[row] for row in rows]
         queries = queries and [queries[row] for row in rows]
 
-        # Resolve the heads, and the positions that the queries of a cross-attention have in their
-        # text.
+        # Resolve the heads, and where the queries of a cross-attention stand in their text.
         numbers = None if edit.heads is None else head_numbers(at.name, edit.heads, heads)
         positions = tuple(at.place.positions or ()) if across and queries is not None else None
         own_queries = None if queries is None else tuple(queries)
@@ -382,8 +380,7 @@ class Regions:
             if places:
                 search.texts.add(text)
             else:
-                # For the error, note what this prompt has instead; another prompt may hold the
-                # text.
+                # Note what the prompt has instead, for the error if no prompt holds the text.
                 search.hints[text] = self.finder.hint(text, ids.tolist())
         return found
 
@@ -393,8 +390,7 @@ class Regions:
         """
         search = self._searches[edit, what]
         search.longest = max(search.longest, length)
-        # A range without an end may begin at the first token that is generated, right after the
-        # text.
+        # A range without an end may begin right after the text, with the next token.
         search.found |= any(
             start < length + (stop is None) for own in ranges for start, stop in own
         )

@@ -160,8 +160,7 @@ class PromptTracker:
         """Note a call of any attention: a decoder's cross-attention stands at the positions of its
         self-attention.
         """
-        # `Text` follows the self-attentions in order: a cross-attention has their tokens as
-        # queries.
+        # Show `Text` every call in order: a cross-attention has the queries of the call before.
         self.text.real_tokens(call.without_unwritten_keys())
         if not call.is_cross_attention:
             queries, keys = call.size
