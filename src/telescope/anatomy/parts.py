@@ -29,10 +29,12 @@ SLACK = 0.05  # relative error of a product that quantised inputs may explain
 def token_embeddings(modules: Modules) -> Iterable[nn.Module]:
     """Return the modules of a model that are passed the token ids, those of its parts included."""
     modeling = sys.modules.get("transformers.modeling_utils")  # imported by any of its models
+    # isinstance(module, ()) is False: without transformers, no module is one of its models.
     base: Any = () if modeling is None else modeling.PreTrainedModel
     models: list[Any] = [module for module in modules.values() if isinstance(module, base)]
     if not models:
         return [one for path, one in modules.items() if path.rpartition(".")[2] in EMBEDDINGS]
+    # A model and the base model inside of it return the same embedding: keep each once.
     found = {}
     for model in models:
         try:
@@ -51,8 +53,10 @@ def count_heads(modules: Modules, attention: nn.Module) -> int | None:
     if isinstance(attention, Attend):  # its layer knows, and a layer without heads has one
         path = _path(modules, attention)
         return int(getattr(modules[_above(path)], "heads", 1)) if path else None
+    # The module's own count comes before that of its config.
     owners = (attention, getattr(attention, "config", None))
     counts = [getattr(owner, name, None) for owner in owners for name in HEAD_COUNTS]
+    # type() rather than isinstance, which takes True for an int.
     return next((count for count in counts if type(count) is int), None)
 
 
@@ -76,11 +80,13 @@ def find_output_projections(
     """
     found = {}
     for name, attention in attentions.items():
+        # List the paths at which W_O may be, the attention's own children first.
         path = _path(modules, attention)
         places = [f"{path}.{part}" for part in OUTPUT_PROJECTIONS]
         if isinstance(attention, Attend):  # of Telescope, inside of the layer that projects
             places = [f"{_above(path)}.W_O"]
         places.append(f"{_above(path)}.output.dense")
+        # The path of a module at the top has no parent: drop the dot that is left.
         parts = [modules[own] for place in places if (own := place.removeprefix(".")) in modules]
         module = next(filter(_is_projection, parts), None)
         if module is None and parts:
@@ -107,6 +113,7 @@ def _is_matrix(module: Any) -> bool:
     """
     kind = type(module)
     is_own = kind.__module__.startswith(f"{__name__.partition('.')[0]}.")
+    # The second is the out_proj of torch's nn.MultiheadAttention.
     names = ("Conv1D", "NonDynamicallyQuantizableLinear")
     weight = getattr(module, "weight", None)
     is_plain = kind is nn.Linear or kind.__name__ in names or is_own
@@ -134,6 +141,7 @@ class OutputProjection:
     ) -> Float[Tensor, "batch heads key"]:
         """Return ‖W_O v‖ of each value, for the heads of these numbers, in float32 or float64."""
         dtype = torch.promote_types(values.dtype, torch.float32)
+        # Form WᵀW of each head once, since ‖W v‖² = vᵀ (WᵀW) v.
         if self.gram is None:
             with torch.no_grad():
                 weight = self.read(values.dtype).detach().to(values.device, dtype)
@@ -143,6 +151,7 @@ class OutputProjection:
         found = []
         for place, head in enumerate(heads):
             value = values[:, place // group].detach().to(dtype)
+            # Rounding may leave a square slightly below 0.
             found.append(((value @ self.gram[head]) * value).sum(-1).clamp(min=0.0).sqrt())
         return torch.stack(found, 1)
 
@@ -161,6 +170,7 @@ class OutputProjection:
             divides_heads = own.shape[features] < weight.shape[features]
             weight = own if divides_heads else weight.full_tensor()
         is_tensor = type(weight) in (Tensor, nn.Parameter)  # not a packed kind of tensor
+        # Numbers that are packed or on no device can be read only from what the module computes.
         if not is_tensor or weight.is_meta or not weight.is_floating_point():
             return self._read_by_running(dtype)
         matrix: Tensor = weight.mT if is_transposed else weight
@@ -176,6 +186,7 @@ class OutputProjection:
         width = module.in_features
         kind = type(module).__name__
         try:
+            # An input of zeros returns the bias, which is subtracted from every other output.
             bias = module(torch.zeros(1, width, dtype=dtype, device=_device(module))).float()
             identity = torch.eye(width, dtype=dtype, device=bias.device)
             parts = [module(rows).float() - bias for rows in torch.split(identity, ROWS)]
@@ -189,6 +200,7 @@ class OutputProjection:
                 f'{self.option} cannot read the output projection of "{self.name}", a {kind}: '
                 f"{str(problem).strip().splitlines()[0][:120]}; leave it out"
             ) from None
+        # Written with `not`, so that NaN is refused, too.
         if not bool((actual - expected).norm() <= SLACK * expected.norm()):
             raise ValueError(
                 f"{self.option} needs an output projection that is linear, and that of "

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from ..attention import Alibi, Dot, General, softmax
 from ..layers import MultiHeadAttention
 
+# The names in Llama and BART, in BERT, and in DistilBERT.
 QUERY_NAMES = ("q_proj", "query", "q_lin")
 KEY_NAMES = ("k_proj", "key", "k_lin")
 # Norms between the projection and the scores, by which these no longer grow with the projection.
@@ -65,14 +66,17 @@ class Rows:
         """Multiply the rows of each head by its factor, in place; also of a parameter that FSDP
         shards.
         """
+        # A factor of 1 leaves all other rows as they are.
         vector = torch.ones(self.parameter.shape[self.axis], dtype=torch.float32)
         vector[self.numbers] = torch.tensor(factors).repeat_interleave(
             len(self.numbers) // len(factors)
         )
+        # Let the factors broadcast along the axis of the rows.
         shape = [1] * self.parameter.ndim
         shape[self.axis] = -1
         whole: Tensor = vector.reshape(shape).to(self.parameter.device, self.parameter.dtype)
         if isinstance(self.parameter, DTensor):
+            # A sharded parameter multiplies with DTensors alone: give every process all factors.
             mesh = self.parameter.device_mesh
             whole = distribute_tensor(whole, mesh, [Replicate()] * mesh.ndim)
         self.parameter.mul_(whole)
@@ -124,6 +128,7 @@ def find_query_key(layer: nn.Module) -> QueryKeyProjections | None:
 def _of_telescope(layer: MultiHeadAttention) -> QueryKeyProjections:
     query_stack, key_stack = layer._stacks()
     query_rows = query_stack.widths["W_q"]
+    # In self-attention one stack holds both projections, the keys after the queries.
     start = 0 if key_stack is not query_stack else query_rows
     query = Place(query_stack, torch.arange(query_rows))
     key = Place(key_stack, torch.arange(start, start + key_stack.widths["W_k"]))
@@ -137,6 +142,7 @@ def _of_telescope(layer: MultiHeadAttention) -> QueryKeyProjections:
         f"{attention.score} is not linear in them": not is_product,
         "a bias is added to the scores": is_biased,
     }
+    # q · (k + b) adds q · b to a whole row, which softmax ignores, unless one of these holds.
     matters = {
         "rotary positions turn it": layer.rotary is not None,
         "a softcap bends the scores": attention.softcap is not None,
@@ -161,6 +167,7 @@ def _of_transformers(module: Any) -> QueryKeyProjections | None:
     children: Mapping[str, Any] = module._modules
     config = getattr(module, "config", None)
     is_t5 = type(module).__name__.endswith("T5Attention")
+    # Take single letters for projections in T5 alone.
     query = _linear(children, ("q",) if is_t5 else QUERY_NAMES)
     key = _linear(children, ("k",) if is_t5 else KEY_NAMES)
     of_gpt2: Any = children.get("c_attn")
@@ -180,15 +187,18 @@ def _of_transformers(module: Any) -> QueryKeyProjections | None:
         size = of_gpt2.weight.shape[1] // 3
         heads = key_heads = int(module.num_heads)
         places = [Place(of_gpt2, torch.arange(i * size, (i + 1) * size), axis=1) for i in (0, 1)]
+    # One projection for queries, keys and values, in the order that is known of the class.
     elif stacked is not None:
         assert config is not None
         heads = int(config.num_attention_heads)
+        # A model without grouped queries has as many key heads as heads.
         key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         numbers = _fused_rows(len(stacked.weight), heads, key_heads, fused.by_head)
         places = [Place(stacked, own) for own in numbers]
     else:
         return None
 
+    # Find out what is done to queries, keys and scores after the projections.
     cannot_scale = _why_not_linear(module, children, config)
     rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
     sinks = "sinks take part" if hasattr(module, "sinks") else ""
@@ -217,6 +227,7 @@ def _linear(children: Mapping[str, Any], names: Sequence[str]) -> nn.Linear | No
         weight = child._parameters.get("weight")
         # Not a packed or quantised kind of tensor.
         is_tensor = type(weight) in (nn.Parameter, Tensor, DTensor)
+        # A layer that is parametrised or wrapped has other parameters or modules of its own.
         alone = child._parameters.keys() <= {"weight", "bias"} and not child._modules
         if weight is not None and is_tensor and alone and weight.is_floating_point():
             return child
@@ -231,6 +242,7 @@ def _fused_rows(rows: int, heads: int, key_heads: int, by_head: bool) -> tuple[T
     all keys, all values.
     """
     width = rows // (heads + 2 * key_heads)
+    # GPT-NeoX, the one class of this order, has as many key heads as heads.
     if by_head:
         of_parts = torch.arange(rows).view(heads, 3, width)
         return of_parts[:, 0].flatten(), of_parts[:, 1].flatten()
@@ -266,6 +278,7 @@ def why_unknown(module: nn.Module) -> str:
         for name, child in module._modules.items()
         if name in names and child is not None
     }
+    # Name the first child of a known name that cannot be scaled, and why.
     for name, child in children.items():
         if "base_layer" in child._modules:
             return (
@@ -284,6 +297,7 @@ def _head_width(module: Any, config: Any, rows: int) -> int | None:
         width = getattr(module, name, None)
         if isinstance(width, int) and width > 0 and rows % width == 0:
             return width
+    # Without a width, divide the rows by the number of heads.
     for owner in (module, config):
         for name in ("num_heads", "num_attention_heads", "n_heads", "n_head"):
             heads = getattr(owner, name, None)

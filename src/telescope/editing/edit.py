@@ -82,15 +82,20 @@ def editing(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"edit takes a model, a torch.nn.Module, not {type(model).__name__}")
+    # Refuse what cannot be applied before the model is touched.
     given = [_checked_edit(one) for one in edits]
     found = find_attentions(model, "edit")
+    # An edit of every layer misses the attentions that cannot be intercepted: name them.
+    # Level 5 is the caller's `with`: `edit`, `editing` and their two __enter__ lie in between.
     if found.unwatched and any(one.edits_every_layer for one in given):
         warnings.warn(
             f"{type(model).__name__}: {describe_unwatched(found.unwatched, 'edit')}", stacklevel=5
         )
     session = EditSession(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
+    # A caller may ask for the tokens of every attention without an edit that needs them.
     session.follows_all |= notes_tokens
     session.follows_text |= notes_tokens
+    # Intercept the edited attentions alone, unless all have to be followed.
     edited = session.edited_attentions()
     attentions = {
         name: module
@@ -99,11 +104,13 @@ def editing(
     }
     if found.backend is huggingface:
         huggingface.check_version()
+    # Undo everything when the block is left, also by an exception.
     with ExitStack() as undo:
         undo.enter_context(found.backend.intercepting(found.modules, attentions, session))
         _running.append(session)
         undo.callback(_running.remove, session)
         yield session
+    # Not reached after an exception, which says more than a span that was not found.
     session.check_found()
 
 
@@ -120,8 +127,10 @@ def running_edits(model: nn.Module) -> list[tuple[str, LayerEdit]]:
     """
     paths = {id(module): path for path, module in model.named_modules()}
     found = []
+    # Iterate over a copy: other threads enter and leave blocks meanwhile.
     for session in [*_running]:
         parts = {id(module) for module in session.model.modules()}
+        # A block edits the calls of its own thread alone, and concerns models that share a module.
         if session.thread == get_ident() and not parts.isdisjoint(paths):
             path = paths.get(id(session.model), "a part of the edited model")
             found += [(f"{path}: {name}", one) for one, names in session.selected for name in names]
@@ -132,6 +141,7 @@ def _checked_edit(given: Any) -> Edit:
     """Return an edit that can be applied; raise where it is of another type, or holds only a
     name.
     """
+    # An edit from a recording's file is still JSON.
     one = from_json(given.contents) if isinstance(given, SavedEdit) else given
     if not isinstance(one, Edit):
         known = f"there are ts.{', ts.'.join(KINDS)}"

@@ -43,6 +43,7 @@ from .spans import Span
 
 Heads = SupportsIndex | Sequence[SupportsIndex] | None
 """Numbers of heads, -1 for the last; None is all."""
+# What `by` may be: what remains of a head that is muted altogether.
 MEANS = ("zero", "mean")
 Shared = TypeVar("Shared")
 
@@ -85,6 +86,7 @@ def split_pass(name: str, attentions: Collection[str]) -> Pass:
     """
     base, _, number = name.rpartition(".")
     is_number = number.isdecimal() and not number.startswith("0")
+    # Paths end in numbers, too, as "layers.2" does: an attention of the full name comes first.
     is_pass = is_number and name not in attentions and base in attentions
     return Pass(base, int(number)) if is_pass else Pass(name, 1)
 
@@ -147,6 +149,7 @@ class Edit:
     """The numbers of the heads; None is all."""
 
     def __init_subclass__(cls) -> None:
+        # Bases such as KeyEdit have no kind of their own, and are not made from JSON.
         if "kind" in vars(cls):
             KINDS[cls.kind] = cls
 
@@ -237,6 +240,7 @@ def read_layers(given: Layers) -> tuple[str | int, ...] | None:
     """Return `layers=` as a tuple; names are compared with a model's when `ts.edit` gets one."""
     if given is None:
         return None
+    # A single name or number is a list of one.
     listed = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if not listed:
         raise ValueError("layers=[] edits nothing; leave it out for every attention")
@@ -264,7 +268,9 @@ def _to_json(value: Any) -> Any:
         case tuple():
             return list(value)
         case Recording():
+            # A file holds the name of the recorded model in the place of its recording.
             return value.model
+    # Of a function, only the name can be written.
     return getattr(value, "__name__", repr(value)) if callable(value) else value
 
 
@@ -277,9 +283,11 @@ def from_json(parsed: Any) -> Edit:
     kind = KINDS.get(str(parsed.get("is"))) if isinstance(parsed, dict) else None
     if kind is None:
         raise ValueError(f"{shown} is no edit")
+    # Require exactly the fields of the class, so that none falls back to its default.
     types = {part.name: part.type for part in fields(kind)}
     if set(parsed) != {"is", *types}:
         raise ValueError(f"{shown} is no {kind.kind} edit; it has {', '.join(types)}")
+    # `_from_json` raises a TypeError for a value that does not fit its field.
     try:
         return kind(**{name: _from_json(parsed[name], types[name]) for name in types})
     except TypeError:
@@ -288,6 +296,7 @@ def from_json(parsed: Any) -> Edit:
 
 def _from_json(value: Any, annotation: Any) -> Any:
     """Return the value of a field from JSON; raise a TypeError unless it fits the annotation."""
+    # Take a plain type as a union of one.
     options = get_args(annotation) or (annotation,)
     if value is None and NoneType in options:
         return None
@@ -299,6 +308,7 @@ def _from_json(value: Any, annotation: Any) -> Any:
         allowed = get_args(first)[0]
         if all(type(one) in (get_args(allowed) or (allowed,)) for one in value):
             return tuple(value)
+    # Accept a whole number for a float.
     plain = tuple(one for one in options if isinstance(one, type))
     if isinstance(value, plain) or (float in plain and isinstance(value, int)):
         return value
@@ -330,6 +340,7 @@ class Mute(Edit):
     def change_context(
         self, at: EditedCall, context: Float[Tensor, "batch heads query d_v"]
     ) -> Float[Tensor, "batch heads query d_v"]:
+        # Find the heads and the sequences of the batch that the edit concerns.
         count = context.shape[1]
         selected = self.select_heads(at.name, count)
         heads = list(range(count) if selected is None else selected)
@@ -383,18 +394,23 @@ class Mute(Edit):
             sequences = place.rows(at.call)
             return known if sequences is None else known[sequences]
 
+        # Refuse a prompt in chunks, whose mean is known only after the last chunk.
         if not place.reads_all:
             raise ValueError(
                 f'"{self}" needs the mean of the whole prompt, which is read in several forward '
                 "passes here; let the model read it at once, in generate without prefill_chunk_size"
             )
+
+        # Average over the queries of each sequence that are no padding.
         real = place.real_queries(at.call)
         if real is None:
             mean = part.mean(2, keepdim=True)
         else:
+            # A sequence of padding alone divides by 1 instead of 0.
             counts = real[rows].to(part.dtype)
             total = counts.sum(2, keepdim=True).clamp(min=1.0)
             mean = (part * counts).sum(2, keepdim=True) / total
+        # Keep the mean for generated tokens, detached: the graph of this pass may be gone by then.
         means[key] = mean.detach()
         return mean
 
@@ -443,6 +459,7 @@ class MuteEdits:
         edits = []
         for name in select_layers(list(found.attentions), layers, found.unwatched):
             count = count_heads(found.modules, found.attentions[name])
+            # Some modules tell how many heads they have only by the shape of a call.
             if count is None:
                 raise ValueError(
                     f'how many heads "{name}" has is not known before it runs; list them: '

@@ -30,7 +30,7 @@ TOKENS = 8192  # of the inputs of one batch, at most, unless one edit takes more
 MAX_EDITS = 32  # of one batch
 # Tokens beyond which edits run one at a time: masks that differ by sequence are slower than one.
 LONG = 2048
-MEASURES = ("logits", "loss")
+MEASURES = ("logits", "loss")  # measures by name; others are functions of the model's output
 IDS = ("decoder_input_ids", "target", "input_ids", "ids")
 """The names of arguments that hold tokens, in `transformers` and in Telescope's models, those of a
 decoder first.
@@ -158,7 +158,7 @@ def effect(
     call = ModelInputs.of(model, inputs, tokenizer)
     listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in edits]
     run = Runs(model, call, tokenizer, _measure(measure, call, tokens, labels))
-    rows: list[dict[str, float]] = [run.plain()]
+    rows: list[dict[str, float]] = [run.plain()]  # the first row: the model as it is
     batches = _batches(listed, call)
     show = sys.stderr.isatty() if progress is None else progress
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not show) as bar:
@@ -191,7 +191,7 @@ def _batches(edits: list[tuple[Edit, ...]], call: "ModelInputs") -> list[list[tu
             room -= 1
         else:
             batches.append([several])
-            room = 0 if alone else together - 1
+            room = 0 if alone else together - 1  # nothing joins an edit of the whole batch
     return batches
 
 
@@ -216,7 +216,7 @@ class ModelInputs:
                 raise ValueError(
                     "inputs is text, and the model has no tokenizer; give token ids, or tokenizer="
                 )
-            encoded = encode(inputs)
+            encoded = encode(inputs)  # a list of ids, or an Encoding of tokenizers
             inputs = torch.tensor([getattr(encoded, "ids", encoded)], device=device)
         if isinstance(inputs, Mapping):
             has_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
@@ -265,7 +265,7 @@ class ModelInputs:
 
         def repeat(one: Any) -> Any:
             if not isinstance(one, Tensor) or times == 1:
-                return one
+                return one  # a setting, or a tensor of which one copy is enough
             return one.repeat(times, *[1] * (one.ndim - 1))
 
         kwargs = {name: repeat(one) for name, one in self.kwargs.items()}
@@ -316,7 +316,7 @@ class Runs:
     @torch.no_grad()
     def edited(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
         """Run the model once for several edits, each on its own copy of the inputs."""
-        size = self.call.batch
+        size = self.call.batch  # sequences of one copy of the inputs
         count = len(batch)
         args, kwargs = self.call.repeated(count)
         edits = [one for several in batch for one in several]
@@ -331,16 +331,16 @@ class Runs:
 def _part(output: Any, start: int, size: int, whole: int) -> Any:
     """Return the part of a model's output that belongs to some sequences of the batch."""
     if size == whole:
-        return output
+        return output  # of the only edit that ran
     if isinstance(output, Tensor):
         return output[start : start + size] if output.ndim and len(output) == whole else output
     if isinstance(output, Mapping):
         parts = {name: _part(value, start, size, whole) for name, value in output.items()}
-        kind: Any = type(output)
+        kind: Any = type(output)  # transformers' ModelOutput takes fields, a dict a mapping
         return kind(**parts) if hasattr(output, "logits") or "logits" in parts else kind(parts)
     if isinstance(output, tuple | list):
         return type(output)([_part(value, start, size, whole) for value in output])
-    return output
+    return output  # settings, and whatever else has no axis of sequences
 
 
 # ----------------------------------------------------------------------------------------- measures
@@ -422,8 +422,8 @@ def _loss(logits: Tensor, call: ModelInputs, labels: Tensor | None, real: Tensor
             raise ValueError(
                 "the inputs hold no token ids; give labels=, what each position should predict"
             )
-        labels = call.ids.roll(-1, 1).clone()
-        labels[:, -1] = -100
+        labels = call.ids.roll(-1, 1).clone()  # each position predicts the token after it
+        labels[:, -1] = -100  # the label that cross_entropy ignores
         if real is not None:  # neither the query nor the token that it predicts is padding
             own = real.to(labels.device)
             labels[~(own & own.roll(-1, 1))] = -100
@@ -438,9 +438,10 @@ def _compare_logits(
     last = now[:, -1] if now.ndim == 3 else now
     if real is not None:
         real = real.to(divergences.device)
-        divergences = divergences[real]
-        ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)
+        divergences = divergences[real]  # of the positions that are no padding
+        ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)  # last real position of each row
         last = now[torch.arange(len(now), device=now.device), ends]
+    # Rounding may leave the divergence of equal distributions below 0.
     columns: dict[str, float] = {"kl": float(divergences.mean().clamp(min=0.0))}
     for token in tokens:
         own = last[:, token]

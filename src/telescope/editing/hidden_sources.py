@@ -29,6 +29,7 @@ def by_hiding(question: Question, model: Any) -> list[float]:
             'sources(how="hidden") runs the model again: give the model that was recorded, '
             "model=..."
         )
+    # Call the model with the recorded tokens, by keyword where it is one of transformers.
     read, written = _ids(question)
     inputs: Any = written if read is None else (read, written)
     if huggingface.owns(dict(model.named_modules())):
@@ -49,12 +50,14 @@ def falls_when_hidden(
     tokens  the tokens at the positions of the question's span, each predicted one position before
     count   how many tokens the text has that the model reads, or writes
     """
+    # The logits at one position predict the token at the next.
     places = [position - 1 for position in question.span]
 
     def measure(output: Any) -> float:
         logits = output if isinstance(output, Tensor) else output.logits
         return log_probability(logits[0, places].double().log_softmax(-1), tokens)
 
+    # The first row of the table is the model as it is, each other row hides one segment.
     edits = [hiding_edits(question, segment, count) for segment in question.segments.tokens()]
     plain, *hidden = effect(model, inputs, edits, measure, progress=False).columns["value"]
     return [plain - one for one in hidden]
@@ -87,6 +90,7 @@ def hiding_edits(question: Question, segment: list[int], count: int) -> list[Edi
     They are made in the layers and heads that were asked for, or else in every layer that reads the
     context.
     """
+    # In one text, the tokens of the segment still see each other.
     hidden = {*segment}
     if not question.across:
         outside = [token for token in range(count) if token not in hidden]
@@ -99,10 +103,12 @@ def hiding_edits(question: Question, segment: list[int], count: int) -> list[Edi
         for name, call in question.calls.items()
         if not call.across and stack_of(name) not in decoding
     }
+    # Select layers among both, then tell them apart: their queries belong to different sequences.
     selected = question.select({**encoding, **question.readers})
     readers = {name: call for name, call in selected.items() if name not in encoding}
     encoders = {name: call for name, call in selected.items() if name in encoding}
     edits = _hide(question, segment, None, readers)
+    # In the encoder, a segment that is the whole source has no token outside.
     outside = [token for token in range(question.context) if token not in hidden]
     return edits + _hide(question, segment, outside, encoders) if outside else edits
 
@@ -113,6 +119,7 @@ def _hide(
     """Return the edits that hide a segment from these queries (None is all) in these calls'
     layers.
     """
+    # Let one edit cover all layers of which the same heads are edited.
     by_heads: dict[tuple[int, ...] | None, list[str]] = {}
     for name, call in calls.items():
         numbers = (

@@ -48,6 +48,7 @@ class KeyEdit(Edit):
 
     @property
     def needs(self) -> Needs:
+        # Positions matter where some queries, or the tokens of the prompt alone, are meant.
         needs_positions = self.queries is not None or not self.new
         return Needs.PLACE | Needs.POSITIONS if needs_positions else Needs.PLACE
 
@@ -55,6 +56,7 @@ class KeyEdit(Edit):
         rectangle = at.block.share(Regions).rectangle(self, at)
         if rectangle is None:
             return None
+        # Equal rectangles are one object, so that the identity can stand for the content.
         return Redefinition(partial(self.redefine, rectangle=rectangle), (self.key, id(rectangle)))
 
     @property
@@ -114,6 +116,7 @@ class Boost(KeyEdit):
         return self.kind, self.by
 
     def redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
+        # The weight grows by the factor, since exp(score + ln by) = by · exp(score).
         return raise_scores(attention, rectangle, math.log(self.by))
 
 
@@ -173,6 +176,7 @@ class HideEdits:
         for keys in _segments(list(segments)):
             own = span("segments", keys)
             whom: Given | None = queries
+            # By default a segment is hidden from the tokens after its end, which has to be known.
             if isinstance(queries, str) and queries == "later":
                 ends = [stop for _, stop in own.ranges if stop is not None]
                 if own.needs_ids or len(ends) < len(own.ranges):
@@ -189,11 +193,13 @@ def _segments(given: list[Any]) -> list[Any]:
     """Return the spans of segments that are given as one number for each token; spans are returned
     as they are.
     """
+    # One number for each token marks segments; anything else is a list of spans.
     if not given or not all(
         isinstance(one, SupportsIndex) and not isinstance(one, bool) for one in given
     ):
         return given
     numbers = [whole_number("segments", one) for one in given]
+    # One span for each segment, in the order in which segments begin.
     return [
         [i for i, number in enumerate(numbers) if number == segment]
         for segment in dict.fromkeys(numbers)
@@ -259,13 +265,16 @@ class Regions:
 
     def __init__(self, block: Block) -> None:
         tokenizer = block.tokenizer
+        # The lookup from ids to names, in tokenizers and in transformers.
         names = ("id_to_token", "convert_ids_to_tokens")
         self.finder = TextFinder(
             getattr(tokenizer, "decode", None),
             next(filter(None, (getattr(tokenizer, name, None) for name in names)), None),
         )
+        # A cache of this block, which returns one object for equal ranges.
         self._make = lru_cache(RECTANGLES)(_make_rectangle)
         self._searches: dict[tuple[Edit, str], Search] = {}
+        # When the block ends, a span that was found nowhere is an error.
         block.checks.append(self.problems)
 
     def rectangle(self, edit: KeyEdit, at: EditedCall) -> Rectangle | None:
@@ -282,11 +291,14 @@ class Regions:
         queries: list[Ranges] | None = None
         if edit.queries is not None:
             queries = self._ranges(edit, at, "queries", edit.queries, of_queries=across)
+            # The queries of a cross-attention count in their own text, not in that of the keys.
             reached = max(at.place.positions or [0]) + 1 if across else at.call.size[1]
             self._note(edit, "queries", queries, reached)
         elif not edit.new:
+            # Every query then means every query of the prompt.
             end = prompt.queries if across else prompt.keys
             queries = [((0, end),)] * prompt.batch
+        # Sequences that belong to other edits have no keys to be changed.
         if at.own.sequences is not None:
             keys = [own if row in at.own.sequences else () for row, own in enumerate(keys)]
 
@@ -297,6 +309,7 @@ class Regions:
         keys = [keys[row] for row in rows]
         queries = queries and [queries[row] for row in rows]
 
+        # Resolve the heads, and where the queries of a cross-attention stand in their text.
         numbers = None if edit.heads is None else head_numbers(at.name, edit.heads, heads)
         positions = tuple(at.place.positions or ()) if across and queries is not None else None
         own_queries = None if queries is None else tuple(queries)
@@ -306,6 +319,7 @@ class Regions:
         """Return a sentence for each span that was in nothing that the model read."""
         found = []
         for (edit, what), search in self._searches.items():
+            # A text that some prompts lack may be in others: report texts that no prompt has.
             missing = [text for text in search.hints if text not in search.texts]
             if missing:
                 found.append(
@@ -332,9 +346,11 @@ class Regions:
         """
         assert at.place is not None
         prompt = at.place.prompt
+        # Search a prompt once, not at every step of generation.
         known: list[Ranges] | None = prompt.ranges.get((id(at.own), what))
         if known is not None:
             return known
+        # Choose the sequence to search: a cross-attention has one for queries and one for keys.
         ids = prompt.query_ids if of_queries else prompt.key_ids
         begins = prompt.first_query if of_queries else prompt.first
         end = prompt.queries if of_queries else prompt.keys
@@ -348,6 +364,7 @@ class Regions:
                 found += self._find(search, ids[row, first:])
             # Spans count from the first token that is no padding.
             own = [(start + first, None if stop is None else stop + first) for start, stop in found]
+            # Without generated tokens, ranges end with the prompt.
             ranges.append(tuple(own) if edit.new else _clip(own, end))
         prompt.ranges[id(at.own), what] = ranges
         return ranges
@@ -361,6 +378,7 @@ class Regions:
             if places:
                 search.texts.add(text)
             else:
+                # Note what the prompt has instead, for the error if no prompt holds the text.
                 search.hints[text] = self.finder.hint(text, ids.tolist())
         return found
 
@@ -370,6 +388,7 @@ class Regions:
         """
         search = self._searches[edit, what]
         search.longest = max(search.longest, length)
+        # A range without an end may begin right after the text, with the next token.
         search.found |= any(
             start < length + (stop is None) for own in ranges for start, stop in own
         )
@@ -392,6 +411,7 @@ def _make_rectangle(
     """Return the rectangle of these ranges, one list for each sequence or one for all; None if it
     is empty.
     """
+    # Without a key or a query, the call stays as it is.
     if not any(keys) or (queries is not None and not any(queries)):
         return None
     table = None if queries is None else table_of(queries)
@@ -400,6 +420,7 @@ def _make_rectangle(
         table = table[:, torch.tensor(positions).clamp(max=table.shape[1] - 1)]
         if not table.any():
             return None
+    # Mark the edited heads; None stands for all.
     chosen = None
     if numbers is not None:
         chosen = torch.zeros(heads, dtype=torch.bool)

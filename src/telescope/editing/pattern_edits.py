@@ -60,6 +60,7 @@ class Redefine(Edit):
 
     def redefinition(self, at: EditedCall) -> Redefinition:
         def apply(attention: Attention) -> Attention:
+            # `ts.edit` refuses an edit that holds only the name of its function.
             assert not isinstance(self.function, str)
             made = self.function(attention)
             if not isinstance(made, Attention):
@@ -100,6 +101,7 @@ def without_room(attention: Attention) -> tuple[Attention, WrittenMask | None]:
     bias = attention.bias
     if not isinstance(mask, WrittenMask):
         return attention, None
+    # A bias over such a cache is wrapped, to count keys as the cache does.
     inner = bias.bias if isinstance(bias, RenumberedBias) else bias
     return replace(attention, mask=mask.mask, bias=inner), mask
 
@@ -134,10 +136,12 @@ class Frozen(Edit):
     def select(
         self, names: Sequence[str], passes: Sequence[str], unwatched: Sequence[str]
     ) -> list[str]:
+        # An attention that was watched and never called has no pattern.
         recorded = [name for name, watched in self._recorded.items() if watched.calls]
         # The first pass is recorded by the name of its attention; a user may also call it name.1.
         first = [one for one in passes if split_pass(one, names) in [(own, 1) for own in recorded]]
         selected = select_layers([*recorded, *first], self.layers)
+        # The recording may be of a model that has other attentions.
         missing = [name for name in selected if split_pass(name, names).attention not in names]
         if missing:
             raise ValueError(
@@ -153,6 +157,7 @@ class Frozen(Edit):
         return range(count) if self._recorded.is_part else self._recorded[name].call.heads
 
     def contradicts(self, other: Edit) -> str:
+        # The context is changed after the pattern, so that both edits apply.
         if other.changes is Part.CONTEXT:
             return ""
         return "a frozen pattern is not computed anew"
@@ -175,6 +180,7 @@ class Frozen(Edit):
         recorded = self._recorded[name].call
         count = call.queries.shape[1]
         wanted = recorded.heads if self.heads is None else head_numbers(name, self.heads, count)
+        # Sizes count tokens: drop the unwritten end of a cache of fixed size.
         call = call.without_unwritten_keys()
         queries, keys = call.size
 
@@ -182,13 +188,16 @@ class Frozen(Edit):
         first = keys - queries
         if call.is_cross_attention:
             first = (at.place.positions or [0])[0]
+        # A part of a divided model has recorded its heads by the numbers they have there.
         before = 0 if self._recorded.is_part else at.own.first_head
         _check_fits(name, call, recorded, [before + head for head in wanted], first)
         places = [recorded.heads.index(before + head) for head in wanted]
+        # Cut out the recorded queries of this call, on its device and in its dtype.
         like = call.queries
         old_queries = recorded.queries[:, :, first : first + queries].to(like.device, like.dtype)
         old_keys = recorded.keys.to(like.device, like.dtype)
 
+        # Compare the recorded definition with the model's own, without the edits of other heads.
         own = without_other_heads(without_room(at.call.attention)[0], wanted)
         attention = _recorded_definition(recorded, call, first, own)
         values = call.values
@@ -200,6 +209,7 @@ class Frozen(Edit):
         else:
             old_keys = old_keys[:, :, call.evicted : keys]
 
+        # All heads are frozen, in their order: pass the recorded tensors on.
         if len(wanted) == count == len(recorded.heads) and places == list(range(count)):
             return call._replace(
                 queries=_laid_out_like(old_queries, call.queries),
@@ -207,11 +217,14 @@ class Frozen(Edit):
                 values=values,
                 attention=attention,
             )
+        # One call has one definition, by which the heads that are not frozen would attend, too.
         if attention is not call.attention:
             raise ValueError(
                 f'frozen: "{name}" was recorded as {recorded.attention}, and this run attends by '
                 f"{at.call.attention}; some of its heads cannot be frozen alone, leave heads= out"
             )
+
+        # Mix recorded and own heads; each head needs keys of its own then.
         mixed = call.queries.clone()
         mixed[:, list(wanted)] = old_queries[:, places]
         all_keys = repeat_key_heads(call.keys, call.queries).clone()
@@ -224,6 +237,7 @@ def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
     """Return the tensor with the strides of `like`, by which the rounding of a product may
     depend.
     """
+    # A stride of 0, of an expanded tensor, cannot be written to.
     if tensor.shape != like.shape or 0 in like.stride() or tensor.stride() == like.stride():
         return tensor
     return torch.empty_strided(
@@ -252,6 +266,7 @@ def _check_fits(
         raise ValueError(
             f'frozen: head {missing[0]} of "{name}" was not recorded; recorded are {kept}'
         )
+    # The recording must hold every query and key that this run has reached.
     if first + queries > recorded.size[0] or keys > recorded.size[1]:
         raise ValueError(
             f'frozen: the recording of "{name}" has {recorded.size[0]:,} queries and '
@@ -259,6 +274,7 @@ def _check_fits(
             f"this run has reached {first + queries:,} and {keys:,}; freeze a run that is no "
             "longer than the recording"
         )
+    # Without a causal mask, recorded queries may have seen keys that this run lacks.
     if keys < recorded.size[1] and _last_key_seen(recorded, first, queries) > keys:
         raise ValueError(
             f'frozen: the queries of "{name}" saw up to {recorded.size[1]:,} keys when they were '
@@ -272,6 +288,7 @@ def _last_key_seen(recorded: RecordedCall, first: int, queries: int) -> int:
     heads = len(recorded.heads)
     batch = recorded.facts.shape[0]
     rows = range(first, first + queries)
+    # Ask the mask for the span of each row; no pair is evaluated.
     at = Pairs.block(rows, range(0), of=recorded.size, batch=batch, heads=heads)
     return int(recorded.attention.mask.spans(at, recorded.size[1]).stop.max())
 
@@ -282,11 +299,13 @@ def _recorded_definition(
     """Return the definition by which the recorded queries attend: that of the call if the model's
     own is the same.
     """
+    # A recording hides padding queries, which the model computes: compare without that mask.
     attention = include_padding_queries(recorded.attention)
     if attention == own:
         return call.attention
     if call.size == recorded.size:
         return attention
+    # Otherwise keep the rows of this call alone.
     rows = torch.arange(first, first + call.size[0])
     return restrict_to_queries(attention, rows, recorded.size)
 

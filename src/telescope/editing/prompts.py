@@ -56,15 +56,18 @@ class Prompt:
         """
         queries, keys = call.size
         across = call.is_cross_attention
+        # `generate` may announce the whole prompt; otherwise the prompt grows call by call.
         if announced is not None:
             self.queries = announced.shape[1]
             self.query_ids = announced
         else:
             self.queries += queries
             self.query_ids = _joined(self.query_ids, ids)
+        # In cross-attention the keys are the source, which is read at once.
         if not across:
             self.keys = max(keys, self.queries)
             self.key_ids = self.query_ids if self.queries == self.keys else None
+        # Spans were found in the shorter prompt.
         self.ranges.clear()
 
     def rows_of(self, call: AttentionCall) -> list[int] | None:
@@ -75,9 +78,11 @@ class Prompt:
         ValueError where the keys of the prompt are no longer in the cache, so that rows cannot be
         told apart.
         """
+        # Of a single sequence, every row is a continuation.
         batch = len(call.keys)
         if self.batch == 1 or self.signature is None:
             return None if batch == self.batch else [0] * batch
+        # A cache that has dropped the first keys leaves nothing to compare.
         if call.evicted:
             if batch == self.batch:
                 return None
@@ -86,6 +91,8 @@ class Prompt:
                 "a cache that drops "
                 "keys; run one sequence at a time"
             )
+
+        # Match each row with the prompt whose first keys are nearest.
         now = signature_of(call.keys[:, :, : self.signed])
         distances = torch.cdist(now, self.signature.to(now.device))
         if batch == self.batch and bool((distances.diagonal() <= distances.amin(-1)).all()):
@@ -100,6 +107,7 @@ def _joined(before: Tensor | None, more: Tensor | None) -> Tensor | None:
 
 def signature_of(keys: Float[Tensor, "batch key_heads key d_k"]) -> Float[Tensor, "batch features"]:
     """Return the sums over the keys, in float64; prompts that differ have other sums."""
+    # Weights that grow with the position tell apart the same keys in another order.
     weights = torch.linspace(1.0, 2.0, keys.shape[2], dtype=torch.float64, device=keys.device)
     return torch.einsum("bhkd,k->bhd", keys.detach().double(), weights).flatten(1)
 
@@ -129,6 +137,7 @@ class Place:
 
     def rows(self, call: AttentionCall) -> list[int] | None:
         """Return `Prompt.rows_of`, computed once for a call."""
+        # A tuple of one, since None is a result, too.
         if self._rows is None:
             self._rows = (None if self.reads_prompt else self.prompt.rows_of(call),)
         return self._rows[0]
@@ -141,24 +150,21 @@ class PromptTracker:
         self.tokens = text.inputs
         self.text = text
         self._prompts: dict[str, Prompt] = {}
-        self._self_call: tuple[int | Tensor, int] | None = (
-            None  # first position and queries of a self-attention
-        )
-        self._recurrent = (
-            -1,
-            0,
-            0,
-            0,
-        )  # the latest input, the tokens before it, its length, the calls since
+        # First position and number of queries of the latest self-attention.
+        self._self_call: tuple[int | Tensor, int] | None = None
+        # Number of the latest input, tokens before it, its length, calls since.
+        self._recurrent = (-1, 0, 0, 0)
 
     def note(self, call: AttentionCall) -> None:
         """Note a call of any attention: a decoder's cross-attention stands at the positions of its
         self-attention.
         """
+        # Show `Text` every call in order: a cross-attention has the queries of the call before.
         self.text.real_tokens(call.without_unwritten_keys())
         if not call.is_cross_attention:
             queries, keys = call.size
             mask = call.attention.mask
+            # In a cache of fixed size, the text ends before the last key.
             end = mask.numbering.length if isinstance(mask, WrittenMask) else keys
             self._self_call = end - queries, queries
 
@@ -176,9 +182,11 @@ class PromptTracker:
         positions = self._positions_across(call) if across and with_positions else None
         written = call.without_unwritten_keys()
         real = self.text.real_tokens(written)
+        # `ends` returns None for queries that belong to the prompt.
         is_given = self.text.ends(written) is None
         if across:
             query_ids, key_ids = self.tokens.of_call(name, batch, call.size, True, beams=True)
+            # A text begins at the first position, or with another source.
             restarts = positions is not None and bool(positions) and positions[0] == 0
             begins = known is None or key_ids is not None or known.keys != keys or restarts
             if (
@@ -187,8 +195,10 @@ class PromptTracker:
                 and known is not None
                 and (known.keys, known.batch) == (keys, batch)
             ):
-                key_ids = known.key_ids  # another text written from the same source
+                # Another text is written from the same source.
+                key_ids = known.key_ids
         else:
+            # A text begins where the queries are all tokens of which there are keys.
             is_written = isinstance(call.attention.mask, WrittenMask)
             begins = known is None or (queries == keys and not call.evicted and not is_written)
             query_ids = (
@@ -197,12 +207,16 @@ class PromptTracker:
                 else None
             )
             key_ids = query_ids if queries == keys else None
+
+        # Find where the padding in front ends, of the keys and of the queries' own sequence.
         first = self._first_real(call, real, across)
         first_query = (
             _first_of(real.table(batch, call.queries.shape[1], call.keys.device))
             if across
             else first
         )
+
+        # Begin a prompt, or go on with one that is read in chunks.
         if known is None or begins:
             known = self._begin(call, query_ids, key_ids, first, first_query)
             self._prompts[name] = known
@@ -210,6 +224,8 @@ class PromptTracker:
             known.grow(call, query_ids, self.text.prompt_ids)
             known.first = first
             known.first_query = first_query
+
+        # Tell whether this call alone reads the prompt, by its queries in cross-attention.
         whole = keys if not across else queries
         reads_all = begins and whole == (known.queries if across else known.keys)
         return Place(known, begins or is_given, reads_all, positions, real)
@@ -227,6 +243,7 @@ class PromptTracker:
         """
         batch = len(call.keys)
         queries, keys = call.size
+        # Use an announced prompt that has as many sequences as the call.
         announced = self.text.prompt_ids
         if announced is not None and len(announced) == len(call.queries):
             if call.is_cross_attention:
@@ -235,6 +252,7 @@ class PromptTracker:
             elif announced.shape[1] >= keys:
                 query_ids = key_ids = announced
                 queries = keys = announced.shape[1]
+        # A single sequence needs no signature: every later row continues it.
         signature = signature_of(call.keys) if batch > 1 else None
         signed = call.keys.shape[2]
         return Prompt(
@@ -248,6 +266,7 @@ class PromptTracker:
         positions.
         """
         rows = call.size[0]
+        # Count the recurrent step in any case; a self-attention, if any ran, tells the position.
         first, period = self._recurrent_place(rows)
         if self._self_call is not None:
             first = int(self._self_call[0])
@@ -264,13 +283,13 @@ class PromptTracker:
         number, before, length, calls = self._recurrent
         latest = self.tokens.latest[0] if self.tokens.latest else None
         if latest is not None and latest.number != number:
-            before = (
-                0 if latest.number > number + 1 else before + length
-            )  # a source was read in between, or not
+            # If numbers were skipped, a source was read in between, and another text begins.
+            before = 0 if latest.number > number + 1 else before + length
             number = latest.number
             length = latest.ids.shape[1]
             calls = 0
         self._recurrent = number, before, length, calls + 1
+        # With fewer rows than tokens, a decoder attends once for each token.
         return (before + calls, 1) if rows < length else (before, max(length, 1))
 
     def _first_real(self, call: AttentionCall, real: RealTokens, across: bool) -> First:
@@ -286,12 +305,14 @@ def _find_first(call: AttentionCall, real: RealTokens, across: bool) -> First:
     batch, heads = call.queries.shape[:2]
     device = call.queries.device
     size = call.size
+    # The mask of self-attention tells the padding of its text; a source has only a mask of keys.
     if not across:
         return _first_of(real.table(batch, heads, device))
     first = first_real_key(
         call.attention, batch=batch, heads=heads, size=size, across=True, device=device
     )
     numbers = first.tolist()
+    # Repeat one number for all sequences; zeros alone mean that there is no padding in front.
     return tuple(numbers * batch if len(numbers) == 1 else numbers) if any(numbers) else None
 
 
@@ -301,5 +322,6 @@ def _first_of(real: Bool[Tensor, "batch token"] | None) -> First:
     """
     if real is None:
         return None
+    # argmax finds the first True; a row without one begins after its end.
     first = torch.where(real.any(1), real.int().argmax(1), real.shape[1]).tolist()
     return tuple(first) if any(first) else None

@@ -45,7 +45,9 @@ class CallEdits(NamedTuple):
     @classmethod
     def of(cls, edits: Sequence[LayerEdit]) -> "CallEdits":
         """Sort the edits of an attention."""
+        # The sort is stable: edits of one rank stay as they were listed.
         ordered = sorted(edits, key=lambda one: one.edit.rank)
+        # The order of `Part` is that of the last three fields.
         parts = [[one for one in ordered if one.edit.changes is part] for part in Part]
         return cls(edits, _needs_of(edits), *parts)
 
@@ -92,6 +94,7 @@ class EditSession(Block, Handler):
             (LayerEdit(edit, own), _select(edit, found))
             for edit, own in zip(edits, sequences or [None] * len(edits), strict=True)
         ]
+        # Collect what the edits need to know, so that no more than that is followed.
         self.needs = _needs_of([one for one, _ in self.selected])
         self.follows_all = Needs.POSITIONS in self.needs
         """Whether every attention is followed, edited or not."""
@@ -115,6 +118,7 @@ class EditSession(Block, Handler):
         self._passes: dict[str, int] = {}  # the most through each attention in one forward pass
         self._definitions: dict[object, tuple[Attention, Any, Attention]] = {}
 
+        # Refuse heads that do not exist, and contradictions, before the model runs.
         for name in self._selected_names():
             attention = split_pass(name, self.attentions).attention
             _check(name, self.edits_for(name).every, self.heads[attention])
@@ -134,6 +138,7 @@ class EditSession(Block, Handler):
         own: these are edited as they were.
         """
         if torch.compiler.is_compiling():
+            # Say in the words of `edit` what `watch` says.
             raise RuntimeError(COMPILED.replace("watch sees", "edit changes"))
         return runs_for(self.thread)
 
@@ -143,6 +148,7 @@ class EditSession(Block, Handler):
         """
         if attention not in self._edits:
             base, number = split_pass(attention, self.attentions)
+            # A bare name means every pass, a name with a number this pass alone.
             own = {base, f"{base}.{number}"}
             self._edits[attention] = CallEdits.of(
                 [one for one, names in self.selected if not own.isdisjoint(names)]
@@ -152,14 +158,18 @@ class EditSession(Block, Handler):
     def before(self, call: HandledCall) -> None:
         """Let the edits of a call change its definition, queries or keys."""
         edits = self.begin(call.name)
+        # Nothing is edited, and no edit needs to know of the call.
         if not edits.every and not self.follows_all:
             return
+        # All handlers share the call, so that a recording can list its edits.
         call.made.edits += tuple(one.edit for one in edits.every)
+        # The model's own attention may run: only the output will change.
         if edits.every and edits.needs_context_only:
             return
         call.before_change = call.describe()
         changed = self.change(call.name, call.before_change, call.value_set)
         if changed is not call.before_change:
+            # Edits of tensors bring keys of another run, which no cache holds.
             own_keys = all(edit.changes is not Part.TENSORS for edit in call.made.edits)
             call.made.change(call, changed, own_keys=own_keys)
 
@@ -167,6 +177,7 @@ class EditSession(Block, Handler):
         """Let the edits of a call change what it returned."""
         if not self.edits_for(call.name).context:
             return output
+        # Edits find heads on axis 1; the output has them where the model's library puts them.
         axis = call.made.head_axis
         context = output.transpose(1, axis)
         found = self.finish(call.name, call.before_change, context, call.value_set)
@@ -180,6 +191,7 @@ class EditSession(Block, Handler):
         """
         self.called.add(name)
         attention, number = split_pass(name, self.attentions)
+        # Count passes outside of a backward pass, in which checkpointing runs them again.
         if torch._C._current_graph_task_id() == -1:
             self._passes[attention] = max(number, self._passes.get(attention, 0))
         elif self._passes.get(attention, 0) > 1 and self._differs_between_passes(attention):
@@ -208,7 +220,9 @@ class EditSession(Block, Handler):
         if known is not None:
             return known
         edits = self.edits_for(name)
+        # Where the number of heads is not known, every process has as many as this one.
         whole = self.heads.get(split_pass(name, self.attentions).attention) or count * self.parts
+        # Keep the edits of heads that this process has, by their numbers here.
         if self.parts > 1 and whole != count:
             first = self.part * count
             here = (_local(name, one, whole, first, count) for one in edits.every)
@@ -225,6 +239,7 @@ class EditSession(Block, Handler):
         A call that has the weights of the call before, and other values, has a `value_set` above 0.
         """
         edits = self.edits_of_call(name, call.queries.shape[1])
+        # A further set of values stands at the place of the first.
         if value_set == 0 and self.follows_all:
             self.tracker.note(call)
         if value_set == 0 and Needs.PLACE in edits.needs:
@@ -232,6 +247,7 @@ class EditSession(Block, Handler):
         if not edits.definition and not edits.tensors:
             return call
         place = self.places.get(name)
+        # Change the definition first, then queries and keys.
         attention = self._redefine(name, call, place, edits.definition)
         changed = call if attention is call.attention else call._replace(attention=attention)
         for one in edits.tensors:
@@ -259,7 +275,9 @@ class EditSession(Block, Handler):
             attention = change.apply(attention)
         if written is not None:
             attention = written.numbering.apply(attention)
+        # A change without a key may give another definition in the next call.
         if all(change.key is not None for change in changes):
+            # Drop the oldest definition first.
             while len(self._definitions) >= MAX_CACHED:
                 del self._definitions[next(iter(self._definitions))]
             # What the key has identities of is kept alive with it.
@@ -281,6 +299,7 @@ class EditSession(Block, Handler):
 
     def idle_edits(self) -> list[Edit]:
         """Return the edits that changed nothing, since none of their attentions was called."""
+        # Compare identities: of two equal edits, each counts by itself.
         busy = {id(one.edit) for name in self.called for one in self.edits_for(name).every}
         return [edit for edit in self.edits if id(edit) not in busy]
 
@@ -298,6 +317,7 @@ class EditSession(Block, Handler):
         """
         for name in self._selected_names():
             attention, number = split_pass(name, self.attentions)
+            # An attention that never ran counts as complete here; `idle_edits` lists its edits.
             ran = self._passes.get(attention, number)
             if number > ran:
                 raise ValueError(
@@ -305,6 +325,7 @@ class EditSession(Block, Handler):
                     "nothing was edited there; "
                     f'passes count from 1, the last was {ran}, and "{attention}" edits all of them'
                 )
+        # Let spans and other shared objects of the block report what was not found.
         for check in self.checks:
             for problem in check():
                 raise ValueError(problem)
@@ -362,5 +383,6 @@ def _share_a_head(
 ) -> bool:
     if one is None or other is None:
         return True
+    # -1 is the last head; without a count, negative numbers equal none of the others.
     modulo = count or 1 << 30
     return not {number % modulo for number in one}.isdisjoint(number % modulo for number in other)

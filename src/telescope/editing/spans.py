@@ -56,6 +56,7 @@ class Span:
         """Return the span with the word for its positions before it: "key 3", "keys 3 to 5", or
         text alone.
         """
+        # Texts and tokens need no word before them.
         if self.needs_ids:
             return str(self)
         start, stop = self.ranges[0]
@@ -72,6 +73,7 @@ class Span:
     @classmethod
     def from_json(cls, parsed: Any) -> "Span":
         """Return the span that `to_json` wrote; raise a ValueError for anything else."""
+        # Check the type of every part before a span is made.
         match parsed:
             case {"ranges": [*ranges], "texts": [*texts], "tokens": [*tokens]} if (
                 all(isinstance(text, str) for text in texts)
@@ -85,6 +87,7 @@ class Span:
 
 
 def _is_position(number: object) -> bool:
+    # type() rather than isinstance, which takes True for an int.
     return type(number) is int and 0 <= number < 2**62
 
 
@@ -125,11 +128,13 @@ def span(name: str, given: Given) -> Span:
                 f"{name}={given!r} holds no text; give a word, or positions such as range(10, 40)"
             )
         return Span(texts=(given,))
+    # A slice without an end includes tokens that are generated later.
     if isinstance(given, slice):
         if given.step not in (None, 1):
             raise ValueError(f"{name}={given} leaves tokens out; give the positions as a list")
         start = 0 if given.start is None else given.start
         return Span(ranges=(_checked(name, given, start, given.stop),))
+    # A range of another step is read position by position below.
     if isinstance(given, range) and given.step == 1:
         return Span(ranges=(_checked(name, given, given.start, given.stop),))
     if isinstance(given, Iterable):
@@ -139,10 +144,12 @@ def span(name: str, given: Given) -> Span:
                 f"{name}={given!r} is empty; leave it out for all, or give positions such as "
                 "range(10, 40)"
             )
+        # Merge the parts; each text and token counts once, in the order given.
         ranges = _joined([one for part in parts for one in part.ranges])
         texts = dict.fromkeys(text for part in parts for text in part.texts)
         ids = dict.fromkeys(token for part in parts for token in part.tokens)
         return Span(ranges, tuple(texts), tuple(ids))
+    # What is left can only be a single position.
     try:
         position = whole_number(name, given)
     except TypeError:
@@ -171,6 +178,7 @@ def _joined(ranges: list[Range]) -> tuple[Range, ...]:
     """Return the ranges in order, with neighbours joined."""
     joined: list[Range] = []
     for start, stop in sorted(ranges, key=lambda one: one[0]):
+        # Extend a range that this one overlaps or touches; an end of None stays open.
         if joined and (joined[-1][1] is None or start <= joined[-1][1]):
             last, end = joined[-1]
             joined[-1] = (last, None if stop is None or end is None else max(stop, end))
@@ -209,7 +217,9 @@ class TextFinder:
         given if there are such, else in any case; special tokens by their names, such as </s>.
         """
         whole, places, names = self._read(tuple(ids))
+        # Special tokens are found by name, since decoding may leave them out.
         found: list[Range] = [(i, i + 1) for i, name in enumerate(names) if name and name == text]
+        # First in upper and lower case as given, then in any case.
         for fold in (str, str.lower):
             wanted = fold(text.strip())
             within = fold(whole)
@@ -217,6 +227,7 @@ class TextFinder:
             for match in re.finditer(f"(?={re.escape(wanted)})", within):
                 start = match.start()
                 stop = start + len(wanted)
+                # Take every token that shares a character with the match.
                 covered = [i for i, at in enumerate(places) if at.start < stop and start < at.stop]
                 if covered and _is_whole(within, start, stop):
                     found.append((covered[0], covered[-1] + 1))
@@ -230,6 +241,7 @@ class TextFinder:
         """
         whole, places, names = self._read(tuple(ids))
         words = Words.from_spans(whole, [(place.start, place.stop) for place in places]).names
+        # Suggest words of the prompt, then its special tokens.
         known = dict.fromkeys(
             [*(word for word in words if word.strip("␣ ")), *(name for name in names if name)]
         )
@@ -249,6 +261,7 @@ class TextFinder:
         names = list[str]()
         start = 0  # of the window
         known = ""  # its text so far
+        # Decode the window with and without each token; the difference is the token's text.
         for i, token in enumerate(ids):
             # A window begins with one known token, and never inside of a character.
             if i - start >= WINDOW and not known.endswith(INCOMPLETE):
@@ -262,6 +275,7 @@ class TextFinder:
             places.append(range(len(text), len(text) + len(added)))
             text = text + added
             known = now
+            # A token that adds no text may be a special token.
             names.append("" if added.strip() else self.token_name(token) or "")
         return DecodedText(text, places, names)
 
@@ -270,6 +284,7 @@ def _is_whole(text: str, start: int, stop: int) -> bool:
     """Return whether text[start:stop] begins and ends at the border of a word, unless it begins or
     ends with a mark.
     """
+    # At the ends of the text these are empty, and count as borders of a word.
     before = text[start - 1 : start]
     after = text[stop : stop + 1]
     begins = not (before.isalnum() and text[start].isalnum())

@@ -29,6 +29,7 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
     """
     modules = modules_by_path(model)
     check_not_compiled(modules, verb)
+    # Models of transformers are intercepted by its attention interface, others by hooks of torch.
     backend = huggingface if huggingface.owns(modules) else telescope_models
     attentions: dict[str, Any] = backend.attentions(modules)
     if not attentions:
@@ -63,6 +64,7 @@ def _is_compiled(module: nn.Module) -> bool:
     Of functions, only those that torch.compile returns have `get_compiler_config`, so torch._dynamo
     is not imported.
     """
+    # torch.compile(module) wraps the module, and module.compile() replaces its call.
     is_wrapped = "_orig_mod" in module._modules
     is_compiled_in_place = module._compiled_call_impl is not None
     return is_wrapped or is_compiled_in_place or hasattr(module.forward, "get_compiler_config")

@@ -118,6 +118,7 @@ class HandledCall:
 
     def describe(self) -> AttentionCall:
         """Return what the call computes, as far as it is edited."""
+        # An edit before this handler may have described the call already.
         call = self.made.described or self.made.read(self.interceptor)
         return call._replace(across=self.across, lse=self.made.lse, forward_pass=self.forward_pass)
 
@@ -223,6 +224,7 @@ class Interceptor:
 
         A run that raises does not end here: its call may not have been reached.
         """
+        # A run without an entry began before the block, and nothing can be said of it.
         if self._called.pop((get_ident(), key), True) or not self.is_active():
             return
         reason = f"the forward {_forward_name(module)} {self._route.missing}"
@@ -235,6 +237,7 @@ def _forward_name(module: nn.Module) -> str:
     """Return the full name of the function that a module runs: its class's, or one that was put
     into the module.
     """
+    # Look through a bound method to the function.
     forward: Any = module.forward
     function = getattr(forward, "__func__", forward)
     name = getattr(function, "__qualname__", type(function).__name__)
@@ -247,6 +250,7 @@ def describe_bypasses(bypasses: Sequence[Bypass]) -> str:
     """
     listed = list_names([bypass.name for bypass in bypasses])
     subject = f"{len(bypasses)} attentions" if len(bypasses) > 1 else "one attention"
+    # Name each reason once.
     reasons = ", and ".join(dict.fromkeys(bypass.reason for bypass in bypasses))
     return f"{subject} ran and cannot be recorded, {listed}: {reasons}; {bypasses[0].remedy}"
 
@@ -266,6 +270,7 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
     """
     handler = interceptor.handler
     with lock:
+        # A block may have been entered with a part of this model: look at every module.
         around = (one for module in modules.values() for one in interceptors.get(id(module), ()))
         if handler.order == WATCH and any(
             one.handler.order == WATCH and one.handler.thread == handler.thread for one in around
@@ -273,6 +278,7 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
             raise ValueError(
                 f"{type(modules['']).__name__} is being watched already; leave that block first"
             )
+        # Sort by order: edits come before watches, whichever block was entered first.
         for key in interceptor.names:
             known = (*interceptors.get(key, ()), interceptor)
             interceptors[key] = tuple(sorted(known, key=lambda one: one.handler.order))
@@ -281,6 +287,7 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
     finally:
         with lock:
             for key in interceptor.names:
+                # Other blocks may have joined meanwhile: take out this interceptor alone.
                 left = tuple(one for one in interceptors[key] if one is not interceptor)
                 if left:
                     interceptors[key] = left
@@ -288,6 +295,7 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
                     del interceptors[key]
 
 
+# The orders of handlers: a watch comes after edits, and records the call as edited.
 EDIT = 0
 WATCH = 1
 

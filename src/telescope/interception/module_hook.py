@@ -52,9 +52,8 @@ class ModuleHook:
     def __init__(self) -> None:
         self.listeners: tuple[Listener, ...] = ()
         self.handle: RemovableHandle | None = None
-        self._call = uncompiled(
-            type(self).call
-        )  # of the class, so that the hook refers to no method of its own
+        # The function of the class, so that the hook refers to no method of its own.
+        self._call = uncompiled(type(self).call)
 
     def __call__(self, module: nn.Module, args: Any, *more: Any) -> Any:
         return self._call(self, module, args, *more)
@@ -73,9 +72,11 @@ class HookBefore(ModuleHook):
     """Called as hook(module, args, kwargs); a listener may return other (args, kwargs)."""
 
     def call(self, module: nn.Module, args: Any, *more: Any) -> Any:
+        # Without options, the call belongs to a thread outside of all blocks.
         if not more:
             return None
         changed = None
+        # Each listener gets what the one before has returned.
         given = (args, *more)
         for listener in self.listeners:
             returned = listener(module, *given)
@@ -88,6 +89,7 @@ class HookAfter(ModuleHook):
     """Called as hook(module, args, kwargs, output); a listener may return another output."""
 
     def call(self, module: nn.Module, args: Any, *more: Any) -> Any:
+        # Without options, the call belongs to a thread outside of all blocks.
         if len(more) != 2:
             return None
         changed = None
@@ -113,6 +115,7 @@ def listen(module: nn.Module, listener: Listener, place: Place) -> Callable[[], 
         hook = _hooks.get((id(module), place))
         if hook is None:
             hook = _hooks[id(module), place] = _register(module, place)
+        # Replace the tuple as a whole: another thread may be iterating over the old one.
         hook.listeners = (*hook.listeners, listener)
     return partial(_remove, module, listener, place)
 
@@ -135,6 +138,7 @@ def _remove(module: nn.Module, listener: Listener, place: Place) -> None:
     with _lock:
         hook = _hooks[id(module), place]
         hook.listeners = tuple(one for one in hook.listeners if one is not listener)
+        # torch's hook goes with the last listener.
         if not hook.listeners and hook.handle is not None:
             del _hooks[id(module), place]
             hook.handle.remove()
@@ -164,6 +168,8 @@ def runs_for(thread: int) -> bool:
     torch runs the backward pass of a GPU in threads of its own, which are unknown to Python and may
     run for any thread.
     """
+    # The thread itself, outside of a backward pass or inside of one on the CPU.
     if get_ident() == thread:
         return True
+    # Python knows the threads of autograd, which it did not start, as dummies.
     return torch._C._current_graph_task_id() != -1 and isinstance(current_thread(), _DummyThread)

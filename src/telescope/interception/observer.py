@@ -58,8 +58,10 @@ class Observer(Handler):
         """
         if torch.compiler.is_compiling():
             raise RuntimeError(COMPILED)
+        # A backward pass is running: the call was recorded when it first ran.
         if torch._C._current_graph_task_id() != -1:
             return False
+        # Note the other thread, so that the error for an empty recording can name the cause.
         if get_ident() != self.thread:
             self.recording.unwatched_threads.add(get_ident())
             return False
@@ -73,12 +75,15 @@ class Observer(Handler):
     def before(self, call: HandledCall) -> None:
         """Find out whether the call continues the text, and read its lse if that is of use."""
         call.made.is_recorded |= call.attention in self.names
+        # A further set of values has the queries and keys of the call before.
         if call.attention not in self.names or call.value_set:
             return
         queries, keys, _ = call.made.tensors
+        # Tell whether the keys continue those of the call before, by where they lie in memory.
         stored = call.made.where_keys_lie(call)
         call.follows = self.text.keys_follow(call.name, stored.memory, queries.shape[-2])
         call.keys_stay = stored.stay
+        # Summaries of steps, and of short calls on a GPU, are made without the kernel's lse.
         is_short = queries.is_cuda and queries.shape[-2] * keys.shape[-2] <= SHORT
         if self.recording.keep != SummariesCall.keep or not (call.follows or is_short):
             call.made.read_lse()
@@ -109,8 +114,10 @@ class Observer(Handler):
         """
         if call.made.edits:
             self.recording.add_edits(call.made.edits)
+        # Describe the whole call, and compare its output, before heads are selected.
         whole = self._describe(call)
         call.made.check_output(call, whole, output)
+        # Record the selected heads, as tensors that outlive the run.
         with torch_modes.recording_mode(whole.queries.device):
             part = whole
             if self.heads is not None:
@@ -131,6 +138,7 @@ class Observer(Handler):
         """
         queries, keys, values = call.made.tensors
         lse = call.made.lse
+        # Layers that are called alike share a description, but no norms and no source.
         shared = None if call.across or self.carriers else call.made.shared_key()
         if shared is not None:
             known = call.forward_pass.known((shared.key, lse is None))
@@ -143,9 +151,11 @@ class Observer(Handler):
                     follows=call.follows,
                     keys_stay=call.keys_stay,
                 )
+        # Describe the call anew.
         described = call.describe()._replace(follows=call.follows, keys_stay=call.keys_stay)
         with torch_modes.recording_mode(queries.device):
             completed = self._complete(call.name, described)
+        # A description that has cut the tensors does not fit other layers.
         is_whole = completed.queries is queries and completed.keys is keys and completed.lse is lse
         if shared is not None and is_whole:
             # A description keeps no tensor of the model alive.
@@ -159,6 +169,7 @@ class Observer(Handler):
         without unwritten keys, in which padding queries see nothing.
         """
         across = call.is_cross_attention
+        # Add token ids, drop unwritten keys, and hide padding queries.
         query_ids, key_ids = self.text.inputs.of_call(name, len(call.queries), call.size, across)
         call = call._replace(query_ids=query_ids, key_ids=key_ids if across else call.key_ids)
         call = self._without_padding_queries(call.without_unwritten_keys())
@@ -180,6 +191,7 @@ class Observer(Handler):
             real = RealQueries(mask, ahead)
             return real, call.without_padding_queries(real).attention
 
+        # Pass on what the key has identities of, to be kept alive with it.
         key = ("padding", call.attention.identity, call.size, id(mask))
         real, attention = call.once(key, hide_padding, call.attention, mask)
         return call.without_padding_queries(real)._replace(attention=attention)

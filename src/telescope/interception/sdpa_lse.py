@@ -24,10 +24,12 @@ class SdpaWithLse(TorchFunctionMode):
         self.calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Run all other functions of torch as they are.
         if func is not scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         self.calls += 1
         self.context, lse = _attend(*args, **(kwargs or {}))
+        # With several calls in one attention, no single lse is that of the whole.
         self.lse = lse if self.calls == 1 else None
         return self.context
 
@@ -39,6 +41,7 @@ class SdpaWithLse(TorchFunctionMode):
         """
         if self.lse is None or self.context is None:
             return None
+        # Compare storages: the context may be a view of what the kernel wrote.
         same_memory = (
             self.context.untyped_storage().data_ptr() == context.untyped_storage().data_ptr()
         )
@@ -58,20 +61,21 @@ def _attend(
     """Return the output of scaled_dot_product_attention, and its lse if the chosen kernel computes
     one.
     """
-    if (
-        attn_mask is None and query.shape[-1] % 8 == 0
-    ):  # torch pads other widths before it calls the kernel
+    # torch pads other widths before it calls the kernel.
+    if attn_mask is None and query.shape[-1] % 8 == 0:
         device = query.device.type
+        # Ask torch which kernel it would run.
         chosen = _choose_backend(
             query, key, value, None, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
         kernel = _KERNELS.get((device, chosen))
+        # Under autocast torch casts the arguments; a kernel called by its own name does not.
         if kernel is not None and not torch.is_autocast_enabled(device):
             context, lse, *_ = kernel(query, key, value, dropout_p, is_causal, scale)
             lse = lse.detach() if lse.requires_grad else lse
-            return context, lse if lse.ndim == 3 else lse.view(
-                query.shape[:3]
-            )  # cuDNN's has one more axis
+            # cuDNN's lse has one more axis.
+            return context, lse if lse.ndim == 3 else lse.view(query.shape[:3])
+    # Any other kernel runs as torch chooses, without an lse.
     return scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     ), None
@@ -82,6 +86,8 @@ _aten = torch.ops.aten
 _cpu = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash = _aten._scaled_dot_product_flash_attention.default
 _cudnn = _aten._scaled_dot_product_cudnn_attention.default
+# By device and backend: the kernels that return an lse. True asks cuDNN for the lse, False stands
+# for no debug mask.
 _KERNELS: dict[tuple[str, int], Any] = {
     ("cpu", SDPBackend.FLASH_ATTENTION.value): lambda q, k, v, p, causal, scale: _cpu(
         q, k, v, p, causal, scale=scale

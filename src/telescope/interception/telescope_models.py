@@ -38,6 +38,7 @@ ATTEND = Route(
     remedy="let the forward call self.attend(queries, keys, values, attention), or restore the "
     "layer's own forward",
 )
+# Also after a forward that raised, so that what was begun is ended.
 AFTER_ALWAYS = Place(after=True, always=True)
 # Before the hooks that the model had: they see what an edited call returns.
 AFTER_ATTENTION = Place(after=True, first=True, always=True)
@@ -73,6 +74,7 @@ def layers_around(modules: Modules, attends: Mapping[str, nn.Module]) -> dict[st
         path = paths[id(attend)]
         while path:
             path = path.rpartition(".")[0]
+            # A list or dictionary of modules has no forward of its own.
             if not isinstance(modules[path], nn.ModuleList | nn.ModuleDict):
                 layers[name] = modules[path]
                 break
@@ -106,6 +108,7 @@ class AttendCall(ModelCall):
         self._reading = ExitStack()
 
     def read(self, interceptor: Interceptor) -> AttentionCall:
+        # Describe the tensors as the fused attention takes them, under autocast in its dtype.
         queries, keys, values = torch_modes.cast_for_autocast(*self.tensors)
         heads = tuple(range(queries.shape[1]))
         dropout = self.attend.dropout if self.attend.training else 0.0
@@ -157,8 +160,10 @@ def _before_attention(key: int, module: Attend, args: Any, kwargs: Any) -> Any:
     """
     made = AttendCall(module, *args, **kwargs)
     handled = begin_call(key, made)
+    # Keep the call for the hook after the attention.
     if handled:
         _running[get_ident(), key] = RunningCall(made, handled)
+    # Without an edit, torch passes the layer's own arguments on.
     if made.described is None:
         return None
     return (*made.tensors, made.attention), {"across": made.across}
@@ -169,6 +174,7 @@ def _after_attention(key: int, module: Attend, args: Any, kwargs: Any, context: 
     running = _running.pop((get_ident(), key), None)
     if running is None:
         return None
+    # Leave the mode in any case; after an exception there is no output to hand on.
     running.made.stop_reading_lse(context)
     return None if context is None else end_call(running.handled, context)
 
@@ -195,6 +201,7 @@ def _hooks(attend: nn.Module) -> Iterator[None]:
     key = id(attend)
     with lock:
         count, undo = _hooked.get(key, (0, ExitStack()))
+        # The first block registers the hooks.
         if not count:
             undo.callback(listen(attend, partial(_before_attention, key), BEFORE))
             undo.callback(listen(attend, partial(_after_attention, key), AFTER_ATTENTION))
@@ -203,6 +210,7 @@ def _hooks(attend: nn.Module) -> Iterator[None]:
         yield
     finally:
         with lock:
+            # The last block removes the hooks.
             count, undo = _hooked.pop(key)
             if count > 1:
                 _hooked[key] = count - 1, undo
@@ -233,12 +241,14 @@ def intercepting(
         interceptor.end_run(key, module)
 
     with ExitStack() as undo:
+        # Follow the passes and the token ids of the model.
         if handler.follows_text:
             # Encoding and decoding do not call the model itself, and embed their tokens first.
             embeddings = [*token_embeddings(modules)]
             for module in {id(one): one for one in (modules[""], *embeddings)}.values():
                 undo.callback(listen(module, begin_pass, BEFORE))
             undo.enter_context(handler.text.listening(embeddings, handler.is_active))
+        # Undone after the hooks: forget calls that an interrupt has left behind.
         undo.callback(_drop_running, interceptor.names)
         undo.enter_context(registered(modules, interceptor))
         # The key is that of the module here: decoding runs a copy, which shares the hooks.
@@ -274,6 +284,7 @@ class ResidualStreams:
                 self._running.append(RunningAddNorm(module, args[0] if args else kwargs["x"], []))
 
         def after(module: AddNorm, args: Any, kwargs: Any, output: Tensor | None) -> None:
+            # An AddNorm that began outside of the block has no entry.
             if not is_active() or not self._running or self._running[-1].module is not module:
                 return
             _, residual, calls = self._running.pop()

@@ -58,9 +58,11 @@ class Text:
         Between two passes a cache may be reordered, cropped or written to; what it holds is
         compared with what it held after each attention's latest call.
         """
+        # What the layers of the pass before have shared is freed.
         self.forward_pass.end()
         self.forward_pass = ForwardPass()
         self.cache = _no_cache if cache is None else ref(cache)
+        # Compare now, before the pass writes to its cache.
         self._unchanged = {
             name for name, held in self._held.items() if all(one.is_unchanged() for one in held)
         }
@@ -74,6 +76,7 @@ class Text:
         """
 
         def remember(module: nn.Module, args: Any, kwargs: Any) -> None:
+            # Token ids have two axes: batch and token.
             if is_active() and args and isinstance(args[0], Tensor) and args[0].ndim == 2:
                 self.inputs.add(args[0])
 
@@ -115,9 +118,11 @@ class Text:
             self._held[name] = now
         if not now or not last:
             return False
+        # Where a cache replaces its tensors, its layer must be the same, and unchanged since.
         if now[0].holder is not None:
             held = last[0].holder
             return unchanged and held is not None and held() is now[0].holder()
+        # Where steps write to a cache in place, versions and lengths tell what was written.
         return all(one.extends(before, queries) for one, before in zip(now, last, strict=True))
 
     # --------------------------------------------------------------------------------------- tokens
@@ -131,12 +136,14 @@ class Text:
         if self.is_reading_prompt:
             return None
         queries, keys = call.size
+        # A cross-attention stands where the self-attention before it stood.
         if call.is_cross_attention:
             known = self._latest
             same_pass = known is not None and known.sequences == (len(call.queries), queries)
             begins = queries > 1 if known is None or not same_pass else known.begins
         else:
             begins = queries == keys
+        # Outside of `generate`, several tokens at once are given to the model, not written by it.
         if begins or (self._ends is None and queries > 1):
             return None
         return self._ends or ()
@@ -147,6 +154,7 @@ class Text:
         """
         found = self._find(call)
         batch, heads = call.queries.shape[:2]
+        # Remember the tokens of the latest call for `real_predictions`.
         self._asked = batch, heads, call.queries.device, found
         return found
 
@@ -160,6 +168,7 @@ class Text:
         if self._asked is None:
             return None
         sequences, heads, device, found = self._asked
+        # What is known of another batch, or of fewer tokens, says nothing of these.
         if found.mask is None or sequences != batch or found.tokens < tokens:
             return None
         table = found.table(batch, heads, device)
@@ -168,9 +177,11 @@ class Text:
     def _find(self, call: AttentionCall) -> "RealTokens":
         queries, keys = call.size
         batch, heads = call.queries.shape[:2]
+        # A layer may have been told which tokens are real; ignore what was told of another batch.
         told = told_real()
         if told is not None and len(told) != batch:
             told = None
+        # The queries of a cross-attention are the tokens of the latest self-attention.
         if call.is_cross_attention:
             known = self._latest
             if known is not None and known.sequences == (batch, queries):
@@ -178,6 +189,7 @@ class Text:
             if told is None:
                 return RealTokens(None, queries)
             return RealTokens(Keep(told.to(call.queries.device)), told.shape[1])
+        # Self-attention: all layers of a pass that are called alike share one result.
         if queries == keys and not self.is_reading_prompt:
             self._ends = None  # another text, which no `generate` writes
         key = ("real", call.attention.identity, call.size, batch, heads, id(told))
@@ -191,10 +203,13 @@ def _no_cache() -> None:
 
 
 def _find_real(call: AttentionCall, told: Bool[Tensor, "batch some"] | None) -> "RealTokens":
-    """Return the tokens that count of a self-attention; `told` are those that a layer was told of."""
+    """Return the tokens that count of a self-attention; `told` are those that a layer was told
+    of.
+    """
     keys = call.size[1]
     batch, heads = call.queries.shape[:2]
     device = call.queries.device
+    # Combine the padding that the mask shows with what a layer was told.
     mask = find_padding(call.attention, batch=batch, heads=heads, size=call.size, device=device)
     if told is not None:
         kept = _last_tokens(told, keys, device)
@@ -204,6 +219,7 @@ def _find_real(call: AttentionCall, told: Bool[Tensor, "batch some"] | None) -> 
 
 def _last_tokens(told: Bool[Tensor, "batch some"], tokens: int, device: torch.device) -> Keep:
     """Return the mask of all tokens of a text, of which `told` are the last."""
+    # Tokens before those that were told count.
     keep = torch.ones(len(told), tokens, dtype=torch.bool, device=device)
     count = min(tokens, told.shape[1])
     keep[:, tokens - count :] = told[:, told.shape[1] - count :].to(device)
@@ -224,6 +240,7 @@ class RealTokens(NamedTuple):
         """Return whether each token counts; None if all do."""
         if self.mask is None:
             return None
+        # Evaluate the mask for a single query; a token counts if some head sees it.
         size = (1, self.tokens)
         at = Pairs.block(
             range(1), range(self.tokens), of=size, batch=batch, heads=heads, device=device
@@ -259,6 +276,7 @@ class KeyMemory(NamedTuple):
     @classmethod
     def of(cls, tokens: Tensor) -> "KeyMemory":
         """Return the memory of keys or values that a step of decoding writes to in place."""
+        # Cached keys are often a new view in each call: refer to the tensor below, which stays.
         tensor = tokens if tokens._base is None else tokens._base
         return cls(ref(tensor), _version(tensor), tokens.shape[-2])
 
@@ -283,8 +301,10 @@ class KeyMemory(NamedTuple):
         same = self.tensor() is not None and self.tensor() is last.tensor()
         if not same or self.version is None or last.version is None:
             return False
+        # A write in place raises the version by one.
         written = self.version - last.version
         more = self.tokens - last.tokens
+        # Either nothing was written, or one write has appended the keys of the queries.
         return (written, more) in ((0, 0), (1, queries))
 
 
@@ -308,8 +328,11 @@ class TokenInputs:
         self._seen: dict[str, int] = {}  # by each cross-attention: `count` when it last ran
 
     def add(self, ids: Int[Tensor, "batch token"]) -> None:
-        """Remember token ids: a copy that all calls share, since the model may write to its input."""
+        """Remember token ids: a copy that all calls share, since the model may write to its
+        input.
+        """
         self.count += 1
+        # A copy that is no inference tensor can be used outside of inference mode, too.
         with torch.inference_mode(False):
             own = ids.detach().clone()
         self.latest = [TokenInput(self.count, own), *self.latest[: INPUTS - 1]]
@@ -326,15 +349,18 @@ class TokenInputs:
         ids of a source are repeated for its beams.
         """
         queries, keys = size
+        # The queries are the latest input of their shape.
         shape = (batch, queries)
         alike = (given.ids for given in self.latest if tuple(given.ids.shape) == shape)
         query_ids = next(alike, None)
         if not across:
             return query_ids, None
+        # The keys are an input before that, and later than the attention's last call.
         seen = self._seen.get(name, 0)
         self._seen[name] = self.count
         for given in self.latest[1:]:
             rows, length = given.ids.shape
+            # Beams repeat each row of the source.
             fits = rows == batch or (beams and rows and not batch % rows)
             if given.number > seen and length == keys and fits:
                 each = batch // rows if rows else 1

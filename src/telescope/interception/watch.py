@@ -126,6 +126,7 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
+    # Refuse options that do not fit before the model is touched.
     options = _keep_options(keep, top, map, query_selection(queries), store, also)
     divided = tensor_parallel_size(model) > 1
     if divided and heads is not None:
@@ -137,6 +138,7 @@ def watch(
         model, options, keep=keep, layers=layers, heads=heads, tokenizer=tokenizer
     ) as recording:
         yield recording
+    # All processes leave the block, and send their heads to the first.
     if divided:
         join_recording(recording)
 
@@ -157,14 +159,17 @@ def record_calls(
     modules, backend, attentions, unwatched = find_attentions(model, "watch")
     names = select_layers(list(attentions), layers, unwatched)
     numbers = None if heads is None else numbers_of_heads(heads)
+    # Where every attention was asked for, name those that cannot be watched.
     if unwatched and layers is None:
         warnings.warn(f"{type(model).__name__}: {describe_unwatched(unwatched)}", stacklevel=5)
+    # Find out how the tokenizer turns ids into text and into names.
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     decode = getattr(tokenizer, "decode", None)
     token_name = getattr(tokenizer, "id_to_token", None) or getattr(
         tokenizer, "convert_ids_to_tokens", None
     )
     recording = Recording(type(model).__name__, names, keep, options, decode, unwatched, token_name)
+    # Prepare the observer of the selected attentions, with W_O where norms are kept.
     selected = {name: attentions[name] for name in names}
     others = {name: attention for name, attention in attentions.items() if name not in selected}
     known = find_output_projections(modules, selected) if "norms" in options.also else {}
@@ -174,6 +179,7 @@ def record_calls(
     if any(map(backend.may_be_cross_attention, selected.values())):
         # The queries of a cross-attention are the tokens of a self-attention before it.
         selected |= others
+    # Only "steps" keeps the residual stream.
     residuals = observer.residuals.recording(
         modules if keep == StepsCall.keep else {}, observer.is_active
     )
@@ -181,7 +187,9 @@ def record_calls(
         try:
             yield recording
         finally:
+            # Also after an exception: later work of this stream comes after the surveys.
             recording.wait()
+        # Run the surveys that are still queued, if the block ended well.
         recording.flush()
     if observer.bypasses:
         warnings.warn(
@@ -202,11 +210,13 @@ def _keep_options(
     options: dict[str, Any] = {
         name: value for name, value in (("top", top), ("map", map)) if value is not None
     }
+    # These options are of surveys while the model runs; other recordings are surveyed afterwards.
     if options and keep != SummariesCall.keep:
         given = ", ".join(f"{name}={value}" for name, value in options.items())
         raise ValueError(
             f'{given} is of keep="summaries"; with keep="{keep}", call survey({given}) afterwards'
         )
+    # bool is a kind of int, and no number of weights.
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 0):
         raise ValueError(
             f"top={top!r} is how many weights of each query are kept; it takes 0 or more"
@@ -217,6 +227,7 @@ def _keep_options(
         raise ValueError(
             f"map={map!r} is not a size; it takes (rows, cols), such as map=(128, 128)"
         )
+    # A single name is a set of one.
     more = frozenset([also] if isinstance(also, str) else also)
     for name in more - {*ALSO}:
         raise ValueError(f'there is no also="{name}"; {hint(str(name), ALSO)}')

@@ -19,9 +19,8 @@ OLDEST = 5  # version of transformers that edits are tested with
 
 def owns(modules: Modules) -> bool:
     """Return whether the model is a model of transformers, or contains one."""
-    modeling = sys.modules.get(
-        "transformers.modeling_utils"
-    )  # imported by any model of transformers
+    # Imported by any model of transformers.
+    modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and any(
         isinstance(module, modeling.PreTrainedModel) for module in modules.values()
     )
@@ -31,6 +30,7 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     """Return the model's attentions by path; raise a ValueError that says why if a model cannot be
     watched.
     """
+    # Imported here, since attention_modules imports transformers.
     from .attention_modules import attentions
 
     return attentions(modules)

@@ -31,12 +31,14 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     """Return the modules that use the attention interface, by path; raise a ValueError if the model
     has none.
     """
+    # Look at the code of each class once, not of each module.
     kinds: set[Any] = set(map(type, modules.values()))
     using = {kind for kind in kinds if uses_attention_interface(kind)}
     found: dict[str, Any] = {
         path: module for path, module in modules.items() if type(module) in using
     }
     kind = type(modules[""]).__name__
+    # Tell a model without any attention from one whose attentions pass the interface by.
     if not found and not unwatched_attentions(modules, ()):
         raise ValueError(
             f"{kind} has no attention to watch or edit: no part of it is an attention, by the "
@@ -57,6 +59,7 @@ def check_implementations(kind: str, attentions: Mapping[str, Any]) -> None:
     """Raise a ValueError if an attention uses an implementation whose computation is not known
     here.
     """
+    # Reversed, since a later entry replaces an earlier one: the first of each kind stays.
     alike = {
         (id(module.config), type(module)): (path, module)
         for path, module in reversed([*attentions.items()])
@@ -69,6 +72,7 @@ def check_implementations(kind: str, attentions: Mapping[str, Any]) -> None:
                 "known here; "
                 'model.set_attn_implementation("sdpa") is one that can be watched'
             )
+        # Eager functions are in no table: exactly one has to be named in the module's code.
         if implementation == "eager" and len(eager_function_names(module)) != 1:
             raise ValueError(
                 f"{kind} has no eager_attention_forward of its own in {path}, so its eager "
@@ -86,6 +90,7 @@ def is_cross_attention(module: nn.Module, given: Mapping[str, Any]) -> bool:
     kind: Any = type(module)
     if "Cross" in kind.__name__ or getattr(module, "is_cross_attention", False) is True:
         return True
+    # A call whose keys come from its own hidden states is self-attention.
     others = [given[name] for name in OTHER_SEQUENCES if given.get(name) is not None]
     return any(other is not given.get("hidden_states") for other in others)
 
@@ -99,6 +104,7 @@ def cross_attention_by_arguments(
     kind: Any = type(module)
     if not _may_be_cross_attention(kind):
         return None
+    # Give positional arguments their names.
     given = dict(zip(_forward_parameters(kind), args, strict=False)) | dict(kwargs)
     return is_cross_attention(module, given)
 

@@ -56,6 +56,7 @@ class DefinitionReader:
         key.
         """
         key = (id(config), offsets.queries, offsets.keys)
+        # Insert the key anew, so that the oldest mask comes first.
         self._offsets.pop(key, None)
         self._offsets[key] = (offsets.key, keep)
         while len(self._offsets) > OFFSETS:
@@ -76,34 +77,40 @@ class DefinitionReader:
         attention.
         """
         queries, keys, values = torch_modes.cast_for_autocast(*tensors)
+        # The option of the call comes before the module's own setting.
         is_causal = options.get("is_causal")
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
+        # Describe the mask, each implementation in its own way.
         describe = _DESCRIBE["flash" if "flash" in implementation else implementation]
         described = describe(self, module, queries, keys, given, bool(is_causal), options)
+
+        # Add the position bias, if the model passes one besides the mask.
         bias = described.bias
         added = options.get("position_bias")
         if added is not None:
             position_bias: Bias | None
-            if (
-                added.requires_grad and torch.is_grad_enabled()
-            ):  # an edit runs this definition, and learns by it
+            # With gradients an edit runs this definition, and learns by the bias.
+            if added.requires_grad and torch.is_grad_enabled():
                 position_bias = from_additive(added[..., : described.keys])
             else:
+                # One row does not show the bias of later keys: pass the earlier bias on.
                 earlier = self._biases.get(id(module))
                 position_bias = self._translate_once(
                     module, added, lambda: bias_of(added.detach()[..., : described.keys], earlier)
                 )
                 self._biases[id(module)] = position_bias
             bias = position_bias if bias is None else bias
+
+        # Number the keys from the beginning of the text, and hide those that the cache has dropped.
         batch, heads, rows, _ = queries.shape
         mask = described.mask
         if described.evicted:
             size = (rows, described.evicted + described.keys)
             mask = hide_first_keys(mask, described.evicted, size, batch=batch, heads=heads)
-        has_extras = (
-            implementation != "sdpa"
-        )  # sdpa refuses softcap and s_aux, or, before 5.0, ignores them
+
+        # sdpa refuses softcap and s_aux, or, before 5.0, ignores them.
+        has_extras = implementation != "sdpa"
         attention = self._definition(
             options.get("scaling"),
             options.get("softcap") if has_extras else None,
@@ -112,6 +119,8 @@ class DefinitionReader:
             mask,
         )
         dropout = float(options.get("dropout") or 0.0)
+
+        # Cut off the unwritten end of a cache of fixed size.
         if described.keys < keys.shape[-2]:
             keys = keys[:, :, : described.keys]
             values = values[:, :, : described.keys]
@@ -161,6 +170,7 @@ class DefinitionReader:
         """
         known = self._translations.get(tensor)
         version = None if tensor.is_inference() else tensor._version
+        # Nothing was written, and another layer of the same pass asks: the translation holds.
         if (
             known is not None
             and version is not None
@@ -170,6 +180,7 @@ class DefinitionReader:
             known.modules.add(id(module))
             return known.result
         result = translate()
+        # Return the earlier object where the result is equal.
         if known is not None and known.result == result:
             result = known.result
         self._translations[tensor] = Translation(version, result, {id(module)})
@@ -193,7 +204,7 @@ class DefinitionReader:
         columns = keys.shape[-2]
         if not is_causal:
             return MaskDescription(everyone, columns)
-        # of a cache that is longer than its text, as many keys are visible as there are queries
+        # Of a cache that is longer than its text, as many keys are visible as there are queries.
         written = columns if rows == 1 else min(rows, columns)
         evicted = self._remembered(module, rows, columns)[0]
         return MaskDescription(causal, written, evicted)
@@ -210,6 +221,7 @@ class DefinitionReader:
         """Describe the mask of `eager`, which applies the mask it is passed and nothing else."""
         if given is not None:
             return self._mask_tensor(module, given, keys)
+        # For a single query, causal and everyone are the same mask.
         return MaskDescription(
             causal if is_causal and queries.shape[-2] == 1 else everyone, keys.shape[-2]
         )
@@ -233,9 +245,11 @@ class DefinitionReader:
         if options.get("sliding_window") is not None:
             mask = mask & window(options["sliding_window"])
         if options.get("cu_seq_lens_q") is not None:  # several texts packed in one sequence
+            # The inner boundaries tell which text each position belongs to.
             starts = options["cu_seq_lens_q"][1:-1].long()
             positions = torch.arange(rows, device=starts.device)
             mask = mask & Documents(torch.searchsorted(starts, positions, right=True)[None])
+        # Padding counts from the first token of the text, evicted keys included.
         if keep is not None:
             mask = mask & padding_mask(pad_to(keep, evicted + columns))
         return MaskDescription(mask, columns, evicted)
@@ -250,6 +264,7 @@ class DefinitionReader:
         options: Mapping[str, Any],
     ) -> MaskDescription:
         """Describe the mask of flex attention by the function of its block mask."""
+        # Without a block mask, flex attention applies what it is passed as eager does.
         if given is None or isinstance(given, Tensor):
             return self.eager(module, queries, keys, given, is_causal, options)
         return MaskDescription(
@@ -263,6 +278,7 @@ class DefinitionReader:
         return self._offsets.get((id(getattr(module, "config", None)), rows, columns), (0, keep))
 
     def _mask_tensor(self, module: nn.Module, given: Tensor, keys: Tensor) -> MaskDescription:
+        # A mask that nobody wrote to is described without being written out.
         if isinstance(given, LazyMask):
             if not given.overwritten:
                 return given.description
@@ -293,8 +309,11 @@ def _read_mask(given: Tensor) -> tuple[Mask, Bias | None]:
     """Translate a mask tensor of four axes: True = may attend, or numbers added to the scores, the
     lowest hiding.
     """
+    # Numbers near the lowest of the dtype hide a pair.
     seen = given.clone() if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+    # A mask that is the same for all heads and queries is padding.
     mask = padding_mask(seen[:, 0, 0]) if seen.shape[1:3] == (1, 1) else from_tensor(seen)
+    # Numbers other than 0 at visible pairs are a bias, which then holds the mask, too.
     if given.dtype == torch.bool or not bool((seen & (given != 0)).any()):
         return mask, None
     return everyone, from_additive(given.masked_fill(~seen, -torch.inf))
@@ -312,15 +331,19 @@ def bias_of(added: Float[Tensor, "#batch heads query key"], earlier: Bias | None
     """
     if not added.any():
         return None
+    # A bias that differs between sequences or along a diagonal is kept as it is.
     if len(added) > 1 or not _depends_on_distance(added[0]):
         return from_additive(added)
+    # The last row has the bias of the keys up to the query, the first row that of keys ahead.
     heads, queries, keys = added.shape[1:]
     ahead = added[0, :, 0, keys - queries + 1 :]
+    # Take the bias of keys further ahead from the earlier call.
     if isinstance(earlier, Relative) and earlier.table.shape[0] == heads:
         ahead = torch.cat(
             [ahead, earlier.table[:, earlier.table.shape[1] // 2 + 1 :][:, ahead.shape[1] :]], 1
         )
     table = torch.cat([added[0, :, -1], ahead[:, : keys - 1]], 1)
+    # Distances that no call has shown get the last number.
     missing = 2 * keys - 1 - table.shape[1]
     return Relative(torch.cat([table, table[:, -1:].expand(heads, missing)], 1))
 
@@ -328,6 +351,7 @@ def bias_of(added: Float[Tensor, "#batch heads query key"], earlier: Bias | None
 def _depends_on_distance(added: Float[Tensor, "heads query key"]) -> bool:
     """Return whether each diagonal holds one number."""
     last = added.shape[1] - 1
+    # Compare each row with the row before, moved by one key.
     return all(
         torch.equal(
             added[:, row + 1 : min(row + ROWS, last) + 1, 1:],

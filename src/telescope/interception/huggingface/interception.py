@@ -116,6 +116,7 @@ class InterfaceCall(ModelCall):
 
         A watched implementation does not get `output_attentions`, about which some would warn.
         """
+        # Run the edited definition, or the model's own function, with its lse where that is read.
         wants_weights = weights_are_requested(self.options)
         weights: Tensor | None
         if self.runs_definition:
@@ -128,6 +129,7 @@ class InterfaceCall(ModelCall):
             self.lse = fused.lse
         else:
             context, weights = self.run(with_options=not self.is_recorded)
+        # Compute weights that were asked for and that no function returned.
         if wants_weights and weights is None and (self.is_recorded or self.runs_definition):
             weights = weights_of(name, self.described or self._read(reader))
         return context, weights
@@ -147,9 +149,11 @@ class InterfaceCall(ModelCall):
         """
         before = handled.before_change
         assert before is not None
+        # Check the definition before it takes the place of the model's own function.
         self._compare(handled, before)
         self.described = changed
         self.own_keys = self.own_keys and own_keys
+        # With the same definition, the model's own function runs on the changed queries and keys.
         is_same = changed.attention is before.attention and changed.keys.shape == before.keys.shape
         if not is_same or self.runs_definition:
             self.runs_definition = True
@@ -192,6 +196,7 @@ class InterfaceCall(ModelCall):
         stored = None if layer is None else layer.keys
         if layer is None or stored is None or not self.own_keys:
             return StoredKeys()
+        # Trust the layer of the cache only if the keys that were passed lie in its memory.
         if not (stored is keys or _share_memory(stored, keys)):
             return StoredKeys()
         return StoredKeys(
@@ -213,6 +218,7 @@ class InterfaceCall(ModelCall):
             return None
         queries, keys, values = self.tensors
         config = getattr(self.module, "config", None)
+        # Options that are objects count by identity, and are kept alive with the key.
         given = tuple((name, _as_key(value)) for name, value in options.items())
         key = (
             type(self.module),
@@ -316,9 +322,8 @@ class InterfaceInterceptor(Interceptor):
         """How often each attention, by id, has run since the model around it was called."""
         self._softmax: SoftmaxInputs | None = None  # of the latest call
         self._value_sets = 0
-        self._cross = {  # whether the running call of an attention, by id, is cross-attention
-            id(module): is_cross_attention(module, {}) for module in attentions.values()
-        }
+        # Whether the running call of an attention, by id, is cross-attention.
+        self._cross = {id(module): is_cross_attention(module, {}) for module in attentions.values()}
 
     def handle(self, key: int, made: ModelCall) -> HandledCall:
         assert isinstance(made, InterfaceCall)
@@ -400,6 +405,7 @@ def _attention_function(
     """
     made = InterfaceCall(implementation, module, (query, key, value), attention_mask, options)
     handled = begin_call(id(module), made)
+    # No block handles this module in this thread: run the call as if nothing were registered.
     if not handled:
         return made.run()
     last = handled[-1]
@@ -417,6 +423,7 @@ def _mask_function(implementation: str, **arguments: Any) -> Any:
     """
     own = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
     offsets = MaskOffsets.of(arguments)
+    # Tell every block of this thread where the keys of the mask begin.
     with lock:
         running = {one for known in interceptors.values() for one in known}
     for one in running:
@@ -427,6 +434,7 @@ def _mask_function(implementation: str, **arguments: Any) -> Any:
     if implementation not in ("sdpa", "eager"):  # the others write no matrix
         return own(**arguments)
 
+    # Try whether the model's own function would write a mask at all.
     def evaluate(*indices: Any) -> Tensor:
         raise _MaskIsNeededError
 
@@ -449,6 +457,7 @@ def weights_of(name: str, call: AttentionCall) -> Tensor:
     """
     batch, heads, queries, _ = call.queries.shape
     keys = call.keys.shape[-2]
+    # Four bytes for each weight, as in float32.
     needed = batch * heads * queries * keys * 4
     if needed > MAX_WEIGHT_BYTES:
         raise ValueError(
@@ -466,9 +475,8 @@ def weights_of(name: str, call: AttentionCall) -> Tensor:
 
 # ----------------------------------------------------------------------------- entering and leaving
 
-_switched: dict[
-    int, tuple[Any, int]
-] = {}  # configs that hold an ImplementationName, and how many blocks need them
+# Configs that hold an ImplementationName, and how many blocks need them.
+_switched: dict[int, tuple[Any, int]] = {}
 _uncompiled: dict[int, tuple[Any, Any, int]] = {}
 """Configs of `generate` that keep it from compiling, what they said before, and how many blocks
 need that.
@@ -486,7 +494,7 @@ def intercepting(
     what the model's own function computed.
     """
     interceptor = InterfaceInterceptor(handler, attentions)
-    # getattr would search weights too
+    # vars, since getattr would search the weights, too.
     attributes = [own for own in map(vars, modules.values()) if "config" in own]
     configs = {id(own["config"]): own["config"] for own in attributes if own["config"] is not None}
     interceptor.configs = [
@@ -497,6 +505,7 @@ def intercepting(
             embeddings = token_embeddings(modules)
             undo.enter_context(handler.text.listening(embeddings, handler.is_active))
         undo.enter_context(registered(modules, interceptor))
+        # Change configs with the lock held: other threads may enter and leave blocks, too.
         with lock:
             for config in interceptor.configs:
                 _switch(config)
@@ -510,6 +519,7 @@ def intercepting(
                     undo.enter_context(_announcing(part, interceptor))
         undo.enter_context(_hooks(modules, interceptor))
         yield
+        # Only after a block that ended well: an exception of the block says more.
         interceptor.checks.verify()
 
 
@@ -531,6 +541,7 @@ def _announcing(model: PreTrainedModel, interceptor: InterfaceInterceptor) -> It
 def _hooks(modules: Modules, interceptor: InterfaceInterceptor) -> Iterator[None]:
     """Register the hooks that run before each model, and before and after each attention."""
     with ExitStack() as hooks:
+        # Passes are counted anew when a model around the attentions begins to run.
         for path, module in modules.items():
             if isinstance(module, PreTrainedModel):
                 names = (
@@ -560,6 +571,7 @@ def _rename_implementation(config: Any) -> None:
     functions under it.
     """
     original = config._attn_implementation
+    # The config names no implementation, or ours already.
     if original is None or isinstance(original, ImplementationName):
         return
     name = ImplementationName(original)
@@ -590,6 +602,7 @@ def _adopt_implementation(
     not known.
     """
     names = [config._attn_implementation for config in configs]
+    # As a rule, nobody has changed the implementation.
     if all(name is None or isinstance(name, ImplementationName) for name in names):
         return
     check_implementations(type(model).__name__, attentions)

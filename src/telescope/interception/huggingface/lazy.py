@@ -25,6 +25,7 @@ from .masks import (
     select_rows,
 )
 
+# Functions that read none of the mask's numbers.
 METADATA = {
     "__get__",
     "size",
@@ -36,18 +37,12 @@ METADATA = {
     "get_device",
     "__hash__",
 }
-CONTENT = {
-    "data",
-    "T",
-    "mT",
-    "H",
-    "mH",
-    "real",
-}  # attributes that hold the mask's numbers, read by __get__ too
+# Attributes that hold the mask's numbers, read by __get__ too.
+CONTENT = {"data", "T", "mT", "H", "mH", "real"}
+# Functions whose result is the mask itself.
 ALIASES = {"contiguous", "detach"}
-LARGEST = (
-    2**26
-)  # elements of a mask that is written out as a whole, as transformers does: 8,192 x 8,192
+# Elements of a mask that is written out as a whole, as transformers does: 8,192 x 8,192.
+LARGEST = 2**26
 
 
 class LazyMask(Tensor):
@@ -68,6 +63,7 @@ class LazyMask(Tensor):
         """Return the mask that own(**arguments) would write out."""
         arguments = fixed_arguments(arguments)
         offsets = MaskOffsets.of(arguments)
+        # A single element, expanded: the mask has its shape and takes no memory.
         empty = torch.empty((), dtype=dtype, device=device_of(arguments))
         lazy = empty.expand(offsets.batch, 1, offsets.queries, offsets.keys).as_subclass(LazyMask)
         lazy.own = own
@@ -103,7 +99,9 @@ class LazyMask(Tensor):
         would take fewer at a time.
         """
         batch, _, queries, keys = self.shape
+        # As many multiples of 1,024 rows as LARGEST elements hold.
         height = max(LARGEST // max(batch * keys, 1) // 1024, 1) * 1024
+        # A rest of at most 768 rows joins the block before it.
         starts = range(0, max(queries - 768, 1), height)
         return [
             range(start, stop) for start, stop in zip(starts, [*starts[1:], queries], strict=True)
@@ -111,25 +109,32 @@ class LazyMask(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Answer questions for shape, dtype and device without numbers.
         if (
             func.__name__ in METADATA
             and getattr(getattr(func, "__self__", None), "__name__", None) not in CONTENT
         ):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        # Return the same mask where an operation leaves the mask as it is.
         if func.__name__ in ALIASES or (
             func is Tensor.__getitem__ and _selects_all(args[0], args[1])
         ):
             return args[0]
+        # The copy of a mask that nobody wrote to is not written out, either.
         if func is Tensor.clone and not args[0].shared:
             return LazyMask.of(args[0].own, args[0].arguments, args[0].dtype)
         if func is scaled_dot_product_attention:
             return _attend(*args, **(kwargs or {}))
+
+        # Apply any other operation to the mask written out.
         masks = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, LazyMask)]
         args, kwargs = tree_map(
             lambda leaf: leaf.dense if isinstance(leaf, LazyMask) else leaf, (args, kwargs or {})
         )
         result = func(*args, **kwargs)
+
+        # Note whether the written mask, or a view of it, was handed out or written to.
         returned = {
             leaf.untyped_storage().data_ptr()
             for leaf in tree_leaves(result)
@@ -166,6 +171,7 @@ def _attend(
     With dropout the mask is written out as a whole: blocks would draw other random numbers.
     """
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    # Small masks are written out as a whole, and so are those that somebody may have written to.
     if attn_mask.numel() <= LARGEST or dropout_p > 0.0 or attn_mask.shared:
         return scaled_dot_product_attention(
             query, key, value, attn_mask.dense, dropout_p, is_causal, **options

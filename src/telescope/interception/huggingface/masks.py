@@ -65,12 +65,14 @@ def describe_mask(arguments: Arguments) -> MaskDescription:
     The unwritten end of a cache of fixed size is left out if the mask is causal, which hides it.
     """
     offsets = MaskOffsets.of(arguments)
+    # Keys up to the last query; a cache of fixed size is longer.
     written = offsets.query + offsets.queries - offsets.key
     parts = _intersected(arguments.get("mask_function", masking_utils.causal_mask_function))
     is_causal = any(mask_function_name(part) == "causal_mask_function" for part in parts)
     keys = min(written, offsets.keys) if is_causal else offsets.keys
     present = offsets._replace(keys=keys)
     mask = reduce(and_, (_translate(part, present, is_causal) for part in parts))
+    # Padding is passed besides the mask function, and counts from the first token of the text.
     if arguments.get("attention_mask") is not None:
         mask = mask & padding_mask(pad_to(arguments["attention_mask"], offsets.key + keys))
     return MaskDescription(mask, keys, offsets.key)
@@ -91,14 +93,14 @@ def _translate(function: MaskFunction, offsets: MaskOffsets, is_causal: bool) ->
     """Return a mask function as a mask; `is_causal` if another part of the whole mask hides the
     future.
     """
+    # How far the last query is ahead of the last key.
     ahead = offsets.query + offsets.queries - offsets.key - offsets.keys
     try:
         known = _translate_known(function, closure_variables(function), offsets, is_causal)
     except KeyError:  # in another version the closure has other variables
         known = None
-    if known is None or (
-        ahead and not known.same_for_all_queries
-    ):  # our masks place the last query at the last key
+    # Our masks place the last query at the last key.
+    if known is None or (ahead and not known.same_for_all_queries):
         return FunctionMask(function, ahead)
     return known
 
@@ -115,11 +117,13 @@ def _translate_known(
             return everyone
         case "and_masks":
             parts = _intersected(function)
+            # Parts of an intersection may leave it to one of them to hide the future.
             hidden = is_causal or any(
                 mask_function_name(part) == "causal_mask_function" for part in parts
             )
             return reduce(and_, (_translate(part, offsets, hidden) for part in parts))
         case "or_masks":
+            # Each part of a union has to hide the future by itself.
             return reduce(
                 or_, (_translate(part, offsets, False) for part in variables["mask_functions"])
             )
@@ -127,8 +131,10 @@ def _translate_known(
             near = window(variables["sliding_window"])
             return near if is_causal else near | ~Causal()
         case "sliding_window_bidirectional_overlay":
+            # Ours is |i - j| < size, and this window includes the distance itself.
             return window(variables["sliding_window"] + 1)
         case "chunked_overlay":
+            # Chunks count from the first token of each sequence that is no padding.
             positions = torch.arange(keys, device=variables["left_padding"].device)
             from_first = positions - variables["left_padding"][:, None]
             return Documents(from_first.div(variables["chunk_size"], rounding_mode="floor").long())
@@ -136,9 +142,8 @@ def _translate_known(
             return padding_mask(pad_to(variables["padding_mask"], keys))
         case "packed_sequence_mask_function":
             return Documents(variables["packed_sequence_mask"].long()[:, :keys])
-        case (
-            "blockwise_overlay"
-        ):  # -1 is no block; another number for queries keeps them from matching such keys
+        case "blockwise_overlay":
+            # -1 is no block; another number for queries keeps them from matching such keys.
             ids: Int[Tensor, "batch key"] = variables["block_sequence_ids"].long()
             query_ids = ids[:, offsets.query : offsets.query + offsets.queries]
             return Documents(ids[:, :keys], query_ids.masked_fill(query_ids < 0, -2))
@@ -151,8 +156,10 @@ def padding_mask(keep: Bool[Tensor, "batch key"]) -> Mask:
     """
     count = keep.sum(-1)
     keys = keep.shape[-1]
+    # The first key that counts, and one past the last.
     first = keep.int().argmax(-1)
     last = keys - keep.flip(-1).int().argmax(-1)
+    # Read all answers at once, so that a host waits for its GPU once.
     all_kept, contiguous, to_the_end, from_the_start = torch.stack(
         [
             (count == keys).all(),
@@ -190,6 +197,7 @@ class FunctionMask(Mask):
 
     def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
         seen: Tensor = self.function(at.batch, at.head, at.query + self.ahead, at.key)
+        # Add the leading axes that the function has left out.
         return seen.to(at.key.device).reshape((1,) * (4 - seen.ndim) + seen.shape)
 
     def __repr__(self) -> str:
@@ -212,10 +220,12 @@ def fixed_arguments(arguments: Arguments) -> dict[str, Any]:
 
 def select_rows(arguments: Arguments, rows: range) -> dict[str, Any]:
     """Return the arguments for these queries alone, for a mask that is always written out."""
+    # Select the queries by number or, before 5.0, by their positions.
     if "q_length" in arguments:
         chosen = {"q_length": len(rows), "q_offset": arguments.get("q_offset", 0) + rows.start}
     else:
         chosen = {"cache_position": arguments["cache_position"][rows.start : rows.stop]}
+    # Rows of a mask are written out even where the whole mask could be left out.
     return {
         **arguments,
         **chosen,

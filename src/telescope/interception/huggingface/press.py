@@ -88,11 +88,13 @@ def _press_class() -> Any:
         ) -> Tensor:
             """Return (batch, key_heads, key): the scores of the keys of one layer."""
             length = hidden_states.shape[1]
+            # Compute the rotated queries again, of the last tokens alone if so asked.
             count = length if self.last is None else min(self.last, length)
             queries = utils.get_prerope_query_states(module, hidden_states[:, -count:])
             cos, sin = (part[:, -count:].unsqueeze(1) for part in kwargs["position_embeddings"])
             queries = _rotated(queries, cos, sin)
             norms = None
+            # Find the output projection of each layer once.
             if self.rule == "carried":
                 if id(module) not in self.projections:
                     name = type(module).__name__
@@ -128,6 +130,7 @@ def _rotated(queries: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     width = cos.shape[-1]
     turned = queries[..., :width]
+    # Turn pairs of features that lie half of the width apart.
     first, second = turned.chunk(2, -1)
     turned = turned * cos + torch.cat([-second, first], -1) * sin
     return torch.cat([turned, queries[..., width:]], -1)

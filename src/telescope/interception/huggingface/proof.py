@@ -33,9 +33,8 @@ class OutputChecks:
 
     def __init__(self) -> None:
         self._pending: list[PendingCheck] = []
-        self._added: set[tuple[Any, ...]] = (
-            set()
-        )  # the modules and kinds of call that need no further check
+        # The modules and kinds of call that need no further check.
+        self._added: set[tuple[Any, ...]] = set()
 
     def has(self, module: nn.Module, kind: Any) -> bool:
         """Return whether a call of this kind needs no further check."""
@@ -52,6 +51,7 @@ class OutputChecks:
         kind = _kind_of(call, implementation)
         if call.dropout or 0 in call.queries.shape or self.has(module, kind):
             return kind
+        # Later calls of this kind are not compared; the result is read when the block ends.
         self._added.add((id(module), kind))
         result = _compare(call, output, implementation == "eager")
         self._pending.append(PendingCheck(name, module, kind, str(call.attention), result))
@@ -70,10 +70,12 @@ class OutputChecks:
         """
         if not self._pending:
             return
+        # Copy each result by itself: layers may be on different devices.
         results = torch.stack([check.result.cpu() for check in self._pending]).tolist()
         for (name, module, kind, definition, _), (error, finite) in zip(
             self._pending, results, strict=True
         ):
+            # Written with `not`, so that NaN is an error, too.
             if not error <= 1.0:
                 if not finite:
                     raise ValueError(
@@ -120,23 +122,27 @@ def _compare(call: AttentionCall, output: Tensor, rounds_scores: bool) -> Float[
     rows = torch.tensor(sorted({0, queries // 2, queries - 1}), device=call.queries.device)
     sequences = range(0, batch, max(1, batch - 1))
     attention = call.attention_over_present_keys
+
+    # Compute these rows by the definition, from scores in float32 or float64.
     scores = masked_rows(
         call.queries, call.keys, attention, rows, range(keys), sequences, range(heads)
     )
-    sees = (scores != -torch.inf).any(
-        -1, keepdim=True
-    )  # implementations differ in rows that see nothing
+    # Implementations differ in rows that see nothing.
+    sees = (scores != -torch.inf).any(-1, keepdim=True)
     chosen = slice(sequences.start, sequences.stop, sequences.step)
     values = repeat_key_heads(call.values[chosen], call.queries[chosen]).to(scores.dtype)
     expected = attention.weights(scores) @ values
     actual = output[chosen][:, rows].transpose(1, 2).to(scores.dtype)
+    # Eager attention rounds the scores, by more the larger they are.
     largest = (
         scores.masked_fill(scores == -torch.inf, 0.0).abs().amax()
         if rounds_scores
         else scores.new_zeros(())
     )
+    # The slack grows with the rounding of the dtype and with the largest value.
     slack = (1e-3 + (8.0 + largest) * torch.finfo(call.queries.dtype).eps) * values.abs().amax()
     error = (expected - actual).abs().where(sees, 0.0).amax() / slack.clamp(min=1e-30)
+    # Tell activations that are NaN or infinite from a definition that is wrong.
     finite = torch.stack(
         [part.isfinite().all() for part in (call.queries, call.keys, call.values)]
     ).all()

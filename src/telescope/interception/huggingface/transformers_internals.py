@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 # ----------------------------------------------------------------------------- implementation names
-# A model's config names its attention implementation. While a model is watched, the config holds a name of ours, under
-# which the attention interface has our function. Many models compare that name with "sdpa" or "eager" and choose their
-# masks and their code by the result, so the new name has to compare equal to the original.
+# A model's config names its attention implementation. While a model is watched, the config holds a
+# name of ours, under which the attention interface has our function. Many models compare that name
+# with "sdpa" or "eager" and choose their masks and their code by the result, so the new name has to
+# compare equal to the original.
 # Fails without it: tests/properties/test_watch_huggingface_properties.py,
 # test_a_model_that_asks_for_its_implementation_by_name_is_told.
 
@@ -72,8 +73,9 @@ def set_implementation(config: Any, name: str) -> None:
 
 
 # -------------------------------------------------------------------------------- attention modules
-# A module uses the attention interface if the code of one of its methods mentions ALL_ATTENTION_FUNCTIONS. The eager
-# function is no entry of that table: a module names the function in its own code.
+# A module uses the attention interface if the code of one of its methods mentions
+# ALL_ATTENTION_FUNCTIONS. The eager function is no entry of that table: a module names the function
+# in its own code.
 # Fails without it: tests/agreement/test_watch_huggingface.py, test_every_family.
 
 
@@ -99,6 +101,7 @@ def own_attention(
     implementation: str, module: nn.Module
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Return the attention function that the module would call if it were not watched."""
+    # Look names up as the module's own code would.
     names: Any = _method_of(module).__globals__
     if implementation == "eager":
         own = names[eager_function_names(module)[0]]
@@ -115,6 +118,7 @@ def _method_of(module: nn.Module) -> Any:
 @cache
 def _attention_method(kind: type) -> Any:
     """Return the method of a class that uses the attention interface, or None."""
+    # A decorated method has its code below the decorators.
     methods = (
         unwrap(method)
         for owner in _own_classes(kind)
@@ -136,9 +140,10 @@ def _mentions_interface(method: Any) -> bool:
 
 
 # ----------------------------------------------------------------------------------- mask functions
-# transformers describes a mask by a Python function of (batch, head, query, key), often a closure made by another
-# function, such as sliding_window_overlay(sliding_window). The name of the maker and the variables of the closure are
-# the only description of the mask; without them a mask could only be evaluated at every pair.
+# transformers describes a mask by a Python function of (batch, head, query, key), often a closure
+# made by another function, such as sliding_window_overlay(sliding_window). The name of the maker
+# and the variables of the closure are the only description of the mask; without them a mask could
+# only be evaluated at every pair.
 # Fails without it: tests/agreement/test_watch_masks.py, test_masks_are_known_by_name.
 
 
@@ -148,6 +153,7 @@ def mask_function_name(function: Any) -> str | None:
     """
     if getattr(function, "__module__", None) != "transformers.masking_utils":
         return None
+    # The qualified name of a closure begins with its maker's: maker.<locals>.inner.
     return str(function.__qualname__).partition(".")[0]
 
 
@@ -160,14 +166,15 @@ def closure_variables(function: Any) -> dict[str, Any]:
 
 
 # -------------------------------------------------------------------------------- requested outputs
-# Newer models do not pass `output_attentions` to their attention functions: transformers collects outputs by hooks, and
-# only a private context variable tells that the weights are among them.
+# Newer models do not pass `output_attentions` to their attention functions: transformers collects
+# outputs by hooks, and only a private context variable tells that the weights are among them.
 # Fails without it: tests/agreement/test_watch_huggingface.py, test_every_family.
 
 _collected: Any
 try:
     from transformers.utils.output_capturing import _active_collector as _collected
 except ImportError:
+    # Other versions pass `output_attentions` to the attention functions.
     _collected = ContextVar("_collected", default=None)
 
 
@@ -179,20 +186,19 @@ def weights_are_requested(options: dict[str, Any]) -> bool:
 
 
 # --------------------------------------------------------------------------------- key-value caches
-# A model that writes passes its attentions the keys of all tokens so far, and nothing says whether the earlier ones are
-# those of the step before. To compare them would make each step wait for the GPU. The layer of a cache knows: it holds
-# its keys between two steps, and a cache that is reordered, cropped or reset holds another tensor, or one that was
-# written to. Only classes whose `update` is known to append are trusted.
+# A model that writes passes its attentions the keys of all tokens so far, and nothing says whether
+# the earlier ones are those of the step before. To compare them would make each step wait for the
+# GPU. The layer of a cache knows: it holds its keys between two steps, and a cache that is
+# reordered, cropped or reset holds another tensor, or one that was written to. Only classes whose
+# `update` is known to append are trusted.
 # Fails without it: tests/agreement/test_watch_generation.py, test_steps_do_not_read_the_keys.
 
 _APPENDING = {"DynamicLayer": True, "DynamicSlidingWindowLayer": False, "StaticLayer": False}
 """The layers of caches that append, each with whether the keys it returned are never written to
 again.
 """
-_CACHES = (
-    "past_key_values",
-    "past_key_value",
-)  # the parameters by which a model is passed its cache
+# The parameters by which a model is passed its cache.
+_CACHES = ("past_key_values", "past_key_value")
 
 
 class CacheLayer(NamedTuple):
@@ -210,9 +216,11 @@ class CacheLayer(NamedTuple):
     @classmethod
     def of(cls, cache: Any, module: nn.Module, across: bool) -> "CacheLayer | None":
         """Return the layer that a cache has for an attention; None if that is not known."""
+        # The cache of an encoder-decoder holds two.
         cache = getattr(cache, "cross_attention_cache" if across else "self_attention_cache", cache)
         layers = getattr(cache, "layers", None)
         number = getattr(module, "layer_idx", None)
+        # A number that the cache has no layer for yet is not known.
         if not isinstance(layers, list) or not isinstance(number, int) or number >= len(layers):
             return None
         kind: Any = type(layers[number])
@@ -231,12 +239,14 @@ def cache_of(arguments: Mapping[str, Any]) -> Any:
 
 
 # ------------------------------------------------------------------------- the prompt of `generate`
-# `generate` may read its prompt in several forward passes (prefill_chunk_size), and pads a text that has ended while
-# others of the batch go on. Neither can be told from what the model is passed: the last chunk may be a single token,
-# and the attention mask has a 1 for each token after the end. `_prefill` is the one method that reads the prompt, and
-# it is passed the whole prompt and the ids that end a text. In versions without it, tokens that come one at a time
-# count as written, and texts count to the end of their batch.
-# Fails without it: tests/properties/test_padding.py, test_chunked_prompts and test_texts_that_end_early.
+# `generate` may read its prompt in several forward passes (prefill_chunk_size), and pads a text
+# that has ended while others of the batch go on. Neither can be told from what the model is passed:
+# the last chunk may be a single token, and the attention mask has a 1 for each token after the end.
+# `_prefill` is the one method that reads the prompt, and it is passed the whole prompt and the ids
+# that end a text. In versions without it, tokens that come one at a time count as written, and
+# texts count to the end of their batch.
+# Fails without it: tests/properties/test_padding.py, test_chunked_prompts and
+# test_texts_that_end_early.
 
 _PREFILL = "_prefill"
 
@@ -271,6 +281,7 @@ class PromptReader:
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # A model that is copied along gets a method of its own copy.
         return _own_prefill(memo.get(id(self.model), self.model))
 
     def __reduce__(self) -> tuple[Any, tuple[Any]]:
@@ -295,9 +306,11 @@ def announcing_prompts(
 
     The caller makes sure that no two threads enter or leave at a time.
     """
+    # Versions without `_prefill` announce nothing.
     if not hasattr(type(model), _PREFILL):
         yield
         return
+    # All blocks share one reader, which hides the method of the class.
     reader = vars(model).get(_PREFILL)
     if not isinstance(reader, PromptReader):
         reader = vars(model)[_PREFILL] = PromptReader(model)
@@ -306,6 +319,7 @@ def announcing_prompts(
         yield
     finally:
         reader.listeners = tuple(one for one in reader.listeners if one is not listener)
+        # Leave the model alone if somebody has replaced the reader since.
         if not reader.listeners and vars(model).get(_PREFILL) is reader:
             del vars(model)[_PREFILL]
 
@@ -318,14 +332,17 @@ def _whole_prompt(model: Any, input_ids: Any, model_kwargs: Mapping[str, Any]) -
     """Return the tokens of the whole text up to the end of the prompt; None where `generate` has
     only some of them.
     """
+    # A prompt of embeddings has no ids; in an encoder-decoder, the decoder has them still.
     if model_kwargs.get("inputs_embeds") is not None and not model.config.is_encoder_decoder:
         return None
+    # A cache that holds tokens already was filled by an earlier call.
     cache = cache_of(model_kwargs)
     known = (
         0 if cache is None or not hasattr(cache, "get_seq_length") else int(cache.get_seq_length())
     )
     if not known:
         return input_ids  # type: ignore[no-any-return]
+    # Then `input_ids` may be the whole text or its end: the length of the mask tells.
     mask = model_kwargs.get(
         "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
     )
