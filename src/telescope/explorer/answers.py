@@ -30,6 +30,7 @@ JsonNumber = float | str
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+# Numbers as a query may write them: at most 12 digits, or 4 before and 6 after the point.
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,12}", re.ASCII)
 DECIMAL = re.compile(r"[0-9]{1,4}(\.[0-9]{1,6})?", re.ASCII)
 
@@ -38,6 +39,7 @@ class Absent:
     """The value of a field that an answer may lack: its key is left out of the JSON object."""
 
 
+# The only instance: fields are compared with `is`.
 ABSENT = Absent()
 
 
@@ -79,6 +81,7 @@ def to_json(value: Any, *, exact: bool = False) -> Any:
                 # with_ is "with", which Python keeps for itself
                 found[field.name.removesuffix("_")] = to_json(part, exact=exact)
         return found
+    # Containers keep their form; texts, whole numbers and None are JSON already.
     if isinstance(value, Mapping):
         return {name: to_json(part, exact=exact) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -222,6 +225,7 @@ class RunFacts(Answer):
     opened   of a text that an atlas names
     """
 
+    # Without an annotation: a property of the class, and no field of the answer.
     exact = True
     run: str
     rev: str
@@ -286,6 +290,7 @@ class RequestParams:
             if default is None:
                 raise bad_parameter(f"{name}= is missing; it takes a whole number")
             return default
+        # Messages quote at most 40 characters of a parameter.
         if not WHOLE_NUMBER.fullmatch(text):
             raise bad_parameter(f'{name}="{text[:40]}" is not a whole number of at most 12 digits')
         return int(text)
@@ -300,6 +305,7 @@ class RequestParams:
     def index(self, name: str, count: int, what: str, default: int | None = None) -> int:
         """Return a parameter that is an index into `count` things, 0 <= index < count."""
         number = self.number(name, default)
+        # An index beyond the end names nothing, which is 404; what is no number at all is 400.
         if not 0 <= number < count:
             raise unknown(f"there is no {what} {number}; there are {count:,}, counted from 0")
         return number
@@ -311,6 +317,7 @@ class RequestParams:
         # Only `stop` is clipped: a page may ask beyond the end, but not begin there.
         start = self.number("start", 0)
         stop = min(self.number("stop", min(count, start + most)), count)
+        # Of an empty axis, the empty range from 0 is allowed.
         if not 0 <= start < max(count, 1) or stop < start:
             raise bad_parameter(f"start={start}, stop={stop} is not a range within {count:,}")
         if stop - start > most:
@@ -363,12 +370,14 @@ class LruCache(Generic[K, V]):
         """Return the value of a key, made and stored if it is absent. `make` runs outside of the
         lock.
         """
+        # Threads may make the same value twice, without waiting for each other; `put` keeps one.
         found = self.get(key)
         return self.put(key, make()) if found is None else found
 
     def __iter__(self) -> Iterator[V]:
         """Iterate over the values, the most recently used first."""
         with self._lock:
+            # A copy: other threads may store values while the caller iterates.
             return iter(list(reversed(self._entries.values())))
 
 
@@ -380,7 +389,7 @@ def _cache(capacity: int) -> Any:
 class Memory:
     """The latest results of one server, so that panning and zooming compute nothing twice."""
 
-    heads: LruCache[Any, Any] = _cache(8)
+    heads: LruCache[Any, Any] = _cache(8)  # tiles of a map, by view, head and sequence
     tiles: LruCache[Any, Any] = _cache(512)  # half a megabyte each
-    sources: LruCache[Any, Any] = _cache(16)
-    contexts: LruCache[Any, Any] = _cache(4)
+    sources: LruCache[Any, Any] = _cache(16)  # by run, span and segments
+    contexts: LruCache[Any, Any] = _cache(4)  # texts cut into words and sentences, by run

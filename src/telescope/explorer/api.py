@@ -40,6 +40,7 @@ from .walk import after_head, cell, cells, trace
 from .weights import alignment, perspectives, sharpest, start
 from .what_if import output, what_if
 
+# What a reader is told where a normaliser divides by a sum of zero.
 ZERO_SUM = (
     "the scores of a query sum to zero, so they cannot be divided by their sum; choose "
     "softmax, or change the numbers"
@@ -158,6 +159,7 @@ class Api:
                 raise Refusal(
                     405, "method", f"{method[:20]} is not supported; GET is, and POST of /runs"
                 )
+        # Errors that a request can cause become answers; any other exception is a bug of ours.
         except LoadError as problem:
             return _refused(Refusal(409, "damaged", str(problem)))
         except ZeroSumError:
@@ -171,6 +173,7 @@ class Api:
         """Return the answer to GET /runs/... as a Python object: what JSON would hold, or a
         Picture.
         """
+        # "/runs/r1/trace" is the resource "trace" of the run "r1".
         name, _, resource = path.removeprefix("/runs/").partition("/")
         given = {name: str(value) for name, value in parameters.items()}
         return self._about_run(self.library.run(name), resource, given)
@@ -183,12 +186,14 @@ class Api:
         if first == "runs" and rest:
             name, _, resource = rest.partition("/")
             run = self.library.run(name)
+            # An export takes seconds, and ends early when its reader leaves.
             if resource == "export":
                 return self._export(run, parameters, has_left)
             found = self._about_run(run, resource, parameters)
             tag = {"ETag": f'"{run.rev}"'}
             if not isinstance(found, Picture):
                 return HttpAnswer(200, json_bytes(found), headers=tag)
+            # A sampled picture has no tag: a later request may give a better one.
             labels = {"X-Exact": str(int(found.exact)), "X-Samples": f"{found.samples:g}"}
             return HttpAnswer(200, found.numbers, BINARY, labels | (tag if found.exact else {}))
 
@@ -200,6 +205,7 @@ class Api:
     def _about_run(self, run: Run, resource: str, parameters: Mapping[str, str]) -> Any:
         """Return an answer about a run as JSON holds it, or a Picture."""
         route, names = _find_route(RUN_ROUTES, resource, f"runs/{run.name}/{resource}")
+        # Names in the path, such as z of a tile, become parameters too.
         found = route.answer(RunRequest(run, {**parameters, **names}, self.memory))
         return found if isinstance(found, Picture) else to_json(found)
 
@@ -213,14 +219,18 @@ class Api:
             raise Refusal(400, "bad-json", "the body is not JSON") from None
         # Whatever JSON it was, the last sentence says what it must be.
         request = request if isinstance(request, dict) else {}
+
+        # A worked example, with other numbers or another normaliser if given.
         if isinstance(request.get("example"), str):
             if not set(request) <= {"example", "inputs", "normalize"}:
                 raise Refusal(
                     400, "bad-json", 'an example takes "inputs" and "normalize", and nothing else'
                 )
             return _created(self.library.make_example(request))
+        # A text in which a habit of a head is strong, as an atlas lists it.
         if isinstance(request.get("atlas"), str):
             return _created(*self.library.open_evidence(request))
+        # A text for a model to read, and perhaps the translation that it has to write.
         fits = isinstance(request.get("text"), str) and set(request) <= {"text", "model", "target"}
         if fits and all(value is None or isinstance(value, str) for value in request.values()):
             return _created(
@@ -243,6 +253,7 @@ class Api:
         # A run's name may hold what a file's name must not.
         name = re.sub("[^A-Za-z0-9_-]", "-", run.name)
         attached = {"Content-Disposition": f'attachment; filename="{name}.{ending}"'}
+        # The answers alone, or inside of a page that shows them.
         if ending == "json":
             return HttpAnswer(200, json_bytes(file), headers=attached)
         return HttpAnswer(200, html_page(file), "text/html; charset=utf-8", attached)
@@ -253,6 +264,7 @@ def _find_route(routes: Mapping[str, Route], path: str, whole: str) -> tuple[Rou
     parts = path.split("/")
     for pattern, route in routes.items():
         wanted = pattern.split("/")
+        # A part in braces matches anything, and is returned under its name.
         if len(wanted) == len(parts):
             pairs = list(zip(wanted, parts, strict=True))
             if all(want == part or want.startswith("{") for want, part in pairs):
@@ -265,6 +277,7 @@ def _refused(refusal: Refusal) -> HttpAnswer:
 
 
 def _created(run: Run, opened: OpenedText | Absent = ABSENT) -> HttpAnswer:
+    # Describe the new run, and tell its address in the header Location.
     facts = replace(run.describe(), opened=opened)
     location = {"Location": f"/api/v1/runs/{run.name}"}
     return HttpAnswer(201, json_bytes(to_json(facts)), headers=location)

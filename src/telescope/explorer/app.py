@@ -46,6 +46,7 @@ class Computing:
         `compute` runs in a thread and is given a function that tells whether the reader has left. A
         reader who leaves the queue is not computed for. Raises Refusal 503 if the queue is full.
         """
+        # Refuse at once what would only wait: the queue must not grow without limit.
         if self._waiting >= MOST_WAITING:
             raise Refusal(503, "busy", "too many requests at once; try again in a second")
         has_left = Event()
@@ -56,6 +57,7 @@ class Computing:
         async def wait_for_leaving() -> None:
             nonlocal failed
             try:
+                # Drop whatever else arrives until the connection ends.
                 while (await receive())["type"] != "http.disconnect":
                     pass
             except Refusal as refusal:
@@ -71,6 +73,7 @@ class Computing:
         try:
             async with create_task_group() as group:
                 group.start_soon(wait_for_leaving)
+                # Wait for a slot: for a reader who leaves before that, nothing is computed.
                 async with self._limiter:
                     began = True
                     try:
@@ -79,6 +82,7 @@ class Computing:
                         )
                     except Exception as problem:
                         failed = failed or problem
+                # The answer is there: end the task that waits for the reader to leave.
                 group.cancel_scope.cancel()
         finally:
             self._waiting -= 1
@@ -89,6 +93,7 @@ class Computing:
     def _count(
         self, compute: Callable[[Callable[[], bool]], HttpAnswer], has_left: Callable[[], bool]
     ) -> HttpAnswer:
+        # Under a lock: `+=` of two threads at once could lose one.
         with self._lock:
             self.threads += 1
         try:
@@ -111,6 +116,7 @@ def app(
     work = computing or Computing(2)
 
     def page_file(name: str) -> Response:
+        # no-cache: browsers ask again each time, since files keep their names in a new version.
         return Response(
             page_files()[name], media_type=media_type(name), headers={"Cache-Control": "no-cache"}
         )
@@ -125,6 +131,7 @@ def app(
         return page_file(name)
 
     async def icon(request: Request) -> Response:
+        # Browsers ask for an icon by themselves; the page has none.
         return Response(status_code=204)
 
     async def healthy(request: Request) -> Response:
@@ -142,6 +149,7 @@ def app(
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if method == "POST" and kind != JSON:
             raise Refusal(415, "not-json", "a POST needs the content type application/json")
+        # Read the body before the request is queued; one that trickles in is given up.
         try:
             with fail_after(body_seconds):
                 body = await request.body() if method == "POST" else b""
@@ -164,7 +172,9 @@ def app(
             return Response(status_code=LEFT)
         return _response(request, answered)
 
+    # Every method reaches the API, which refuses those that it lacks in its own words.
     methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+    # Addresses below /s/ and /atlas/ are views of the page, which reads them itself.
     routes = [
         Route("/", index),
         Route("/s/{rest:path}", index),
@@ -202,6 +212,7 @@ def app(
         message = "Telescope failed at this request, which is a bug: report what the server printed"
         return error_response(request.scope, Refusal(500, "bug", message))
 
+    # Every error is JSON of one form; ids are outermost, so that refusals of the guard have one.
     handlers = {404: not_found, 405: wrong_method, Refusal: refuse, Exception: fail}
     return with_ids(guard.around(Starlette(routes=routes, exception_handlers=handlers)), log)
 
@@ -212,6 +223,7 @@ def _response(request: Request, answer: HttpAnswer) -> Response:
     """
     if answer.refusal is not None:
         return error_response(request.scope, answer.refusal)
+    # An answer with a tag may be stored, if the browser asks at each use whether it still holds.
     tag = answer.headers.get("ETag")
     if tag is not None and tag in request.headers.get("if-none-match", "").split(", "):
         return Response(status_code=304, headers={"ETag": tag})

@@ -32,8 +32,10 @@ from .answers import (
 )
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in which the model may be read
+# The fields of a request that opens a text of an atlas.
 EVIDENCE_FIELDS = {"atlas", "l", "h", "habit", "rank"}
 
+# The row of each head, by layer and number.
 Rows = dict[tuple[str, int], dict[str, Any]]
 
 
@@ -221,10 +223,12 @@ class Atlases:
     def describe_head(self, params: RequestParams, name: str) -> AtlasHeadAnswer:
         """Answer everything about one head of an atlas."""
         atlas = self.atlas(name)
+        # l counts the layers of the atlas, h the heads that the atlas has of this layer.
         layer = atlas.layers[params.index("l", len(atlas.layers), "attention")]
         numbers = [number for own, number in atlas.places if own == layer]
         number = numbers[params.index("h", len(numbers), "head")]
         row = self.rows(name)[layer, number]
+        # Everything that is a number; profiles have a field of their own.
         measures = {
             column: value
             for column, value in row.items()
@@ -255,6 +259,7 @@ class Atlases:
         after = self.atlas(other)
         try:
             return AtlasComparison([HeadChange(**row) for row in compare(before, after).to_dict()])
+        # Only atlases of one shape can be compared head by head.
         except ValueError as problem:
             raise Refusal(409, "other-shape", str(problem)) from None
 
@@ -287,6 +292,8 @@ def find_evidence(atlas: Atlas, request: Mapping[str, Any]) -> Evidence:
         raise bad_parameter(
             'the body must be {"atlas": "…", "l": 0, "h": 0, "habit": "previous", "rank": 0}'
         )
+
+    # Then the habit, the attention, the head and the rank must exist.
     if habit not in HABITS:
         raise unknown(f'there is no habit "{str(habit)[:40]}"; there are {", ".join(HABITS)}')
     assert isinstance(layer, int)
@@ -298,6 +305,7 @@ def find_evidence(atlas: Atlas, request: Mapping[str, Any]) -> Evidence:
     numbers = [own for name, own in atlas.places if name == atlas.layers[layer]]
     if number not in numbers:
         raise unknown(f'there is no head {number} of "{atlas.layers[layer]}"')
+    # An atlas keeps at most five texts of each habit, the strongest first.
     found = atlas.evidence(atlas.layers[layer], number, habit)
     if rank >= len(found):
         raise unknown(
@@ -317,6 +325,7 @@ def find_model(atlas: Atlas, names: list[str], open_model: Callable[[str], Model
     wanted = atlas.about.get("model", {})
     of_the_size = []
     for name in names:
+        # A model that cannot be loaded is passed over: another may be the right one.
         try:
             model = open_model(name)
         except Refusal:
@@ -324,6 +333,7 @@ def find_model(atlas: Atlas, names: list[str], open_model: Callable[[str], Model
         # Sizes are compared first: a checksum reads all weights.
         if sum(parameter.numel() for parameter in model.parameters()) != wanted.get("parameters"):
             continue
+        # Of another class, a model of the same size may be the same model under other names.
         if type(model).__name__ != wanted.get("class"):
             of_the_size.append(name)
         elif "weights" not in wanted:
@@ -351,11 +361,13 @@ def read_evidence(atlas: Atlas, evidence: Evidence, model: Model) -> tuple[str, 
     an atlas names can so not be made to show anything that the atlas does not know.
     """
     tokenizer = model.tokenizer
+    # Line 0 is a text without a place in a file.
     found = (
         text_at(evidence.source, evidence.line, str(atlas.about.get("column", "text")))
         if evidence.line
         else None
     )
+    # Cut the tokens that the atlas read, and compare their beginning with the excerpt.
     if found is not None and tokenizer is not None:
         ids = encoder_of(tokenizer)(found)[evidence.first : evidence.first + evidence.tokens]
         if tokenizer.decode(ids[:EXCERPT]) == evidence.excerpt and len(ids) == evidence.tokens:

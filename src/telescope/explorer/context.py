@@ -23,14 +23,16 @@ from .answers import Answer, bad_parameter
 from .output import Output
 from .run import UNREAD, AttentionView, Run, RunRequest
 
+# The values of how=, the first being the default, and of by=.
 HOW = tuple(KINDS)
 BY = ("words", "sentences", "paragraphs", "parts", "pieces")
-EQUAL_PARTS = 64
+EQUAL_PARTS = 64  # segments of a context that is cut into "parts"
 MANY_WORDS = 400  # a text with more words opens by sentences
 MOST_ANSWER = 512  # tokens of one answer
-CLOSING = re.compile(r"[.,;:!?…)\]}»”’%']+", re.ASCII)
-SENTENCE_END = re.compile(r"[.!?…][\"'»”’)\]]*$")
+CLOSING = re.compile(r"[.,;:!?…)\]}»”’%']+", re.ASCII)  # signs that follow a word without a space
+SENTENCE_END = re.compile(r"[.!?…][\"'»”’)\]]*$")  # a full stop, and what closes after it
 SAMPLE = 256  # tokens that are decoded together, to see whether a token's own text has its spaces
+# What ts.watch must keep for a `how`.
 OPTIONS = {"weights": 'keep="queries-keys"', "carried": 'keep="queries-keys", also="norms"'}
 READS_ALL = (
     "this model reads a whole text at once and writes none, so that there is no answer whose "
@@ -67,6 +69,7 @@ def _decoded(view: AttentionView, axis: str, b: int, indices: range) -> list[str
     """
     ids = view.ids(axis)
     decode = view.decode
+    # Across, a query is shown as the token after the one that it read: ids do not fit.
     if ids is None or decode is None or (axis == "q" and view.kind == "cross"):
         return None
     tokens: list[int] = ids[b, indices.start : indices.stop].tolist()
@@ -75,6 +78,7 @@ def _decoded(view: AttentionView, axis: str, b: int, indices: range) -> list[str
     # Each different token is decoded once: a long text has few of them.
     known = {token: decode([token]) for token in {*tokens}}
     texts = [known[token] for token in tokens]
+    # Tokens decoded one by one must give the same text as decoded together.
     return texts if "".join(texts[:SAMPLE]) == decode(tokens[:SAMPLE]) else None
 
 
@@ -98,6 +102,7 @@ class Cuttable:
         if by == "pieces" or not count:
             return list(range(count))
         if by == "parts":
+            # Fewer tokens than parts: equal starts are merged.
             return [*dict.fromkeys(part * count // EQUAL_PARTS for part in range(EQUAL_PARTS))]
         return self._starts[by][: bisect_left(self._starts[by], count)]
 
@@ -112,6 +117,7 @@ def _word_starts(view: AttentionView, axis: str, texts: Sequence[str], columns: 
     if words is not None:
         ids = words.word_ids[columns.start : columns.stop]
         return [at for at in range(count) if at == 0 or ids[at] != ids[at - 1]]
+    # Where words are unknown, a space between two tokens begins one.
     return [
         at
         for at in range(count)
@@ -144,6 +150,7 @@ def _blank_line(texts: Sequence[str], at: int) -> bool:
     while place >= 0 and breaks < 2:
         text = texts[place]
         breaks += (text[len(text.rstrip()) :]).count("\n")
+        # Only white space directly before the token counts.
         if text.strip():
             break
         place -= 1
@@ -156,6 +163,7 @@ def suggested(counts: dict[str, int]) -> str:
     """
     if counts["words"] <= MANY_WORDS:
         return "words"
+    # Sentences of three words or more on average; else punctuation tells little about the text.
     return "sentences" if 8 <= counts["sentences"] <= counts["words"] // 3 else "parts"
 
 
@@ -260,6 +268,7 @@ def _sees_ahead(view: AttentionView) -> bool:
     queries, keys = view.call.size
     if queries < 2 or queries != keys:
         return False
+    # Ask the mask about one pair alone: the first query and the last key.
     at = Pairs.block(
         range(1),
         range(keys - 1, keys),
@@ -358,6 +367,7 @@ def names_at(request: RunRequest, span: range) -> list[str]:
     b = sequence_of(request)
     columns = view.call.text_columns(b)
     if view.call.across:
+        # Across, the token at a position is the label of the query before it.
         before = columns.queries.start - 1
         return display_texts(view, "q", b, range(span.start + before, span.stop + before))
     names = context_of(request).texts[span.start : min(span.stop, len(columns.keys))]
@@ -417,6 +427,7 @@ def calls_of(run: Run) -> Calls:
         found = stack_and_number(name)
         return stacks.index(stack_of(name)), found[1] if found else 0, calls[name][0].across
 
+    # A recording has the model's order already.
     if run.kind == "recording":
         return calls
     return {name: calls[name] for name in sorted(calls, key=place)}

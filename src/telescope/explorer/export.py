@@ -26,11 +26,13 @@ from .run import AttentionView
 from .walk import stream_at
 from .weights import WordWeights, known_share
 
+# Nothing may be loaded from elsewhere; only the scripts and styles with these hashes run.
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
 
+# Media types by the ending of a name; other files are not served.
 KINDS = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -38,6 +40,7 @@ KINDS = {
     "svg": "image/svg+xml",
     "txt": "text/plain; charset=utf-8",
 }
+# What is shown where the page was not built.
 MISSING = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Telescope</title></head>
 <body><p>This copy of Telescope has no page yet; <code>make page</code> builds it. The numbers are under /api/v1.</p>
 </body></html>
@@ -59,6 +62,7 @@ def page_files() -> dict[str, bytes]:
         for file in (folder.iterdir() if folder.is_dir() else ())
         if file.is_file() and file.name.rpartition(".")[2] in KINDS
     }
+    # The built page, where there is one, replaces the notice.
     return {"index.html": MISSING} | found
 
 
@@ -75,8 +79,10 @@ def html_page(file: dict[str, Any]) -> bytes:
     script, style = (_joined(files, ending) for ending in (".js", ".css"))
     # What would end the script's element, or begin a comment in it, is escaped in its strings.
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    # Hash the script as it stands in the file: after escaping.
     policy = POLICY.format(scripts=_hash(script), styles=_hash(style))
     title = escape(file["answers"]["/runs"]["runs"][0]["title"])
+    # The licences of the libraries in the script, as text that is not shown.
     notices = _joined(files, ".txt").replace("</script", "<\\/script")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -222,6 +228,7 @@ def _pack_steps(seen: RowInFloat64, scale: float) -> Iterator[dict[str, Any]]:
 
 def _runs(hidden: Tensor) -> list[list[int]]:
     """Return where the runs of True begin and end."""
+    # With a zero at both ends, the difference is 1 where a run begins and -1 after its last.
     edges = hidden.int().diff(prepend=hidden.new_zeros(1).int(), append=hidden.new_zeros(1).int())
     begin = (edges == 1).nonzero()[:, 0]
     end = (edges == -1).nonzero()[:, 0]
@@ -242,4 +249,5 @@ def _float64(numbers: Float[Tensor, " n"]) -> dict[str, Any]:
 
 
 def _base64(numbers: Tensor, dtype: torch.dtype, order: str) -> str:
+    # The byte order is fixed, whatever machine writes the file.
     return b64encode(numbers.detach().to(dtype).cpu().numpy().astype(order).tobytes()).decode()

@@ -25,8 +25,10 @@ MOST_CHARACTERS = 3_650_000  # characters of all answers; the page around them h
 MOST_OF_OTHERS = 600_000  # characters of the traces of other attentions than the shown one
 SAVED_WORDS = 32  # of the answer, whose sources a file holds
 MOST_OF_SOURCES = 300_000  # characters
+# Reasons that the page shows for what a file lacks.
 HELD = "this file holds the attention that was shown when it was saved"
 TOO_LARGE = "this file would be too large with it"
+# Left out of keys at these values; web/transport/inline.js has the same table.
 DEFAULTS = {"b": "0", "fmt": "f16"}
 
 # The parameters of pictures by pieces and by words; of a text without words, both are the same
@@ -54,6 +56,8 @@ def export_answers(
     h = request.h if "h" in params.parameters else view.call.heads[0]
     b = request.b
     i = request.i
+
+    # A longer run has more tiles and traces than a file should hold.
     if max(view.size) > MOST_TOKENS:
         message = (
             f"the run has {max(view.size):,} tokens and a file holds at most {MOST_TOKENS}; save a "
@@ -80,6 +84,7 @@ def export_answers(
     export.put_traces_of_others(others)
     export.describe({"l": layer, "h": h})
 
+    # Open at the address that was shown, if it is one of this run; else at the head that is held.
     start = params.parameters.get("start", "")
     if not re.fullmatch(rf"/s/{re.escape(run.name)}/[a-z]+(\?[\w=&.%-]*)?", start, re.ASCII):
         start = f"/s/{run.name}/walk?{urlencode({'l': layer, 'h': h, 'i': i})}"
@@ -98,6 +103,7 @@ class Export:
         self.run = run
         self.b = b
         self.has_left = has_left
+        # A file runs no model, so that its list of models is empty.
         self.answers: Answers = {"/models": {"models": [], "default": None, "longest": 0}}
         self.room = MOST_CHARACTERS
         self.missing: dict[int, dict[str, str]] = {}
@@ -123,11 +129,13 @@ class Export:
             for axis in "qk":
                 basics |= self._answer("tokens", l=number, axis=axis, b=self.b)
         place = {"l": layer, "h": h, "b": self.b}
+        # The map of the shown head: a run this short has one tile and one part of each track.
         for how in HOW:
             basics |= self._answer("tiles/0/0/0", how=how, **place)
         for kind in ("entropy", "received"):
             basics |= self._answer("tracks/0/0", kind=kind, **place)
         self._add(basics | self._answer("map", **place))
+        # Of other attentions, a file never holds tiles, positions and what follows the heads.
         for number in range(len(self.run.views)):
             if number != layer:
                 self._lacks(number, ("tiles", "after", "positions"), HELD)
@@ -145,6 +153,7 @@ class Export:
             if not self._add(packed):
                 break
             heads_left.pop(0)
+        # The page knows per attention whether there are traces: one head is enough.
         if heads_left and not self._holds_traces(layer):
             self._lacks(layer, ("trace", "context"), TOO_LARGE)
         if heads_left:
@@ -163,6 +172,7 @@ class Export:
             view = self.run.views[layer]
             if "trace" in view.missing:
                 continue
+            # Guess the size from that of one head, so that nothing is packed in vain.
             packed: Answers = {}
             if max(view.size) <= MOST_TOKENS and self.head_size * len(view.call.heads) <= left:
                 for h in view.call.heads:
@@ -218,6 +228,7 @@ class Export:
             if found is None:
                 continue
             shared = to_json(found)
+            # The page takes the weights of each word from these answers.
             whole = all(self._key("words", l=layer) in self.answers for layer in found.layers)
             packed = {self._key("perspectives", l=layer): shared for layer in found.layers}
             if not whole or not self._add(packed):
@@ -271,6 +282,7 @@ class Export:
         was recorded.
         """
         asked = self.answers[self._key("answer")]
+        # A reason instead of an answer, or a refusal, which has no "why".
         if asked.get("why", "") is not None:
             return
         # The positions of each word of the answer.
@@ -280,6 +292,7 @@ class Export:
         hows = [how for how in ("weights", "carried") if asked["hows"][how] is None]
         left = min(MOST_OF_SOURCES, self.room)
         saved = 0
+        # From the last word backwards: the page opens with the last.
         for own in [*reversed(words.values())][:SAVED_WORDS]:
             # The page asks around the middle of a part of 256 tokens.
             part = self._answer("answer", at=own[0] // 256 * 256 + 128)

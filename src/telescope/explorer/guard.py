@@ -28,12 +28,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .answers import Refusal
 
 LARGEST_BODY = 1_000_000  # bytes of a request's body
+# Only this server's scripts and styles run, and no script may turn a text into HTML.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
+# On every response, whatever its status.
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -45,6 +47,7 @@ HEADERS = {
 }
 LEFT = 499  # the status in the log of a request whose reader left before the answer
 LONGEST_PATH = 300  # characters in the log
+# Where the id of a request stands in its ASGI scope.
 REQUEST_ID = "telescope.request"
 
 
@@ -60,12 +63,14 @@ def with_ids(app: ASGIApp, log: Callable[[str], object] | None = None) -> ASGIAp
     """
 
     async def identified(scope: Scope, receive: Receive, send: Send) -> None:
+        # The server's start and end are no requests, and have no id.
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
         scope[REQUEST_ID] = secrets.token_hex(4)
         arrived = datetime.now()
         began = perf_counter()
+        # Until a response begins: a reader who leaves early gets none.
         status = LEFT
 
         async def sending(message: Message) -> None:
@@ -101,6 +106,7 @@ def described(scope: Scope) -> str:
     """Return the method and the path of a request without its token, on one line."""
     given = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     query = urlencode([(name, value) for name, value in given if name != "token"])
+    # Quoted again, so that no path can put a line break into the log.
     path = quote(scope["path"], safe="/:@!$&'()*+,;=-._~") + (f"?{query}" if query else "")
     return f"{quote(scope['method'][:20])} {path[:LONGEST_PATH]}"
 
@@ -145,6 +151,7 @@ class Guard:
                 await send({"type": "websocket.close", "code": 1008})
                 return
             try:
+                # A link with the token is redirected; everything else must bring the token.
                 self._check_host_and_origin(scope)
                 redirect = self._redirect_with_cookie(scope)
                 if redirect is None:
@@ -160,6 +167,7 @@ class Guard:
 
     def _check_host_and_origin(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
+        # A foreign name that resolves to this machine (DNS rebinding) is no name of this server.
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             raise Refusal(
@@ -167,6 +175,7 @@ class Guard:
                 "bad-host",
                 "the Host header is not the address at which this server was started",
             )
+        # Browsers name the page that sends a request; programs send no origin.
         for origin in headers.getlist("origin"):
             if origin.lower() not in {f"http://{host}" for host in self.hosts}:
                 raise Refusal(
@@ -180,6 +189,7 @@ class Guard:
         # The token of a link leaves the address, where history and screenshots would keep it.
         given = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in given if name == "token"]
+        # Only pages are opened by a link; the API takes the cookie or the header.
         if scope["method"] != "GET" or not tokens or scope["path"].startswith("/api/"):
             return None
         if not self._is_token(tokens[-1]):
@@ -188,6 +198,7 @@ class Guard:
         path = quote(scope["path"], safe="/:@!$&'()*+,;=-._~")
         # One slash: "//host" would redirect to another site.
         clean = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
+        # The browser asks again, at the address without the token.
         response = Response(
             status_code=303, headers={"Location": clean, "Cache-Control": "no-store"}
         )
@@ -195,6 +206,7 @@ class Guard:
         return response
 
     def _check_token(self, scope: Scope) -> None:
+        # Programs that check whether the server runs have no token.
         if scope["path"] == "/healthz":
             return
         headers = Headers(scope=scope)
@@ -211,6 +223,7 @@ class Guard:
 
     def _is_token(self, given: str) -> bool:
         """Compare in constant time."""
+        # As bytes: texts beyond ASCII would raise an error.
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
 

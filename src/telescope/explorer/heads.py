@@ -108,6 +108,7 @@ def heads(request: RunRequest) -> HeadsAnswer:
         exact_=exact,
         samples=samples,
         maps=[HeadMap(h, share) for h, share in zip(which, shares, strict=True)],
+        # Habits of a long text would need all of its scores; a summary holds them.
         habits=_habits(view, which) if small or not call.has_queries else None,
         habit_keys=HABIT_KEYS,
         clear=CLEAR,
@@ -123,11 +124,14 @@ def _picture(
     call = view.call
     place = call.heads.index(h)
     rows, columns = (min(PICTURE_SIDE, length) for length in view.size)
+    # Of a short text, all weights are pooled.
     if call.has_queries and small:
         return call.survey().map(rows, columns)[b, place], None
+    # Of a long text, one tile is computed, exact or sampled as far as the budget goes.
     if call.has_queries:
         view.require("map")
         tile = Tiles(view.head(h, b), PICTURE_SIDE).tile(0, 0, 0, BUDGET)
+        # Beyond the last query and key a tile is NaN; its numbers are log2 of weights.
         height = (~tile.share[:, 0].isnan()).sum()
         width = (~tile.share[0].isnan()).sum()
         return tile.share[:height, :width].exp2(), None if tile.exact else tile.samples
@@ -210,7 +214,9 @@ def geometry(request: RunRequest) -> GeometryAnswer:
         after = torch.cat([one.call.after[0] for one in view.beside])
         span = range(len(tokens))
 
+    # One plane for both, so that a token's move can be seen.
     flat = plane(before, after)
+    # Cosines of all pairs grow with the square of the tokens.
     few = len(tokens) <= MOST_COSINES
     return GeometryAnswer(
         l=request.layer,
@@ -229,6 +235,7 @@ def geometry(request: RunRequest) -> GeometryAnswer:
 def _mean_by_word(vectors: Float[Tensor, "token d"], words: Words) -> Float[Tensor, "word d"]:
     """Return the mean vector of each word's tokens."""
     ids = torch.tensor(words.word_ids)
+    # Sum the vectors of each word's tokens, then divide by their number.
     means = vectors.new_zeros(len(words.names), vectors.shape[1]).index_add(0, ids, vectors.cpu())
     return means / ids.bincount(minlength=len(words.names))[:, None]
 
@@ -327,6 +334,7 @@ def received(request: RunRequest) -> ReceivedAnswer:
     h = request.h
     b = request.b
     span = request.span(view.size[1], MOST_RECEIVED)
+    # Sums over all queries, which may be larger than 1.
     weights = view.call.head(h).received[b, 0].double().cpu()
     return ReceivedAnswer(
         l=request.layer,
@@ -347,9 +355,11 @@ def largest_weights(request: RunRequest) -> TopAnswer:
     place = view.call.heads.index(request.h)
     top = top_weights(view.call, request.b)
     weights, keys = (part[place, request.i, :MOST_LARGEST] for part in top)
+    # Weight 0 fills up where a query sees fewer keys than were kept.
     known = weights > 0
     weights = weights[known]
     shown: list[int] = keys[known].tolist()
+    # Rounded weights may sum to a little more than 1.
     rest = max(0.0, 1.0 - float(weights.sum()))
     return TopAnswer(
         l=request.layer,

@@ -78,6 +78,7 @@ def hide(request: RunRequest) -> HiddenAnswer:
     run = request.run
     span = span_of(request)
     segment = range(request.number("start"), request.number("stop"))
+    # A run without a model is refused before anything else.
     output_of(run)
     question = question_about(request, span, None)
     if not 0 <= segment.start < segment.stop <= question.context:
@@ -108,6 +109,7 @@ def falls(made: Output, question: Question) -> list[float]:
     tokens = written_tokens(made, question.span)
     try:
         with EDITING:
+            # The model is edited inside of this call, which one thread may do at a time.
             return falls_when_hidden(question, made.model, made.inputs, tokens, count=len(made.ids))
     except ValueError as problem:
         raise not_kept(str(problem)) from None
@@ -134,6 +136,7 @@ def hidden_segment(
     rows = []
     likeliest = []
     for place, name, token, old, new in zip(places, names, tokens, before, after, strict=True):
+        # The likeliest token now, if that is no longer the one that was written.
         now = int(new.argmax())
         instead = None if now == token else made.name_of(place, now)
         rows.append(HiddenToken(name, float(old[token]), float(new[token]), instead))
@@ -146,6 +149,7 @@ def hidden_segment(
         stop=segment.stop,
         before=log_probability(before, tokens),
         after=log_probability(after, tokens),
+        # Rounding may make the divergence of nearly equal rows slightly negative.
         kl=float(divergence(before, after).clamp(min=0).mean()),
         tokens=rows,
         likeliest=likeliest,
@@ -157,6 +161,7 @@ def _writes(run: Run, made: Output, edits: Sequence[Edit]) -> str | None:
     """Return what the model writes, edited: a translation of the text, or the next words after
     it.
     """
+    # The translation without an edit is known.
     if not edits and made.kind == "translator":
         return run.written
     assert run.text is not None
@@ -164,6 +169,7 @@ def _writes(run: Run, made: Output, edits: Sequence[Edit]) -> str | None:
         with made.edited(edits):
             if isinstance(made.model, Transformer):
                 return translate_whole(made.model, run.text).text
+            # Greedy, so that what is written before and after differs by the edit alone.
             prompt = [list(made.ids)]
             return generate(made.model, prompt, max_new_tokens=CONTINUED, temperature=0)[0].text
     except Refusal:
@@ -185,6 +191,7 @@ def calls_with_gradients(run: Run, span: range) -> dict[str, list[RecordedCall]]
         watch(made.model, keep="queries-keys", also="gradients") as recording,
     ):
         states = made.run()
+        # Each token of the span is predicted one position before it.
         rows = made.model.logits(states[None, [at - 1 for at in span]])[0].log_softmax(-1)
         torch.autograd.backward(rows.gather(-1, tokens.to(rows.device)[:, None]).sum())
         # The gradients of a user's own training, if any, are put back.

@@ -74,6 +74,7 @@ class Library:
         caches.
         """
         name = _name_for(title, "recording")
+        # A second recording of the same title gets another name.
         while name in self.recordings:
             name += "-2"
         run = self.recordings[name] = run_of_recording(recording, name, rev)
@@ -127,6 +128,7 @@ class Library:
         model = next(iter(self.models)) if model is None else model
         if model not in self.models:
             raise unknown(f'there is no model "{model[:40]}"; there are {", ".join(self.models)}')
+        # The same text is the same run, and is not read twice.
         name = run_name(model, text, target)
         chosen = model
         with self._run_lock:
@@ -140,6 +142,7 @@ class Library:
         Return the run, and the head there.
         """
         atlas = self.atlases.atlas(str(request.get("atlas")))
+        # Find the text and the model first; both may be refused.
         evidence = find_evidence(atlas, request)
         name = find_model(atlas, list(self.models), self._model)
         text, whole = read_evidence(atlas, evidence, self._model(name))
@@ -165,6 +168,7 @@ class Library:
 
         Ends early once `stopped` is set.
         """
+        # The first model of each kind that a card needs.
         firsts = [
             next((n for n, m in self.models.items() if model_kind(m) == kind), None)
             for kind in CARD_KINDS
@@ -176,6 +180,7 @@ class Library:
                 if not stopped.is_set():
                     with self._run_lock:
                         read(self._model(name), name, "Good morning.")
+            # Whoever asks for a model that cannot be loaded is told why.
             except (Refusal, LoadError):
                 continue
 
@@ -184,6 +189,7 @@ class Library:
         kept.
         """
         source = self.models[name]
+        # A model that is in memory already is used as it is.
         if isinstance(source, Model):
             return source
 
@@ -220,10 +226,12 @@ def model_kind(source: str | Path | Model) -> str:
     """
     if isinstance(source, Model):
         return KINDS.get(type(source).__name__, "other")
+    # The config tells the kind, without loading any weights.
     folder = find_shipped(source) or Path(source)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return "other"
+    # Telescope's own configs name the class as "model", those of transformers a "model_type".
     kind = str(config.get("model") or config.get("model_type")) if isinstance(config, dict) else ""
     return KINDS.get(kind, "other")

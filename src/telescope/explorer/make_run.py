@@ -38,6 +38,7 @@ from .run import AttentionView, Decode, Run
 LONGEST_SENTENCE = 4096  # tokens of a typed text; `telescope watch` takes longer ones
 LAST_LATIN = 0x24F  # the code of the last Latin letter
 PREFIX = "example-"
+# What an example may be computed with, by the name in a request.
 NORMALIZERS = {"softmax": attentions.softmax, "by_sum": attentions.by_sum}
 LARGEST_NUMBER = 1e6  # in a cell
 
@@ -55,6 +56,7 @@ def run_name(model: str, text: str, target: str | None) -> str:
                 "surrogate)"
             )
             raise Refusal(400, "bad-json", message)
+    # The separator keeps a text and its target apart, wherever one ends.
     return "s" + sha256("\0".join((model, text, target or "")).encode()).hexdigest()[:12]
 
 
@@ -110,13 +112,16 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
             )
         decode = model.tokenizer.decode
         stacks = watch_translation(model, text, wrote)
+        # The decoder reads the start token, then all that was written but the last token.
         read = [start_token(model), *wrote.ids[:-1]]
+        # What encoder and decoder read; a cross-attention has no inputs of its own.
         sides = (StackInputs.of_text(model, ids), StackInputs.of_text(model, read, "target"), None)
         read_by = zip(stacks, sides, strict=True)
         views = [
             view for stack, inputs in read_by for view in _views_of(stack, model, decode, inputs)
         ]
         return views, wrote.text, Output.of_translation(model, ids, wrote.ids, stacks.cross.rows)
+    # Other models write no given target, and not all of them read a text.
     if target is not None:
         raise ValueError(f"a {type(model).__name__} does not write, so it takes no target")
     if not isinstance(model, GPT | Encoder):
@@ -127,6 +132,7 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
     # Others read the text in one pass.
     with torch.no_grad(), watch(model, keep="steps", also="norms") as recording:
         model(torch.tensor([ids], device=next(model.parameters()).device))
+    # An encoder's words come from the text; a GPT's from what each token adds to it.
     read_words: Words = (
         source_words(model, text) if isinstance(model, Encoder) else written_words(model, ids)
     )
@@ -142,6 +148,7 @@ def _no_padding_or_truncation(tokenizer: Tokenizer) -> Iterator[None]:
     """
     padding = tokenizer.padding
     truncation = tokenizer.truncation
+    # Padding would be recorded as tokens of the text, and truncation would lose some.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     try:
@@ -165,6 +172,7 @@ def _views_of(
             decode,
             stack.rows,
             stack.columns,
+            # "encoder.0.self" is the attention of the block "encoder.0".
             block=modules.get(layer.name.rpartition(".")[0]),
             inputs=inputs,
         )
@@ -225,9 +233,11 @@ def example_run(name: str, inputs: object = None, normalize: object = None) -> R
     if normalize is not None and normalize not in list(NORMALIZERS):
         raise _bad(f"normalize must be one of {', '.join(NORMALIZERS)}")
     normalizer = NORMALIZERS[str(normalize or "softmax")]
+    # The example with its own numbers tells the shapes that other numbers must have.
     original = EXAMPLES[name](normalizer)
     given = {} if inputs is None else _check_inputs(original, inputs)
     example = EXAMPLES[name](normalizer, given) if given else original
+    # Other numbers make another run, named by a hash of them.
     run = f"{PREFIX}{name}"
     if given or normalize not in (None, "softmax"):
         run += f"-{_hash(given, str(normalize))}"
@@ -262,6 +272,7 @@ def _view(number: int, scene: ExampleScene) -> AttentionView:
         ),
     )
     call = recording[name].call
+    # Values and contexts of the only head stand for the stream before and after.
     if scene.moves:
         assert isinstance(call, StepsCall)
         call.add_residual_stream(steps.values[:, 0], steps.context[:, 0])
@@ -307,6 +318,7 @@ def _check_inputs(example: Example, inputs: object) -> dict[str, Tensor]:
             raise _bad(
                 f'there is no input "{str(name)[:40]}"; there are {", ".join(example.inputs)}'
             )
+        # First the shape, then each cell.
         height, width = example.inputs[name].shape
         if (
             not isinstance(rows, list)
@@ -316,6 +328,7 @@ def _check_inputs(example: Example, inputs: object) -> dict[str, Tensor]:
             raise _bad(f'"{name}" must be {height} rows of {width} numbers')
         for i, row in enumerate(rows):
             for j, x in enumerate(row):
+                # True and False are ints, too.
                 number = isinstance(x, int | float) and not isinstance(x, bool)
                 # NaN is no smaller; an int may be too large to become a float.
                 if not number or not abs(x) <= LARGEST_NUMBER:

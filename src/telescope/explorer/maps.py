@@ -15,6 +15,7 @@ from .answers import Answer, Refusal
 from .run import RunRequest
 from .weights import known_share, top_weights
 
+# Multiples of the budget of scores that one tile may take.
 EFFORTS = ("1", "4", "16")
 DTYPES = ("f16", "u8")
 LEAST_WEIGHT = 2.0**-40  # drawn where a weight is not masked, but not known
@@ -100,6 +101,7 @@ def tile(request: RunRequest) -> Picture:
             raise _no_tile(problem) from None
         if found.exact:
             request.memory.tiles.put(key, found)
+    # A tile holds both pictures; the page shows one of them.
     numbers = found.share if how == "share" else found.max
     return Picture(_f16(numbers) if dtype == "f16" else _u8(numbers), found.exact, found.samples)
 
@@ -130,6 +132,7 @@ def _tiles(request: RunRequest) -> "Tiles | TopTiles":
     def make() -> Tiles | TopTiles:
         return Tiles(view.head(h, b)) if view.call.has_queries else TopTiles(view.call, h, b)
 
+    # Kept for the next request: every tile adds to the sums that others need.
     tiles: Tiles | TopTiles = request.memory.heads.get_or_make((view, h, b), make)
     return tiles
 
@@ -150,6 +153,7 @@ def _f16(log2: Float[Tensor, "side side"]) -> bytes:
 
 def _u8(log2: Float[Tensor, "side side"]) -> bytes:
     """Encode as bytes in steps of 1/8 of log2, half the size of float16, for slow connections."""
+    # 0 and 1 are taken by what is outside and what is masked.
     steps = (255 + 8 * log2).round().clamp(2, 255)
     steps = torch.where(log2 == -torch.inf, 1.0, steps).masked_fill(log2.isnan(), 0.0)
     return steps.to(torch.uint8).numpy().tobytes()
@@ -185,6 +189,7 @@ class TopTiles:
         inside = (keys >= columns.start) & (keys < columns.stop) & (weights > 0)
         row = (torch.arange(len(weights)) // cells)[:, None].expand_as(keys)
         place = (row * side + ((keys - columns.start) // cells).clamp(0, side - 1))[inside]
+        # Means over a pixel's queries of the sums over its keys, and the largest weights.
         share, most = (weights.new_zeros(side * side) for _ in range(2))
         share.scatter_add_(0, place, weights[inside] / cells)
         most.scatter_reduce_(0, place, weights[inside], "amax")
@@ -196,10 +201,12 @@ class TopTiles:
             first_query, first_key = (
                 torch.arange(side) * cells + places.start for places in (rows, columns)
             )
+            # The last key that a pixel sees; the last query stands at the last key.
             last_seen = first_query + cells - 1 + self.pyramid.keys - self.pyramid.queries
             masked = first_key[None, :] > last_seen[:, None]
             pictures = [picture.masked_fill(masked, -torch.inf) for picture in pictures]
         for picture in pictures:
+            # -(-a // b) rounds up: a pixel that is only partly inside is drawn.
             picture[-(-len(rows) // cells) :] = torch.nan
             picture[:, -(-len(columns) // cells) :] = torch.nan
         return Tile(pictures[0], pictures[1], False, self.summed_fraction)
@@ -212,6 +219,7 @@ class TopTiles:
         """Return the share of all weight that the keys of each pixel receive, which a summary holds
         exactly.
         """
+        # Where no weight is known, shares are 0 and not NaN.
         total = self.received_weights / self.received_weights.sum().clamp(min=1e-12)
         return self._track(total, z, self.pyramid.keys_of(z, x), mean=False)
 
@@ -223,5 +231,6 @@ class TopTiles:
         pixel = torch.arange(len(places)) // cells
         summed = numbers.new_zeros(side).scatter_add_(0, pixel, numbers[places.start : places.stop])
         count = pixel.bincount(minlength=side)
+        # A track of entropies has means, one of received weights has sums.
         summed = summed / count.clamp(min=1) if mean else summed
         return Track(summed.masked_fill(count == 0, torch.nan).float(), True, float(cells))

@@ -53,6 +53,7 @@ def show(
         ...     logits = model(torch.tensor([[1, 5, 2]]))
         >>> cell = ts.explorer.show(recording, screen="heads")
     """
+    # A library of nothing but what was given, without the shipped models.
     library = Library({})
     run = _add_run(library, what, text)
     layer = check_index("layer", layer, len(run.views))
@@ -65,7 +66,9 @@ def show(
     except ImportError:
         return StaticPage(api, run, layer)
 
+    # Made here, since the base class may not be installed.
     class Explorer(anywidget.AnyWidget):  # type: ignore[misc]
+        # Without a built page, the widget is empty.
         _esm = page_files().get("explorer.js", b"export default {}").decode()
         _css = page_files().get("explorer.css", b"").decode()
         start = traitlets.Unicode("{}").tag(sync=True)
@@ -75,6 +78,7 @@ def show(
             return f"Telescope: {run.title}. {hint}"
 
     widget = Explorer(start=json.dumps(start))
+    # The kernel answers the page's requests, as a server would.
     widget.on_msg(lambda _, message, buffers: _reply(api, widget, message))
     return widget
 
@@ -113,6 +117,7 @@ def _add_run(library: Library, what: object, text: str | None) -> Run:
             raise ValueError(refusal.message) from None
     if text is not None:
         raise ValueError("a recording has its text already; show(recording) takes no text")
+    # A random revision: a recording in memory may grow between two calls.
     if isinstance(what, Recording):
         return library.add(what, what.model, uuid4().hex)
     if isinstance(what, Trace):
@@ -133,6 +138,7 @@ def _reply(api: Api, widget: Any, message: Any) -> None:
     """Answer a message of the page. The reply repeats the message's id; binary answers travel in a
     buffer.
     """
+    # Messages of any other form are ignored.
     match message:
         case {"id": int(number), "method": str(method), "path": str(path)}:
             query = message.get("query") or {}
@@ -146,5 +152,6 @@ def _reply(api: Api, widget: Any, message: Any) -> None:
         widget.send(header, buffers=[answer.body])
         return
     contents = json.loads(answer.body)
+    # A message has no status: errors have a key of their own.
     key, value = ("error", contents["error"]) if answer.status >= 400 else ("body", contents)
     widget.send({"id": number, key: value})

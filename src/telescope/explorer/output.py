@@ -66,6 +66,7 @@ class StackInputs:
             scale = sqrt(model.config.d_model) if model.config.scaled else 1.0
             embedded = (table(tokens) * scale)[0]
             encoding = model.target_positions if side == "target" else model.source_positions
+            # Called on zeros, an encoding returns what it adds.
             added = encoding(torch.zeros_like(embedded)[None])[0]
             kind = model.config.positions.partition("_")[0]
             return cls(kind, embedded, added, embedded + added, embedded)
@@ -76,10 +77,12 @@ class StackInputs:
         if isinstance(model, GPT) and model.positions is None:
             kind = "none" if model.rotary is None else "rotary"
             return cls(kind, embedded, None, embedded, embedded, model.rotary)
+        # All tokens of one text are of the first type.
         if isinstance(model, Encoder) and model.types is not None:
             embedded = embedded + model.types.weight[0]
         assert model.positions is not None
         added = model.positions(torch.zeros_like(embedded)[None])[0]
+        # An encoder normalises what its first block reads; a GPT does not.
         norm: Any = model.norm if isinstance(model, Encoder) else torch.nn.Identity()
         return cls("learned", embedded, added, norm(embedded + added), norm(embedded))
 
@@ -112,6 +115,7 @@ class Output:
         cls, model: Transformer, source: Sequence[int], written: Sequence[int], words: Words
     ) -> "Output":
         """Run a Transformer on a source and on what it has written."""
+        # The decoder has read all that it wrote but the last token.
         read = [start_token(model), *written[:-1]]
         hidden = model.hidden(_batch(model, source), _batch(model, read))[0]
         return cls(model, hidden, read, written, words, source)
@@ -154,6 +158,7 @@ class Output:
     @torch.no_grad()
     def logits(self, i: int) -> Float[Tensor, " vocabulary"]:
         """Return the logits of the token after query i."""
+        # Of one query only: logits of all would be a row of the vocabulary for each.
         return self.model.logits(self.hidden[None, i : i + 1])[0, 0]
 
     @torch.no_grad()
@@ -175,9 +180,11 @@ class Output:
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
         # Decoded with what is before it: a tokenizer may join or space tokens.
+        # Before its query i a translator wrote i tokens; a GPT has read i + 1.
         before = list(self.written[:i]) if self.written else list(self.ids[: i + 1])
         text = tokenizer.decode(before)
         longer = tokenizer.decode([*before, token])
+        # A token may change the text before it; then it is decoded alone.
         return longer[len(text) :] if longer.startswith(text) else tokenizer.decode([token])
 
     def name_of(self, i: int, token: int) -> str:

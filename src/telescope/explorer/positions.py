@@ -74,6 +74,7 @@ class VarianceAnswer(Answer):
 
 def variance(params: RequestParams) -> VarianceAnswer:
     """Answer the spread of random scores for d features, 64 by default."""
+    # Vectors without features have no scores: 0 is taken for 1.
     d = params.index("d", MOST_FEATURES + 1, "dimension", 64) or 1
     scores = random_scores(d)
     both = (_spread(part) for part in (scores, scores / d**0.5))
@@ -81,6 +82,7 @@ def variance(params: RequestParams) -> VarianceAnswer:
 
 
 def _spread(scores: Float[Tensor, "query key"]) -> ScoreSpread:
+    # Move what lies beyond the edge into the outermost bins.
     inside = scores.clamp(0.5 - HISTOGRAM_EDGE, HISTOGRAM_EDGE - 0.5)
     histogram = torch.histc(inside, HISTOGRAM_BINS, -HISTOGRAM_EDGE, HISTOGRAM_EDGE)
     return ScoreSpread(
@@ -129,6 +131,7 @@ class EncodingTable(Answer):
 def encodings(params: RequestParams) -> EncodingTable:
     """Answer one position encoding without a model, of d features, 64 by default."""
     d = params.number("d", 64)
+    # Sinusoids and rotations take features in pairs.
     if not 2 <= d <= MOST_SHOWN_FEATURES or d % 2:
         raise bad_parameter(f"d={d} is not an even number from 2 to {MOST_SHOWN_FEATURES}")
     kind = params.word("kind", ENCODINGS)
@@ -253,6 +256,7 @@ def encoding(request: RunRequest) -> EncodingAnswer:
     view.require("positions")
     one = request.one
     inputs = view.inputs
+    # Of a recording the inputs are not known, so that its kind is "unknown".
     added = None if inputs is None else inputs.added
     rotary = None if inputs is None else inputs.rotary
     return EncodingAnswer(
@@ -283,6 +287,7 @@ def positions(request: RunRequest) -> PositionsAnswer:
         i=i,
         tokens=view.tokens("k", request.b, range(view.size[1])),
         added=None if inputs is None else _vectors(inputs, i),
+        # The step "biased" adds to the step "capped" before it.
         biases=None if one.attention.bias is None else steps["biased"] - steps["capped"],
         with_=_row(seen),
         without=None if isinstance(plain, str) else _row(row_in_float64(plain, i)),
@@ -292,6 +297,7 @@ def positions(request: RunRequest) -> PositionsAnswer:
 
 def _picture(added: Float[Tensor, "n d_model"]) -> AddedTable:
     d = added.shape[1]
+    # Of many features, some at equal distances.
     shown = [at * d // min(d, MOST_SHOWN_FEATURES) for at in range(min(d, MOST_SHOWN_FEATURES))]
     return AddedTable(d, shown, _rounded(added[:MOST_SHOWN_POSITIONS, shown], 5))
 
@@ -305,12 +311,14 @@ def _vectors(inputs: StackInputs, i: int) -> AddedVectors | None:
 
 
 def _angles(rotary: Rotary, d_k: int) -> Angles:
+    # The angles of position 1 are those from each position to the next.
     turned = rotary.at(torch.ones(1, dtype=torch.long), d_k, torch.float64)
     return Angles(rotary.pairs, torch.atan2(turned.sin, turned.cos)[0])
 
 
 def _unplaced(view: AttentionView, one: OneHead, h: int) -> OneHead | str:
     """Return a head as if it did not know positions, or the reason why that is not known."""
+    # Without the bias; the recorded log-sum-exp is of other scores.
     bare = one._replace(attention=replace(one.attention, bias=None), lse=None)
     inputs = view.inputs
     if inputs is not None and inputs.rotary is not None:
@@ -320,6 +328,7 @@ def _unplaced(view: AttentionView, one: OneHead, h: int) -> OneHead | str:
             for vectors in (one.queries, one.keys)
         )
         return bare._replace(queries=queries, keys=keys)
+    # Nothing is added or rotated: only a bias may know positions.
     if inputs is None or inputs.added is None:
         if one.attention.bias is not None:
             return bare
@@ -343,6 +352,7 @@ def _unplaced(view: AttentionView, one: OneHead, h: int) -> OneHead | str:
     queries = attention.queries(read)
     keys, _ = attention.keys_and_values(read)
     place = view.call.head_index(h)
+    # Several query heads may share the keys of one.
     shared = place * keys.shape[1] // queries.shape[1]
     return bare._replace(queries=queries[:, [place]], keys=keys[:, [shared]])
 
@@ -354,6 +364,7 @@ def _row(seen: RowInFloat64) -> ScoresAndWeights:
 def _by_distance(one: OneHead) -> ByDistance:
     n_q, n_k = one.size
     count = min(n_q, MOST_QUERIES)
+    # Of a long text, some queries at equal distances.
     chosen = [at * n_q // count for at in range(count)]
     shift = n_q - 1  # the smallest distance, -(n_q - 1), is the first
     scores, weights, pairs = (torch.zeros(n_q + n_k - 1, dtype=torch.float64) for _ in range(3))
@@ -364,8 +375,10 @@ def _by_distance(one: OneHead) -> ByDistance:
         scores[place] += seen.steps["biased"].cpu()[visible]
         weights[place] += seen.steps["weights"].cpu()[visible]
         pairs[place] += 1
+    # Distances at which no pair is visible are left out.
     known = pairs > 0
     return ByDistance(
+        # The last query stands at the last key, whatever their numbers are.
         distances=(torch.arange(len(pairs)) - shift + n_q - n_k)[known].tolist(),
         scores=(scores / pairs)[known],
         weights=(weights / pairs)[known],

@@ -28,7 +28,7 @@ from .output import Output, StackInputs
 MOST_ALIGNED = 512  # words on each side of an alignment, and half of the most tokens
 LONGEST_WORD = 6  # tokens, on average: beyond, the text is not made of words
 UNREAD = "…"  # the last written token: no query reads it, so a recording does not hold its id
-Decode = Callable[[list[int]], str]
+Decode = Callable[[list[int]], str]  # token ids to text
 KNOWN_WORDS = dict[tuple[int | None, ...], Words | None]  # by the ids of their tokens
 STEPS = 'telescope watch --keep steps, or ts.watch(keep="steps"), keeps them'
 SUMMARY = (
@@ -199,8 +199,8 @@ class AttentionView:
         words are too long.
         """
         text = ""
-        read = list[int]()
-        spans = list[Span | str]()
+        read = list[int]()  # all tokens with text so far
+        spans = list[Span | str]()  # the characters of each token, or its name
         for token in tokens:
             # Decoded twice: a space by itself may be dropped.
             if token is None or not decode([token, token]):
@@ -276,7 +276,7 @@ class AttentionView:
         call = self.call
         at = Pairs.block(range(1), range(1), of=call.size, batch=self.batch, heads=len(call.heads))
         try:
-            call.attention.mask.sees(at)
+            call.attention.mask.sees(at)  # a saved function that is missing raises
             call.attention.biased(torch.zeros(()), at)
         except ValueError as problem:
             return f'"{self.name}": {problem}'

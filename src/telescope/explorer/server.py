@@ -39,11 +39,12 @@ __all__ = ["Library", "Refusal", "recordings", "serve"]
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 8  # most answers computed in parallel; never more than there are cores
-# That the thread which loads models may take to notice that it is not needed
+# Seconds that the thread which loads models may take to notice that it is not needed.
 JOIN_SECONDS = 0.1
 GRACE_SECONDS = 0.2  # after Ctrl-C, in which answers that are nearly there are still sent
 IDLE_SECONDS = 60.0  # after which a connection that waits for its client is closed
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+# Where Linux lists its own addresses; other systems have no such files.
 IPV4_ROUTES = Path("/proc/net/fib_trie")
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 QUEUED = 2048  # connections that may wait to be accepted, as many as uvicorn asks for
@@ -68,6 +69,7 @@ def serve(
     a link for each. `log` is given one line for each request. Ctrl-C ends the process at once if an
     answer is still being computed.
     """
+    # Listen before anything else: then the port is known, and early requests wait.
     listener = listen(host, port)
     port = listener.getsockname()[1]
     bound = bound_address(listener)
@@ -76,6 +78,7 @@ def serve(
     names = host_names(host, bound)
     guard = Guard.at(token, port, names)
     query = f"{'&' if '?' in path else '?'}token={quote(token)}"
+    # On all addresses a link for each is printed, on one address the best link alone.
     printed = [name for name in names if is_printed(name)] if bound.is_unspecified else names[:1]
     links = [f"http://{name}:{port}{path}{query}" for name in printed]
     _warn(host, bound)
@@ -92,6 +95,7 @@ def serve(
     warming.start()
     if browse:
         webbrowser.open(links[-1])  # of many, the loopback
+    # Serve until Ctrl-C; then the thread that loads models is told to stop.
     interrupted = False
     try:
         Server(config, computing).run(sockets=[listener])
@@ -101,6 +105,7 @@ def serve(
         listener.close()
         stopped.set()
         warming.join(timeout=JOIN_SECONDS if interrupted else None)
+    # Python would wait for threads that still compute.
     if interrupted and (computing.threads or warming.is_alive()):
         _end_process()
 
@@ -115,6 +120,7 @@ class Server(uvicorn.Server):
         self._computing = computing
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # After a short grace, connections are closed whether or not their answers were sent.
         self._computing.stopping = True
         asyncio.get_running_loop().call_later(GRACE_SECONDS, self._close_connections)
         await super().shutdown(sockets)
@@ -208,9 +214,11 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Close the connection if it has waited for its client, unchanged, since the last check,
         half of IDLE_SECONDS ago.
         """
+        # The client is waited for: no request yet, the answer complete, or not all of it read.
         unsent = self.transport.get_write_buffer_size()
         waits_for_client = self.cycle is None or self.cycle.response_complete or unsent > 0
         state = (self.cycle, unsent) if waits_for_client else None
+        # Nothing has changed since the last check; close() would wait for unsent bytes to be read.
         if state is not None and state == self._last_state:
             self.transport.abort() if unsent else self.transport.close()
             return
@@ -235,6 +243,7 @@ def listen(host: str, port: int) -> socket.socket:
     chosen = min(found, key=lambda one: one[0] != socket.AF_INET)
     family, kind, protocol, _, place = chosen
     listener = socket.socket(family, kind, protocol)
+    # A port can be taken again right after its last server has ended.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
         # "::" is then all addresses of both versions, as users expect.
@@ -266,10 +275,13 @@ def host_names(host: str, bound: Address) -> list[str]:
     `host`; a listener on all addresses by every address of this machine's interfaces, by its names,
     and from itself by the loopback.
     """
+    # The loopback has several names, all of which lead here.
     if bound.is_loopback:
         return _distinct([_in_url(host), *LOOPBACK])
+    # One address, and the name under which the user knows it.
     if not bound.is_unspecified:
         return _distinct([_in_url(host), _in_url(str(bound))])
+    # All addresses; those of IPv6 only if the listener takes IPv6.
     own = [
         one for one in interface_addresses() if not one.is_loopback and one.version <= bound.version
     ]
@@ -307,6 +319,7 @@ def interface_addresses() -> list[Address]:
             found += [
                 ip_address(one[4][0]) for one in socket.getaddrinfo(socket.gethostname(), None)
             ]
+    # The first column of each line is an address, as 32 hexadecimal digits.
     if IPV6_ADDRESSES.exists():
         found += [
             IPv6Address(int(line.split()[0], 16))
@@ -321,6 +334,7 @@ def machine_names() -> list[str]:
     """
     name = socket.gethostname().lower()
     full: list[str] = []
+    # In a thread: a name server that does not answer must not hold up the start.
     asking = Thread(target=lambda: full.append(socket.getfqdn().lower()), daemon=True)
     asking.start()
     asking.join(NAME_SECONDS)

@@ -32,6 +32,7 @@ MOST_ROWS = 200
 MOST_TOKENS = 4_096
 MOST_BINS = 512
 LONGEST_TEXT = 240  # characters of a segment
+# At most 10,000 positions, separated by commas.
 CUTS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9}){0,9999}", re.ASCII)
 
 
@@ -153,6 +154,7 @@ def _found(request: RunRequest) -> Found:
     run = request.run
     how = request.word("how", HOW)
     span = span_of(request)
+    # Without an attention there is no batch whose sequences could be checked.
     if not run.views:
         raise not_kept(str(why_no_sources(run)))
     b = sequence_of(request)
@@ -160,6 +162,7 @@ def _found(request: RunRequest) -> Found:
     if cuts is not None and not CUTS.fullmatch(cuts):
         raise bad_parameter("cuts= takes the positions at which segments begin, such as 0,12,40")
     by = request.word("by", ("pieces", *BY, "auto"))
+    # Windows and overviews are not part of the key: they are cut from one result.
     key = (run.name, run.rev, how, b, span, cuts, by)
     found: Found = request.memory.sources.get_or_make(
         key, lambda: _find(request, how, span, cuts, by)
@@ -175,15 +178,18 @@ def _find(request: RunRequest, how: str, span: range, cuts: str | None, by: str)
     view = reader(run)
     question_about(request, span, None)  # refused before anything is cut or computed
     text = context_of(request)
+    # Across, the context is the whole other text; else what was read before the span.
     texts = text.texts[: None if view.call.across else span.start]
     counts = text.counts(len(texts))
     by = suggested(counts) if by == "auto" else by
     starts = text.starts(by, len(texts))
     if cuts is not None:
+        # Given cuts come first; a segment always begins at 0.
         starts = sorted({0, *(at for at in map(int, cuts.split(",")) if at < len(texts))})
     numbers = _segment_numbers(range(len(texts)), starts)
     try:
         return Found(_sources(request, how, span, numbers), starts, by, texts, counts)
+    # 409 for what the run lacks, 400 for what does not fit the run.
     except NotKeptError as problem:
         raise not_kept(str(problem)) from None
     except ValueError as problem:
@@ -200,10 +206,12 @@ def _segment_numbers(tokens: range, starts: list[int]) -> list[int]:
 def _sources(request: RunRequest, how: str, span: range, numbers: list[int]) -> Sources:
     run = request.run
     view = reader(run)
+    # Run the model once for each segment, with that segment hidden.
     if how == "hidden":
         question = question_about(request, span, numbers)
         scores = falls(output_of(run), question)
         return sources_of_scores(question, how, scores, view.decode, view.token_name)
+    # Where the model is here, gradients are computed now; else they must have been recorded.
     with_gradients = how == "gradient" and run.output is not None
     return find_sources(
         calls_with_gradients(run, span) if with_gradients else calls_of(run),
@@ -236,6 +244,7 @@ def _window(params: RequestParams, found: Found) -> range:
     if count <= wanted * 3 // 2:
         return range(count)
     low, high = _range(params, count)
+    # Rows are ordered by score: the first one inside is the strongest.
     inside = (
         row
         for row in found.sources.rows
@@ -245,6 +254,7 @@ def _window(params: RequestParams, found: Found) -> range:
     middle = params.number(
         "centre", 0 if strongest is None else (strongest.start + strongest.stop) // 2
     )
+    # Shift the window into the text where it would reach beyond an end.
     start = max(0, min(middle - wanted // 2, count - wanted))
     return range(start, start + wanted)
 
@@ -264,6 +274,7 @@ def _bins(scores: Tensor, low: int, high: int) -> list[float] | None:
     if count <= 0:
         return None
     pixels = min(count, MOST_BINS)
+    # The bin of each token: bins differ by at most one token.
     place = torch.arange(count) * pixels // count
     sums: list[float] = (
         torch.zeros(pixels, dtype=scores.dtype).index_add_(0, place, scores[low:high]).tolist()

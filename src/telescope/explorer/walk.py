@@ -201,6 +201,7 @@ class CellsAnswer(Answer):
 
 def cell(request: RunRequest) -> CellAnswer:
     """Answer every step of one query and one key."""
+    # A summary has no scores, only the largest weights.
     if not request.view.call.has_queries:
         weight = cells(request).p[0]
         steps: Any = dict.fromkeys(("scores", "scaled", "lse"), None) | {"weights": weight}
@@ -241,6 +242,7 @@ def cells(request: RunRequest) -> CellsAnswer:
         seen = row_in_float64(request.one, request.i, torch.tensor(keys))
         weights = seen.steps["weights"].tolist()
         visible = (seen.steps["masked"] != -torch.inf).tolist()
+        # Masked is not the same as a weight that rounds to 0.
         shown = [p if seen else None for p, seen in zip(weights, visible, strict=True)]
     else:
         place = call.heads.index(request.h)
@@ -329,6 +331,7 @@ class AfterHeads:
                 "what follows the heads is shown for models of Telescope that run here, not for "
                 "recordings"
             )
+        # W_O is known of multi-head attention alone.
         is_cross = view.kind == "cross"
         attention = getattr(block, "cross_attention" if is_cross else "self_attention")
         if not isinstance(attention, MultiHeadAttention):
@@ -342,6 +345,7 @@ class AfterHeads:
         self.norm: AddNorm = block.add_norm_2 if is_cross else block.add_norm_1
         # In a decoder's block, cross-attention follows self-attention, and then the network.
         self.feeds = is_cross or isinstance(block, EncoderBlock)
+        # Of all queries at once, since an export asks for each.
         self.contexts = view.call.trace().context[b]
 
     def answer(self, i: int) -> AfterAnswer:
@@ -361,6 +365,7 @@ class AfterHeads:
             _stage("before", before),
             _stage("added", added, cosine=_cosine(before, added)),
         ]
+        # What the recorded vector should be; post-norm blocks normalise the sum.
         expected = added
         if not self.norm.pre_norm:
             expected = self.norm.norm(added)
@@ -385,6 +390,7 @@ class AfterHeads:
         """Return one head's part of the projected vector: its rows of W_O."""
         alone = torch.zeros_like(contexts)
         alone[head] = contexts[head]
+        # Without the bias, so that the parts of all heads and the bias add up to the whole.
         return linear(alone.flatten(), self.W_O.weight)
 
     def _feed_forward(self, x: Float[Tensor, " d_model"], stages: list[Stage]) -> Tensor:
@@ -392,9 +398,11 @@ class AfterHeads:
         on.
         """
         block = self.block
+        # A decoder's block has one norm more, after its cross-attention.
         norm: AddNorm = block.add_norm_3 if isinstance(block, DecoderBlock) else block.add_norm_2
         network = block.feed_forward
         assert isinstance(network, FeedForward)
+        # Pre-norm normalises what the network reads, post-norm what is passed on.
         read = (norm.norm(x) if norm.pre_norm else x)[None, None]
         hidden = network.hidden(read)[0, 0]
         fed = network(read)[0, 0]

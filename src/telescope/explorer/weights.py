@@ -34,6 +34,7 @@ def top_weights(call: RecordedCall, b: int) -> tuple[Float[Tensor, "heads query 
     there are too few.
     """
     top = call.survey().top
+    # A missing key is -1; as key 0 with weight 0 it changes no sum.
     return top.weights[b].double().cpu(), top.keys[b].cpu().clamp(min=0)
 
 
@@ -57,6 +58,7 @@ def pooled_weights(
     row = torch.arange(n_q) * rows // n_q
     place = row[:, None] * columns + keys * columns // n_k
     summed = weights.new_zeros(rows * columns).scatter_add_(0, place.flatten(), weights.flatten())
+    # Divide by the number of queries in each row of pixels.
     return summed.view(rows, columns) / row.bincount(minlength=rows)[:, None]
 
 
@@ -93,10 +95,12 @@ def word_weights(view: AttentionView, b: int) -> WordWeights:
     """Return the weights between the words of a view, or between its tokens where it has no
     words.
     """
+    # The number of each token's word; without words, each token stands for itself.
     rows, columns = (
         list(range(length)) if words is None else list(words.word_ids)
         for words, length in zip(map(view.words, "qk"), view.size, strict=True)
     )
+    # Exact from queries and keys; of a summary, as far as weights are known.
     if view.call.has_queries:
         weights = view.call.survey().map(segments=(rows, columns))[b]
     else:
@@ -211,6 +215,7 @@ def sharpest(request: RunRequest) -> Sharpest:
             refused = refusal
     if not peaks:
         raise refused or not_kept("no attention of this run can be aligned")
+    # The last peak of an attention is that of its heads' mean.
     layer = max(peaks, key=lambda layer: float(peaks[layer][-1]))
     *heads, mean = peaks[layer].tolist()
     place = heads.index(max(heads))
@@ -291,6 +296,7 @@ def start(request: RunRequest) -> Start:
     b = request.index("b", batch, "sequence", 0)
     if not run.views:
         raise not_kept("no attention was called while this was recorded")
+    # An example names the query to look at first.
     if run.example is not None:
         return Start(0, 0, run.example.scenes[0].query)
     # The first attention whose steps can be shown.
@@ -300,8 +306,10 @@ def start(request: RunRequest) -> Start:
     if row is None:
         return Start(first, view.call.heads[0], view.size[0] // 2)
     compared = ComparedHeads(run, view.kind, b, row)
+    # Among all attentions of this kind, the head that says most about the last word.
     best = most_telling(compared.on_word(row), row, compared.words.real_columns)
     words = view.words("q")
+    # A walk shows one token: the last one of the word.
     return Start(*compared.places[best], row if words is None else words.positions(row)[-1])
 
 
@@ -366,6 +374,7 @@ class ComparedHeads:
             if view.kind == kind and "alignment" not in view.missing and is_small(view)
         ]
         every = [(at, word_weights(run.views[at], b)) for at in able]
+        # Calls of a recording may differ in length: some may lack the row.
         self.found = [(at, words) for at, words in every if row < len(words.rows)]
         if not self.found:
             message = "the text is too long to compare all heads; choose two heads by hand"
@@ -373,6 +382,7 @@ class ComparedHeads:
         self.across = kind == "cross"
         self.is_example = run.example is not None
         self.places = [(at, h) for at, _ in self.found for h in run.views[at].call.heads]
+        # Rows and columns are named as in the last attention.
         self.words = self.found[-1][1]
 
     def on_word(self, row: int) -> list[HeadPerspective]:

@@ -26,6 +26,7 @@ from .run import AttentionView, RunRequest
 from .walk import TraceAnswer, trace_row
 
 SHOWN_NEXT = 10  # candidates in one answer
+# The edits t:0.5, a temperature, and hide:3, a key.
 TEMPERATURE = re.compile(r"t:([0-9]{1,2}(?:\.[0-9]{1,3})?)", re.ASCII)
 HIDDEN = re.compile(r"hide:([0-9]{1,4})", re.ASCII)
 
@@ -150,6 +151,7 @@ def _probabilities(
         choices = top_p(share)(choices)
     kept, ids = choices
     probabilities = kept.softmax(-1)[0]
+    # Without top_k and top_p, all tokens are left, in order of ids.
     if ids is None:
         return probabilities
     return torch.zeros_like(logits).scatter(0, ids[0], probabilities)
@@ -178,6 +180,7 @@ class OutputChange(Answer):
     words   of a translation
     """
 
+    # Within an exact answer, these need no more digits than the model has.
     exact = False
     kind: str
     kl: float
@@ -237,6 +240,7 @@ class Changes:
             elif hot is not None and 0.05 <= float(hot[1]) <= 20:
                 changes = replace(changes, temperature=float(hot[1]))
             elif covered is not None and int(covered[1]) < view.size[1]:
+                # Of a word in several tokens, all are hidden.
                 keys = _keys_of_word(view, int(covered[1]))
                 changes = replace(changes, hidden=(*changes.hidden, *keys))
             else:
@@ -256,6 +260,7 @@ class Changes:
             return attention
         return replace(
             attention,
+            # Scores divided by the temperature, as in sampling.
             scale=(1.0 if self.scale else attention.scale_for(d_k)) / self.temperature,
             mask=everyone if self.mask else attention.mask,
             normalize=by_sum if self.sum else attention.normalize,
@@ -283,8 +288,10 @@ class Changes:
             kept[0, list(self.hidden)] = False
             attention = replace(attention, mask=attention.mask & padding(keep=kept))
         values = one.values
+        # A muted head writes zeros, as if all of its values were zero.
         if self.mute and values is not None:
             values = torch.zeros_like(values)
+        # The recorded log-sum-exp is of the unchanged scores.
         return one._replace(attention=attention, values=values, lse=None)
 
 
@@ -341,6 +348,7 @@ def _compare(made: Output, states: Float[Tensor, "n d_model"]) -> OutputChange:
     before, after = (made.log_probabilities(one) for one in (made.hidden, states))
     kl = divergence(before, after)
     last = len(states) - 1
+    # A GPT wrote nothing: compare the token that it would write next.
     if made.words is None:
         was, now = (made.likeliest(logs[last], last) for logs in (before, after))
         return OutputChange(made.kind, float(kl[last]), was, now, [])

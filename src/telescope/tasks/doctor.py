@@ -39,8 +39,10 @@ ROUNDINGS = {torch.float32: 100, torch.bfloat16: 4, torch.float16: 4}
 TESTED_TORCH = ((2, 11), (2, 15))
 
 PLAIN = Attention(mask=causal)  # which torch's own kernels take
+# Beyond what torch's own kernels take: a window and a softcap.
 RICH = Attention(mask=causal & window(100), softcap=5.0)
 
+# A function of queries, keys and values.
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -111,6 +113,7 @@ def check_engines(device: torch.device | None = None, *, every: bool = False) ->
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
     triton = __import__("triton").__version__ if find_spec("triton") else "none"
+    # Says what the column of times means.
     timed = f"ms at {' x '.join(map(str, TIMED[device.type]))}, {_timed_dtype(device)}"
     return Report(
         f"telescope {__version__}   torch {torch.__version__}   triton {triton}   {gpu}",
@@ -140,6 +143,7 @@ def engine_checks(device: torch.device, *, every: bool) -> Iterator[EngineCheck]
     """Yield a check for each engine of attend and survey; for sdpa, one for each of torch's
     backends.
     """
+    # torch chooses one of its backends for each call; each is checked by itself.
     for backend, lse in _backends(device).items():
         name = backend.name.lower().removesuffix("_attention")
         yield EngineCheck(f"attend  sdpa ({name})", PLAIN, _can_run, partial(_sdpa, backend), lse)
@@ -154,6 +158,7 @@ def engine_checks(device: torch.device, *, every: bool) -> Iterator[EngineCheck]
     yield EngineCheck("attend  chunked", RICH, _can_run, partial(_attend, chunked))
     yield EngineCheck("attend  reference", RICH, _can_run, partial(_attend, reference))
     for name in SURVEYS:
+        # A survey has no context: its numbers are compared with those of all weights.
         yield EngineCheck(
             f"survey  {name}",
             RICH,
@@ -166,6 +171,7 @@ def engine_checks(device: torch.device, *, every: bool) -> Iterator[EngineCheck]
 
 def run_check(check: EngineCheck, device: torch.device) -> Finding:
     """Run one engine in every dtype, compare its answers with float64, and time it."""
+    # An engine that cannot run here is reported with the reason, and not as wrong.
     missing = check.cannot(*_inputs(SIZE, device, torch.float32))
     if missing:
         return Finding(check.name, missing)
@@ -195,6 +201,7 @@ def run_check(check: EngineCheck, device: torch.device) -> Finding:
             rows = row_sums(steps.masked, lse)
             if rows != "1":
                 wrong = wrong or f"rows of exp(score - lse) sum to {rows} in {kind}"
+    # No dtype was taken: say why.
     if not errors:
         return Finding(check.name, refused or "it takes none of float32, bfloat16 and float16")
     return Finding(check.name, "", errors, rows, _milliseconds(check, device), wrong)
@@ -213,6 +220,7 @@ def survey_cost(device: torch.device) -> str:
     chosen = plan_survey(q, k, PLAIN)
     # Without the first run, which compiles.
     ratio = median(looking[1:]) / median(forward[1:])
+    # Advise only on engines that lack a package.
     faster = [SURVEYS[name].cannot(q, k, PLAIN, 8) for name in SURVEYS if name != chosen.engine]
     advice = "; ".join(dict.fromkeys(why for why in faster if why and "pip install" in why))
     return (
@@ -231,12 +239,14 @@ def row_sums(masked: Tensor, lse: Tensor) -> str:
     lse = lse.double().reshape(masked.shape[:-1]).unsqueeze(-1)
 
     def worst_sum(lse: Tensor) -> float:
+        # A NaN counts as infinitely far from 1.
         sums = torch.exp(masked - lse).sum(-1)
         return float(sums.flatten()[(sums - 1.0).abs().nan_to_num(torch.inf).argmax()])
 
     slack = 0.02  # an lse in half precision is rounded; one in base 2 is off by far more
     if abs(worst_sum(lse) - 1.0) <= slack:
         return "1"
+    # A logarithm in base 2, times ln 2, is the natural one.
     if abs(worst_sum(lse * log(2.0)) - 1.0) <= slack:
         return "1 in base 2 only: multiply it by ln 2"
     return f"{worst_sum(lse):.3g}"
@@ -246,6 +256,7 @@ def draw(report: Report) -> RenderableType:
     """Return the report as a table for a rich console, a line for each engine."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("engine", no_wrap=True)
+    # The names of dtypes, without "torch.".
     for title in (*(str(dtype)[6:] for dtype in DTYPES), "rows", "ms"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("")
@@ -350,6 +361,7 @@ def _flex_cannot(queries: Tensor, keys: Tensor, values: Tensor, *, skip: bool) -
 def _inputs(
     size: tuple[int, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
+    # Drawn on the CPU, so that every device is given the same numbers.
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(size, generator=generator).to(device, dtype) for _ in range(3))
     return q, k, v
@@ -365,6 +377,7 @@ def _milliseconds(check: EngineCheck, device: torch.device) -> float | None:
     """
     inputs = _inputs(TIMED[device.type], device, _timed_dtype(device))
     try:
+        # The first run warms up, and is not counted.
         times = [_seconds(check.answer, *inputs) for _ in range(6)]
     except (RuntimeError, ValueError):
         return None
@@ -374,6 +387,7 @@ def _milliseconds(check: EngineCheck, device: torch.device) -> float | None:
 def _seconds(run: Callable[[Tensor, Tensor, Tensor], object], *inputs: Tensor) -> float:
     start = perf_counter()
     _without_warnings(run, *inputs)
+    # A GPU runs asynchronously: wait until the engine has finished.
     if inputs[0].is_cuda:
         torch.cuda.synchronize(inputs[0].device)
     return perf_counter() - start

@@ -26,9 +26,8 @@ from ..models import (
 )
 from ..recording import Recording
 
-Progress = Callable[
-    [str, int, int], object
-]  # called with the attention's name, how many are done, and of how many
+# Called with the attention's name, how many are done, and of how many.
+Progress = Callable[[str, int, int], object]
 
 
 class WatchedText(NamedTuple):
@@ -80,11 +79,13 @@ def watch_text(
         def count_attention(name: str) -> None:
             nonlocal done
             done += 1
+            # Each written token calls every attention once more.
             if progress is not None:
                 progress(name, done, len(recording) * max(1, write))
 
         recording.on_call = count_attention
         written = _run(model, ids, write)
+    # The recording outlives this run, to which the callback belongs.
     recording.on_call = None
     return WatchedText(recording, ids.shape[1], tokenizer.decode(written) if written else "")
 
@@ -100,12 +101,14 @@ def open_model(folder: Path) -> tuple[nn.Module, Tokenizer]:
     if "tokenizer.json" not in paths.list_names(folder):
         raise ValueError(f"{folder} has no tokenizer.json, so it cannot read a text")
     tokenizer = read_tokenizer(folder / "tokenizer.json")
+    # The text is recorded as it is, neither padded nor cut.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if "telescope" in config or find_spec("transformers") is None:
         return load(folder), tokenizer
     transformers: Any = import_module("transformers")
     transformers.utils.logging.disable_progress_bar()  # the command shows its own
+    # The class that the config names; AutoModel where transformers has no such class.
     architectures = config.get("architectures") or ["AutoModel"]
     model_class = getattr(transformers, str(architectures[0]), transformers.AutoModel)
     try:
@@ -123,6 +126,7 @@ def _run(model: Any, ids: Tensor, write: int) -> list[int]:
     encoder-decoder and 0.
     """
     if isinstance(model, Model):
+        # A translator always writes, other models only if they are asked to.
         if isinstance(model, Transformer) or write:
             options = {"max_new_tokens": write or 32, "temperature": 0.0}
             (line,) = decoding.generate(model, ids, **options)  # type: ignore[arg-type]
@@ -134,12 +138,15 @@ def _run(model: Any, ids: Tensor, write: int) -> list[int]:
             )
         model(ids)
         return []
+    # A model of transformers writes by its own `generate`.
     encoder_decoder = bool(model.config.is_encoder_decoder)
     if write or encoder_decoder:
+        # One text has no padding to be masked.
         mask = torch.ones_like(ids)
         written = model.generate(
             ids, attention_mask=mask, max_new_tokens=write or 32, do_sample=False
         )
+        # An encoder-decoder returns what it wrote alone; others repeat the prompt before it.
         new_ids: list[int] = written[0, 0 if encoder_decoder else ids.shape[1] :].tolist()
         return new_ids
     model(ids)

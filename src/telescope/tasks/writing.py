@@ -16,8 +16,8 @@ from ..models import GPT, LuongTranslator, Model, Transformer
 BATCH = 32  # parts that are written at once
 LONGEST = 256  # most tokens of a part, for a model whose config has no max_positions
 
-Fits = Callable[[str], bool]
-Split = Callable[[str, Fits], list[str]]
+Fits = Callable[[str], bool]  # whether the model can read a part at once
+Split = Callable[[str, Fits], list[str]]  # cuts a text into parts that fit
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ def rewrite(
     def fits(part: str) -> bool:
         return len(encode_text(model, part)) <= longest
 
+    # Cut all texts first: parts of different texts share batches.
     parts = [split(text, fits) for text in texts]
     flat = [part for text_parts in parts for part in text_parts]
     ids = [encode_text(model, part) for part in flat]
@@ -116,6 +117,7 @@ def max_source_tokens(model: Model) -> int:
 
 # ---------------------------------------------------------------------------------- parts of a text
 
+# Signs that end a sentence, and what closes after them, before a space; 。！？ need none.
 END = re.compile(r"[.!?…。！？]+[\"'”’»)\]]*(?=\s)|[。！？]")
 # A full stop after these ends no sentence: titles, abbreviations, initials, and numbers of days.
 GOES_ON = re.compile(
@@ -147,6 +149,7 @@ def split_by_length(text: str, fits: Fits) -> list[str]:
     if fits(whole):
         return [whole] if whole else []
     parts: list[str] = []
+    # Add to the last part as long as both fit together.
     for piece in split_by_sentence(text, fits):
         if parts and fits(f"{parts[-1]} {piece}"):
             parts[-1] += f" {piece}"
@@ -166,6 +169,7 @@ def _halve(sentence: str, fits: Fits) -> list[str]:
     """
     if fits(sentence) or len(sentence) < 2:
         return [sentence]
+    # A pause in the middle half, else a space, else between two letters.
     middle = len(sentence) // 2
     pauses = [match.end() for match in re.finditer(r"[,;:–—]\s", sentence)]
     cuts = [pause for pause in pauses if abs(pause - middle) < middle // 2]
@@ -198,6 +202,7 @@ def stream_text(
         while True:
             for token in tokens:
                 yield token
+                # The next stream goes on from what was written.
                 context = [*context, token.id]
                 max_new_tokens -= 1
             if max_new_tokens <= 0 or context[-1] in gpt.special.end:
@@ -250,6 +255,7 @@ def _shorten(model: GPT, context: list[int]) -> list[int]:
     """Return the context, or half as many of its last tokens as the model has positions where it is
     too long.
     """
+    # The other half of the positions is for what will be written.
     return context if len(context) <= model.longest else context[-max(1, model.longest // 2) :]
 
 

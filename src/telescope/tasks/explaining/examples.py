@@ -81,6 +81,7 @@ class Example:
         }
 
 
+# The vectors and weight matrices of the book.
 JOURNEY = {
     "x": torch.tensor(
         [
@@ -113,6 +114,7 @@ def journey(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     given = JOURNEY | dict(inputs or {})
     x = given["x"][None, None]
     q, k, v = (x @ given[name] for name in ("W_q", "W_k", "W_v"))
+    # Without matrices scores are not scaled; with them they are divided by √2.
     free = trace(x, x, x, Attention(scale=1.0, normalize=normalize), tokens)
     scaled = trace(q, k, v, Attention(normalize=normalize), tokens)
     masked = trace(q, k, v, Attention(normalize=normalize, mask=causal), tokens)
@@ -273,11 +275,13 @@ def telescope(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
         "W_q of head 0": head(*common, ("with", "seeing"), ("instrument", "subject")),
         "W_q of head 1": head(*common, ("with", "object"), ("instrument", "object")),
     } | dict(inputs or {})
+    # `given` keeps its order where inputs from outside replace a matrix.
     x, uses, owns = given.values()
     queries = torch.stack([x @ uses, x @ owns])[None]
+    # Both heads have the same keys; only their queries differ.
     keys = x.expand(1, 2, *x.shape)
     steps = trace(queries, keys, keys, Attention(normalize=normalize), sentence.split())
-    man = 1
+    man = 1  # places of words in the sentence
     astronomer = 4
     last = 7
     meanings = ("the man used it", "the astronomer had it")
@@ -354,9 +358,8 @@ def synthesizer(normalize: Normalizer, inputs: Inputs | None = None) -> Example:
     } | dict(inputs or {})
     x, A, b1, B, b2, V = given.values()
     hidden = (x @ A + b1).relu()
-    queries = torch.cat([hidden, torch.ones(len(x), 1)], dim=1)[
-        None, None
-    ]  # one more feature, for b2
+    # One more feature, which is 1, adds b2 to the scores.
+    queries = torch.cat([hidden, torch.ones(len(x), 1)], dim=1)[None, None]
     keys = torch.cat([B, b2]).mT[None, None]
     steps = trace(
         queries,

@@ -101,6 +101,7 @@ class ExplainedSentence:
         found = list[HeadReading]()
         for one in head_perspectives(scene.attention.weights, scene.row):
             weights = [float(one.weights[word]) for word in self.between]
+            # A word in many pieces gets more weight by chance: compare with even weights.
             ratios = [weight / even for weight, even in zip(weights, self.even, strict=True)]
             reads = ratios.index(max(ratios)) if max(ratios) > 1.0 and one.habit is None else None
             control = () if self.control is None else self.control.weights(one.layer, one.head)
@@ -172,6 +173,7 @@ def make_control(
     model: Transformer, source: str, words: Words, row: int, between: Sequence[int]
 ) -> ControlSentence:
     """Read the source again with a word inserted before word `row`."""
+    # Find where the word begins in the source, searching word by word from the left.
     start = end = 0
     for at in words.text_words:
         if at <= row:
@@ -180,6 +182,7 @@ def make_control(
     text = f"{source[:start]}{INSERTED} {source[start:]}"
     attention = watch_encoder(model, text)
     read = attention.columns
+    # The query and all words after it are one place further on.
     moved = [at + (at >= row) for at in (*between, row)]
     return ControlSentence(text, attention, min(moved[-1], len(read.names) - 1), (*moved[:-1], row))
 
@@ -210,12 +213,17 @@ def explain_sentence(
         raise ValueError(
             f"{name} is a {type(model).__name__}; a sentence is explained on a Transformer"
         )
+    # The sentence of the notes comes with its own query and its two words.
     if source.strip(" .").lower() == NOTES.lower() and query is None and not between:
         query, between = READINGS
+
+    # Translate, then record all attentions in one pass over both texts.
     written = translate_whole(model, source)
     encoder, decoder, cross = watch_translation(model, source, written)
     _check_layer_and_head(layer, head, (encoder, decoder, cross))
     read = encoder.columns
+
+    # Choose the words whose rows are shown.
     source_row, written_row = _find_rows(cross, query)
     pair = tuple(_find_word(word, read) for word in between)
     # The decoder's input begins with the start token.
@@ -228,6 +236,7 @@ def explain_sentence(
             title, caption, attention, row, *_choose_head(attention, row, columns, layer, head)
         )
 
+    # Where two words are compared, a control tells whether position decides.
     control = make_control(model, source, read, source_row, pair) if pair else None
 
     return ExplainedSentence(
@@ -278,6 +287,7 @@ def _find_rows(cross: SentenceAttention, query: str | None) -> tuple[int, int]:
     written_row = wrote.find(query) if query is not None else None
     if source_row is None and written_row is None:
         raise ValueError(f'no word is "{query}"; {hint(str(query), [*read.names, *wrote.names])}')
+    # A word of one side only is followed to the other side by the alignment.
     if source_row is None:
         source_row = max(read.text_words, key=lambda j: float(weights[written_row, j]))
     if written_row is None:
@@ -303,6 +313,7 @@ def _find_word(word: str, words: Words) -> int:
 def _check_layer_and_head(
     layer: int | None, head: int | None, attentions: Sequence[SentenceAttention]
 ) -> None:
+    # The most of any stack: an encoder may have more layers than a decoder.
     layers, heads = (
         max(attention.weights.shape[axis] for attention in attentions) for axis in (0, 1)
     )
@@ -325,6 +336,7 @@ def _choose_head(
     of this attention.
     """
     weights = attention.weights[:, :, row]
+    # Without columns of interest, the largest weight on any word counts.
     largest = weights[..., list(columns)].amax(-1) if columns else weights.amax(-1)
     layers = range(len(largest))
     heads = range(largest.shape[1])
@@ -332,6 +344,7 @@ def _choose_head(
         len(known) + number if number is not None and number < 0 else number
         for number, known in ((layer, layers), (head, heads))
     )
+    # A layer or head that this attention lacks restricts nothing.
     choices = [
         (i, j)
         for i in layers

@@ -63,6 +63,7 @@ class SentenceAttention:
         """The layer whose heads, averaged, put the most weight on single words: the best one to
         read an alignment.
         """
+        # Special tokens are left out, unless there is nothing else.
         rows = list(self.rows.text_words) or list(range(len(self.rows.names)))
         return int(self.weights.mean(1)[:, rows].amax(-1).mean(-1).argmax())
 
@@ -103,6 +104,7 @@ def watch_translation(model: Transformer, source: str, written: Written) -> Tran
     """Record every step of all attentions, in one forward pass over the source and a translation
     found before.
     """
+    # The decoder reads the start token, and all but the last token that was written.
     decoder_input = [start_token(model), *written.ids[:-1]]
     with watch(model, keep="steps", also="norms") as recording:
         _run(model, encode_text(model, source), decoder_input)
@@ -111,6 +113,7 @@ def watch_translation(model: Transformer, source: str, written: Written) -> Tran
     return TranslatorAttention(
         SentenceAttention(read, read, _select(recording, "encoder.*.self")),
         SentenceAttention(given, given, _select(recording, "decoder.*.self")),
+        # A row is the word that its queries write, one token after the one they read.
         SentenceAttention(
             written_words(model, written.ids), read, _select(recording, "decoder.*.cross")
         ),
@@ -134,6 +137,7 @@ def watch_alignment(model: Model, source: str, written: Written) -> SentenceAtte
     if isinstance(model, GPT):
         return _watch_continuation(model, encode_prompt(model, source), written.ids)
     check_rewrites(model)
+    # Only the attentions to the source are needed.
     with watch(model, layers="*cross", keep="queries-keys") as recording:
         _run(model, encode_text(model, source), [start_token(model), *written.ids[:-1]])
     rows = written_words(model, written.ids)
@@ -150,9 +154,11 @@ def _watch_continuation(
     All but the last token of the prompt are in the cache: they are keys, and not queries of the
     recording.
     """
+    # Keep what fits: the last written token is never read, and needs no position.
     written = written[-model.longest :]
     prompt = prompt[-(model.longest + 1 - len(written)) :]
     cache = model.cache(1, len(prompt) + len(written) - 1)
+    # Fill the cache before the recording begins.
     if len(prompt) > 1:
         _run(model, prompt[:-1], cache=cache)
     with watch(model, keep="queries-keys") as recording:
@@ -180,6 +186,7 @@ def written_words(model: Model, ids: Sequence[int]) -> Words:
     text = ""
     spans = list[Span | str]()
     for token in ids:
+        # A special token is shown by its name, and covers no characters.
         if token in special:
             spans.append(model.tokenizer.id_to_token(token) or str(token))
             continue
@@ -226,10 +233,12 @@ def positional_shares(
     rows.
     """
     rows, columns = weights.shape
+    # The first word, and of all others the one that gets the most weight.
     shares = {
         "first": float(weights[:, 0].mean()),
         "sink": float(weights.mean(0)[1:].max()) if columns > 1 else 0.0,
     }
+    # Between two texts there are no distances.
     if across or rows != columns:
         return shares
     for name, offset in POSITIONS.items():
@@ -247,6 +256,7 @@ def head_perspectives(
         for head, one in enumerate(heads):
             shares = positional_shares(one, across)
             habit = max(shares, key=lambda name: shares[name])
+            # Of one or two words, every head seems to attend by position.
             by_position = shares[habit] >= CLEAR and one.shape[0] > 2
             found.append(
                 HeadPerspective(
@@ -273,6 +283,7 @@ def most_different(
     # Each pair once; the first one if several differ alike.
     distances = torch.cdist(weights, weights, p=1).triu(1)
     first, second = divmod(int(distances.argmax()), len(able))
+    # Where all heads are equal, the argmax is the first head with itself: take the first two.
     return (able[first], able[second]) if first != second else (able[0], able[1])
 
 
@@ -283,5 +294,6 @@ def most_telling(heads: Sequence[HeadPerspective], row: int, columns: Sequence[i
     Heads that attend by position are left out as long as another remains.
     """
     able = [i for i, head in enumerate(heads) if head.habit is None] or list(range(len(heads)))
+    # Where all words are neighbours, any of them will do.
     far = [column for column in columns if abs(column - row) > 1] or list(columns) or [0]
     return max(able, key=lambda i: float(heads[i].weights[far].max()))

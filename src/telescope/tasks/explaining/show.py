@@ -44,11 +44,13 @@ def draw(
     show     also yield, for each text, a table of what each written word attended to
     """
     several = any(len(part.found) > 1 for part in parts)
+    # One text of each part is printed as running text.
     if not several and not show:
         yield before + between.join(part.text for part in parts)
         return
     for part in parts:
         for number, written in enumerate(part.found, 1):
+            # Beam search gives scores; samples are numbered.
             label = f"{number}  " if written.score is None else f"{written.score:.4f}  "
             yield f"{label if several else ''}{before}{written.text}"
             if show and written.ids:  # a text of no tokens attended to nothing
@@ -113,9 +115,11 @@ def percent_table(
 
     `peak` is the weight that is drawn brightest, the largest one unless given.
     """
+    # Where all weights are 0, the scale ends at 1.
     brightest = 100 * ((float(weights.max()) if peak is None else peak) or 1.0)
 
     def tables() -> Iterator[Table]:
+        # All words if the console is wide enough, else fewer and fewer of them.
         yield _matrix(rows, columns, 100 * weights, brightest)
         for most in range(MOST_LISTED, 0, -1):
             yield _largest_of_rows(rows, columns, 100 * weights, brightest, min(most, len(columns)))
@@ -143,6 +147,7 @@ def _largest_of_rows(
     most: int,
 ) -> Table:
     table = _empty_table()
+    # Stable: equal weights stay in the order of the words.
     largest = percent.sort(dim=-1, descending=True, stable=True)
     for name, *row in zip(
         rows, largest.values[:, :most].tolist(), largest.indices[:, :most].tolist(), strict=True
@@ -184,6 +189,7 @@ def draw_sentence(
     steps       show every step of the chosen head, token by token, and every product of one row
     """
     words = explained.scenes[0].attention.columns
+    # A piece that continues a word begins with "·"; join it to the piece before.
     pieces = " ".join(words.pieces).replace(" ·", "·")
     by = (
         f"by {explained.model}, {explained.parameters / 1e6:.1f}M parameters; every number is "
@@ -222,6 +228,7 @@ def _draw_scene(number: int, scene: SentenceScene) -> list[RenderableType]:
         Text.assemble("\nthe row of ", (scene.word, "bold"), " in every head, in %"),
     ]
     names = [f"head {head}" for head in range(heads)]
+    # All layers share one scale of brightness.
     for layer, watched in enumerate(attention.layers):
         parts += [
             Text(watched.name),
@@ -244,6 +251,7 @@ def _draw_heads(scene: SentenceScene, every_head: bool, steps: bool) -> list[Ren
             percent_table(attention.rows.names, attention.columns.names, attention.weights[place])
         )
     trace = attention.trace(*chosen)
+    # Of a word in several pieces, the last one.
     row = trace.row(attention.rows.positions(scene.row)[-1])
     largest = row.strongest(MOST_KEYS)
     left_out = f"; the {MOST_KEYS} largest weights" if largest is not row else ""
@@ -261,12 +269,14 @@ def _draw_readings(explained: ExplainedSentence) -> RenderableType:
     names = scene.attention.columns.names
     table = Table.grid(padding=(0, 2))
     for number, word in enumerate(explained.between):
+        # The heads that look at this word, the largest weight first.
         chosen = sorted(
             (r for r in readings if r.reads == number), key=lambda r: -r.weights[number]
         )
         heads = ", ".join(_draw_reading(r, number) for r in chosen) or "no head"
         even = f"even: {explained.even[number]:.4f}"
         table.add_row(Text(f"{scene.word} → {names[word]}", "bold"), Text(even, "dim"), heads)
+    # Heads that attend by position are counted by their habits.
     by_position = [r for r in readings if r.habit is not None]
     habits = sorted({str(r.habit) for r in by_position})
     listed = ", ".join(f"{sum(r.habit == habit for r in by_position)} {habit}" for habit in habits)

@@ -65,6 +65,7 @@ def _all_scores() -> Float[Tensor, "d query key"]:
     dice = torch.Generator().manual_seed(SEED)
     queries = torch.randn(QUERIES, 1, MOST_FEATURES, generator=dice, dtype=torch.float64)
     keys = torch.randn(QUERIES, KEYS, MOST_FEATURES, generator=dice, dtype=torch.float64)
+    # Running sums over the features are the scores of every d.
     return (queries * keys).cumsum(-1).permute(2, 0, 1).contiguous()
 
 
@@ -95,6 +96,7 @@ def draw_variance() -> RenderableType:
     headings = ("d", "var q·k", "var q·k/√d", "largest weight", "…/√d", "gradient", "…/√d")
     rows = []
     for row in variance_to_dict()["rows"]:
+        # Each statistic, as it is and divided, side by side.
         pairs = zip(row["dot"].values(), row["divided"].values(), strict=True)
         cells = [number for both in pairs for number in both]
         # Variances grow with d and need two places, weights and gradients four.
@@ -120,8 +122,10 @@ def encoding_table(kind: str, d: int) -> Float[Tensor, "row column"]:
     if kind == "sinusoidal":
         return sinusoidal(POSITIONS, d, dtype=torch.float64)
     if kind == "rotary":
+        # The angles of position p are p times those of position 1.
         turned = rotary(pairs="neighbours").at(torch.ones(1, dtype=torch.long), d, torch.float64)
         return torch.arange(POSITIONS)[:, None] * torch.atan2(turned.sin, turned.cos)[0]
+    # The bias of a head falls by its slope with each step of distance.
     slopes: Tensor = alibi(ALIBI_HEADS).slopes  # type: ignore[attr-defined]
     return -slopes[:, None] * torch.arange(POSITIONS)
 
@@ -133,6 +137,7 @@ def encoding_curves(kind: str, d: int) -> tuple[dict[str, Float[Tensor, " distan
     The second result is how much such a score differs between pairs of positions that have the same
     distance: 0 but for rounding.
     """
+    # Where all scores are equal, the weights are the softmax of the bias.
     if kind == "alibi":
         weights = encoding_table(kind, d).softmax(-1)
         return {f"head {head}": weights[head] for head in SHOWN_HEADS}, 0.0
@@ -146,6 +151,7 @@ def encoding_curves(kind: str, d: int) -> tuple[dict[str, Float[Tensor, " distan
         same = torch.full((1, 1, 2 * POSITIONS, d), d**-0.5, dtype=torch.float64)
         vectors = rotary(pairs="neighbours")(same)[0, 0]
     dots = vectors @ vectors.mT
+    # Row p: position p with itself and the 63 positions after it.
     found = torch.stack([dots[p, p : p + POSITIONS] for p in range(POSITIONS)])
     curves = {f"{name}, p = {p}": found[p] for p in (0, FURTHER)}
     return curves, float((found - found[0]).abs().max())
@@ -153,6 +159,7 @@ def encoding_curves(kind: str, d: int) -> tuple[dict[str, Float[Tensor, " distan
 
 def positions_to_dict() -> dict[str, Any]:
     """Return what each encoding makes of the distance between two words."""
+    # Of the first two encodings, only the curve from position 0 is shown.
     waves, turned, faded = (list(encoding_curves(kind, 64)[0].values()) for kind in ENCODINGS)
     rows = [
         {"distance": at, "sinusoidal": float(waves[0][at]), "rotary": float(turned[0][at])}

@@ -77,6 +77,7 @@ def predict(
     # In float32, whatever the file holds, so that figures do not depend on the machine.
     model = load(folder, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
     answers = settings.answer(model, data_folder(data), cast(Split, split))
+    # Make the folder only when there are answers to write.
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
     # Answers are kept: they can be scored again, elsewhere and by other metrics.
@@ -93,6 +94,7 @@ def score(
     """
     settings = read(recipe or find_model(folder) / RECIPE)
     file = _file(folder, split, out)
+    # Only the file counts, which may have been written on another machine.
     answers = _read_answers(file)
     evaluation = Evaluation(settings.name, split, len(answers), settings.score(answers))
     with atomic_file(file.with_suffix(".json")) as new:
@@ -125,6 +127,7 @@ def _read_answers(file: Path) -> list[Answer]:
     answers = []
     for number, line in enumerate(read_lines(file), 1):
         where = f"{file}, line {number}"
+        # A line that is no answer is reported by its number.
         answer = parse_json(line, where)
         if not isinstance(answer, dict):
             raise ValueError(f"{where}: is not an object, as an answer should be")

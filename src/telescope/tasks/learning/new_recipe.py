@@ -29,6 +29,7 @@ train = {train} # .tsv, .csv, .jsonl, .json, .parquet{plain}
 held_out = 5
 """
 
+# The two numbers are the model's positions and the most tokens that it writes.
 PAIRS = """
 [tokenizer]
 size = 8000 # pieces of the vocabulary, trained on your texts
@@ -194,10 +195,12 @@ def _columns(
     """Return the columns that the recipe will read; none for plain text."""
     known = TEMPLATES[task].columns
     given = [source, target][: len(known)]
+    # Without a file, the usual names stand for the columns.
     if train is None:
         if task == "generate" and source is None:
             return []
         return [name or usual for name, usual in zip(given, known, strict=True)]
+    # Two plain texts, such as train.en and train.de for "train.{}".
     if "{}" in train:
         if None in given:
             raise ValueError(
@@ -231,6 +234,7 @@ def _columns(
     usual = [name for name in known if name in header]
     # The usual names if all are there, else the columns from left to right.
     guessed = usual if len(usual) == len(given) else [name for name in header if name not in given]
+    # What was not given is taken from the guesses, in their order.
     found = [name or (guessed.pop(0) if guessed else "") for name in given]
     if "" in found:
         raise ValueError(

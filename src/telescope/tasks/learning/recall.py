@@ -23,6 +23,7 @@ from ...text import encode as encode_texts
 from ...training import IGNORE, TextBatch, Training, generator, language
 from .recipe import Answer, PreparedModel, Recipe, Shape, TrainingStage, check_fields
 
+# The ids of MARKS, in their order.
 PAD = 0
 GAP = 1
 MARKS = PAD_MARK, GAP_MARK = "□", "⁇"
@@ -111,6 +112,7 @@ def answer_questions(model: Model, questions: Sequence[str]) -> list[str]:
             "this model was not trained to recall; telescope train recipes/recall-rotary.toml "
             "trains one"
         )
+    # The ⁇ after a question asks for the answer.
     prompts = encode(model.tokenizer, [question + GAP_MARK for question in questions])
     answers: list[str] = []
     for first in range(0, len(prompts), BATCH):
@@ -212,6 +214,7 @@ def corrupt(
     after_gap = torch.where(at <= rest, at - 1 + taken, at - rest - 2 + start)
     from_line = torch.where(at < start, at, after_gap)
     moved = lines.gather(1, from_line.clamp(0, lines.shape[1] - 1))
+    # Put both ⁇ in their places, then pad.
     moved = moved.masked_fill((at == start) | (at == rest + 1), GAP)
     return moved.masked_fill(at > kept + 1, PAD)
 
@@ -263,6 +266,7 @@ class IdTable(ABC):
         """
         device = self.ids.device
         n = len(self.ids)
+        # Validation always draws the numbers of epoch 0.
         random = generator(settings.seed, 0 if epoch is None else epoch)
         chances = torch.rand(self.chances, n, generator=random, dtype=torch.float64)
         order = torch.arange(n) if epoch is None else torch.randperm(n, generator=random)
@@ -270,6 +274,7 @@ class IdTable(ABC):
         # Make all rows, then put them in order and fill up the last batch.
         ids, targets = self.rows(chances.to(device))
         size = settings.rows_of(ids.shape[1])
+        # Copies of one row fill up the last batch; their targets are removed below.
         order = torch.cat([order, order[:1].expand(-n % size)]).to(device)
         ids = ids[order]
         targets = targets.masked_fill(targets == PAD, IGNORE)[order]
@@ -293,6 +298,7 @@ class Lines(IdTable):
     def __init__(self, lines: Sequence[Sequence[int]], block: int, draws: int = 1) -> None:
         self.block = block
         self.longest = block * 7 // 8
+        # The draws of the length, and one number each for the span's length and its start.
         self.chances = draws + 2
         lengths = [min(len(line), self.longest) for line in lines]
         shortest = min(lengths)
@@ -306,6 +312,7 @@ class Lines(IdTable):
 
     def rows(self, chances: Float[Tensor, "chances rows"]) -> Rows:
         moved = corrupt(self.ids, draw_spans(self.lengths, chances, self.longest), self.block)
+        # Each character is to predict the next one.
         return moved[:, :-1], moved[:, 1:]
 
 
@@ -324,4 +331,5 @@ class Questions(IdTable):
 
     def rows(self, chances: Float[Tensor, "chances rows"]) -> Rows:
         at = torch.arange(1, self.ids.shape[1], device=self.ids.device)
+        # The characters of the question are read, and no targets.
         return self.ids[:, :-1], self.ids[:, 1:].masked_fill(at < self.lengths[:, None], PAD)

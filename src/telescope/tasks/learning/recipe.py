@@ -21,7 +21,7 @@ from ...text import Split, TextPair, group_targets, read_rows, read_running_text
 from ...training import Data, Objective, Training, Validate
 from ...words import hint, one_line
 
-MOST_BLOCKS = 4096
+MOST_BLOCKS = 4096  # of each stack of a model
 Answer = dict[str, Any]  # a model's answer to one question and the right answers; a line of JSON
 
 
@@ -109,6 +109,7 @@ class Recipe(ABC):
                 raise ValueError(f'{name}: a recipe to {task} has no "{key}"; {hint(key, kinds)}')
             if not isinstance(table, dict):
                 raise ValueError(f"{name}: {key}={table!r} should be a table, [{key}]")
+        # A table that may be None stays None if it is left out; any other takes its defaults.
         read: dict[str, Any] = {}
         for key, kind in kinds.items():
             options = get_args(kind)  # of `Training | None`
@@ -157,6 +158,7 @@ def check_fields(answers: Sequence[Answer], **types: type | tuple[type, ...]) ->
     for number, answer in enumerate(answers, 1):
         for name, kind in types.items():
             value = answer.get(name)
+            # True is an int, but no figure of an answer.
             if not isinstance(value, kind) or isinstance(value, bool):
                 shown = one_line(repr(value)[:80])
                 raise ValueError(
@@ -238,6 +240,7 @@ class OwnData(Config):
             )
         if self.corpus is not None:
             check_choice("corpus", self.corpus, corpora)
+            # A corpus has splits of its own.
             for name in ("validation", "test"):
                 file = getattr(self, name)
                 if file is not None:
@@ -258,6 +261,7 @@ class OwnData(Config):
                   count as training
         """
         file, shared = self._file_of(split)
+        # Rows of a file with two splits are counted once, with the training.
         counted = None if shared and split != "train" else left_out
         rows = read_rows(data, file, (source, target), counted)
         if shared:
@@ -292,5 +296,6 @@ class OwnData(Config):
         assert self.train is not None
         if split == "train":
             return self.train, self.validation is None
+        # Without a file for the test, the test is the validation.
         named = self.validation if split == "validation" else self.test or self.validation
         return named or self.train, named is None

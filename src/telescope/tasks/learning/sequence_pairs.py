@@ -38,9 +38,9 @@ from .recipe import (
     check_fields,
 )
 
-Ids = list[list[int]]
+Ids = list[list[int]]  # the token ids of several texts
 MOST_AGAIN = 1000  # most additional copies of the training data
-WORD = re.compile(r"[^\W\d_]+")
+WORD = re.compile(r"[^\W\d_]+")  # letters alone
 DROPOUT = 0.1  # share of BPE merges left out where words are cut into other pieces
 
 
@@ -144,10 +144,12 @@ def examples(
     """
     start = special_ids(target.tokenizer).start
     assert start is not None
+    # A source with several targets is an example for each of them.
     sources, targets = zip(
         *((pair.source, text) for pair in pairs for text in pair.targets), strict=True
     )
     both: list[tuple[list[int], list[int]]] = []
+    # First the usual pieces, then other pieces for each copy.
     for way in range(again + 1):
         starting = ([start, *ids] for ids in target.encode(targets, way))
         both += zip(source.encode(sources, way), starting, strict=True)
@@ -229,12 +231,14 @@ class PairsRecipe(Recipe):
             greedy = answers(model, written, source, self.decoding, beams=1)
             return {"loss": loss, self.chosen_by: self.validation_figure(greedy)}
 
+        # A pretraining restores gaps in the sources, each of which counts once.
         stages = {}
         if self.pretraining is not None:
             assert model.special.start is not None
             texts = list(dict.fromkeys(pair.source for pair in training))
             gapped = Gapped(source.encode(texts), model.special.start)
             stages["pretraining"] = TrainingStage(self.pretraining, gapped, translation)
+        # Only the training has copies in other pieces; validation has the usual ones.
         pairs = examples(training, source, target, left_out.training, self.tokenizer.again)
         stages["training"] = TrainingStage(
             self.training,
@@ -283,6 +287,7 @@ def answers(
 
 def _write_batch(model: Model, sources: Ids, decoding: Decoding, beams: int) -> list[str | None]:
     longest = decoding.longest
+    # One beam is greedy decoding.
     if beams == 1:
         greedy = generate(model, sources, max_new_tokens=longest, temperature=0)
         return [written.text for written in greedy]
@@ -329,6 +334,7 @@ def bleu(
     """
     # multi-bleu does not smooth.
     smooth = "none" if tokens == "none" else "exp"
+    # `force` is for texts that are tokenized already, which sacrebleu warns of.
     metric = _import_metric("sacrebleu").metrics.BLEU(
         lowercase=lower, tokenize=tokens, smooth_method=smooth, force=True
     )

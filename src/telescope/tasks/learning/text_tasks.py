@@ -200,6 +200,7 @@ class SummaryData(PairData):
         return [pair for seed in range(self.renamed) for pair in rename_speakers(pairs, seed)]
 
     def columns(self, tokenizer: Tokenizer) -> tuple[TextColumn, TextColumn]:
+        # A long document is cut; a pair with a long summary is left out.
         document = TextColumn(tokenizer, self.longest, whole=False)
         return document, TextColumn(tokenizer, self.longest_summary, whole=True)
 
@@ -258,6 +259,7 @@ class TextTokenizer(Config):
     def learn(self, data: Path, corpus: TextData) -> Tokenizer:
         """Return a new tokenizer, trained on the corpus."""
         if self.kind == "bpe":
+            # Line breaks are characters of the text, too.
             lines = corpus.read(data, "train").splitlines(keepends=True)
             return train_bpe(lines, self.size, special=False)
         # A character that occurs in the held-out text alone could not be encoded later.
@@ -278,6 +280,7 @@ class GenerateRecipe(Recipe):
 
     def prepare(self, data: Path, tokenizer: Tokenizer | None) -> PreparedModel:
         """Build the model and its one stage of training."""
+        # A run that continues brings its tokenizer.
         tokenizer = tokenizer or self.tokenizer.learn(data, self.data)
         model = self.model.build(tokenizer.get_vocab_size(), self.training.seed)
         model.tokenizer = tokenizer
@@ -298,6 +301,7 @@ class GenerateRecipe(Recipe):
         text = self.data.read(data, split)
         held_out = windows(model, text)
         loss = mean_loss(model, held_out, language, self.training)
+        # The first token is predicted by none, so that it does not count.
         return [{"loss": loss, "tokens": len(held_out.ids) - 1, "characters": len(text)}]
 
     def score(self, answers: list[Answer]) -> dict[str, float]:
@@ -310,6 +314,7 @@ class GenerateRecipe(Recipe):
             )
         check_fields(answers, loss=(float, int), tokens=int, characters=int)
         loss, tokens, characters = (answers[0][name] for name in ("loss", "tokens", "characters"))
+        # Answers may come from a file that was written elsewhere.
         if not 0 <= loss < LARGEST_LOSS or min(tokens, characters) < 1:
             raise ValueError(
                 f"the answer says a loss of {loss} nats for {tokens} tokens of {characters} "

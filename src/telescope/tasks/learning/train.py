@@ -51,6 +51,7 @@ def read(path: str | os.PathLike[str]) -> Recipe:
         ) from None
     except ValueError as error:  # a folder or a pipe; not UTF-8, not TOML
         raise ValueError(one_line(f"{file} is not a recipe that can be read: {error}")) from None
+    # All that is left after name and task are tables.
     name = tables.pop("name", file.stem)
     task = tables.pop("task", None)
     if not isinstance(task, str) or task not in TASKS:
@@ -71,6 +72,7 @@ def override(
     """
     changes: dict[str, Any] = {}
     if steps is not None:
+        # The length is given in steps or in epochs, not in both.
         changes |= {"steps": steps, "epochs": None}
     if seed is not None:
         changes["seed"] = seed
@@ -111,6 +113,7 @@ def train(
         prepared = _prepare(recipe, folder, data_folder(data), processes)
         model = prepared.model
         for name, stage in prepared.stages.items():
+            # Each stage goes on with the model of the one before.
             model = training.train(
                 model,
                 stage.data,
@@ -153,6 +156,7 @@ def _prepare(recipe: Recipe, folder: Path, data: Path, processes: Processes) -> 
         _write_whole(tokenizer_file, learnt.to_str(pretty=True))
         return str(learnt.to_str())
 
+    # The other processes are sent the tokenizer, and prepare by themselves.
     text = processes.in_first(prepare_first)
     if own:
         return own[0]
@@ -164,8 +168,10 @@ def save(model: Model, folder: Path) -> None:
     complete.
     """
     new = folder / ".model"
+    # A save that was stopped may have left this folder.
     shutil.rmtree(new, ignore_errors=True)
     model.save(new)
+    # False sorts before True: the weights are moved last.
     for name in sorted(os.listdir(new), key="model.safetensors".__eq__):
         (new / name).replace(folder / name)
     new.rmdir()
@@ -196,6 +202,7 @@ def _write_whole(file: Path, text: str) -> None:
     """Write a file completely or not at all."""
     new = _unfinished(file)
     new.write_text(text, encoding="utf-8")
+    # On the disk before the name changes: a crash leaves the old file or the new one.
     sync_file(new)
     new.replace(file)
 
@@ -226,6 +233,7 @@ def check(recipe: Recipe, *, data: str | None = None, out: str | None = None) ->
     if out is not None:
         check_can_write(Path(out) / RECIPE)
         check_folder(Path(out), recipe)
+    # Show a part of each split, where the data of a task has splits.
     table: Any = recipe.tables()["data"]
     for split in SPLITS if hasattr(table, "read") else ():
         yield f"{split:<12}{_describe(table.read(folder, split))}"
@@ -238,6 +246,7 @@ def check(recipe: Recipe, *, data: str | None = None, out: str | None = None) ->
     parameters = sum(parameter.numel() for parameter in model.parameters())
     yield f"{'model':<12}{type(model).__name__}, {parameters:,} parameters{tokens}"
 
+    # Time the steps on the device of the training.
     device = torch.device("cuda" if uses_gpu() else "cpu")
     model.to(device)
     for name, stage in prepared.stages.items():
@@ -246,6 +255,7 @@ def check(recipe: Recipe, *, data: str | None = None, out: str | None = None) ->
             yield f"{'left out':<12}{format_counts(stage.left_out)}"
 
     if out is not None:
+        # `check_folder` has refused a folder that holds anything but a run of this recipe.
         exists = Path(out).is_dir() and any(Path(out).iterdir())
         yield f"{'folder':<12}{out}: {'a run that will go on' if exists else 'will be made'}"
     missing = [package for package in NEEDED if find_spec(package) is None]
@@ -271,6 +281,7 @@ def _describe_stage(stage: TrainingStage, model: torch.nn.Module, device: torch.
     settings = stage.settings
     prepared = stage.data.to(device)
     specs = prepared.batches(settings, 0)
+    # A step takes `accumulate` batches.
     per_epoch = max(1, len(specs) // settings.accumulate)
     steps = settings.steps or per_epoch * (settings.epochs or 1)
 
@@ -300,6 +311,7 @@ def _describe_stage(stage: TrainingStage, model: torch.nn.Module, device: torch.
 
 
 def _now(device: torch.device) -> float:
+    # A GPU runs asynchronously: wait until all steps have finished.
     if device.type == "cuda":
         torch.cuda.synchronize()
     return perf_counter()
