@@ -23,7 +23,7 @@ import torch
 
 import telescope as ts
 from telescope.interception.watch import record_calls
-from telescope.recording.call_facts import KeepOptions
+from telescope.recording.attention_call import KeepOptions
 from telescope.text.data_files import data_folder
 
 from .measure import Row, seconds

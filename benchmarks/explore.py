@@ -25,8 +25,7 @@ import torch
 
 import telescope as ts
 from telescope.recording import Recording
-from telescope.recording.attention_call import AttentionCall
-from telescope.recording.call_facts import KeepOptions
+from telescope.recording.attention_call import AttentionCall, KeepOptions
 
 from .measure import Row
 

@@ -12,7 +12,7 @@ from support import writers
 from support.browsing import TURN, Page
 from telescope.explorer.library import Library
 from telescope.recording import Recording
-from telescope.recording.call_facts import KeepOptions
+from telescope.recording.attention_call import KeepOptions
 
 LESSONS = Path(__file__).parents[2] / "web/lessons"
 CARDS = [

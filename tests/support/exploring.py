@@ -10,8 +10,7 @@ from support import writers
 from telescope.explorer.api import Api
 from telescope.explorer.library import Library
 from telescope.recording import Recording
-from telescope.recording.attention_call import AttentionCall
-from telescope.recording.call_facts import KeepOptions
+from telescope.recording.attention_call import AttentionCall, KeepOptions
 
 SENTENCES = (writers.NOTES, "Good morning.", "How are you?")
 

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from ..interception import huggingface
-from ..interception.find_attentions import find_attentions
+from ..interception.watch import find_attentions
 from ..recording import SavedEdit, describe_unwatched
 from ..words import hint
 from .edits import KINDS, Edit, LayerEdit, from_json

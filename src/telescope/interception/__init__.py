@@ -5,12 +5,11 @@ Imports recording and the rooms below it, layers, and transformers if the model 
 watch.py first: it lists the way of one call from the model into the recording.
 """
 
-from .find_attentions import FoundAttentions
 from .interceptor import EDIT, Bypass, HandledCall, Handler
 from .module_hook import COMPILED, runs_for
 from .tensor_parallel import tensor_parallel_rank, tensor_parallel_size
 from .text import RealTokens, Text
-from .watch import record_calls, watch
+from .watch import FoundAttentions, record_calls, watch
 
 __all__ = [
     "COMPILED",

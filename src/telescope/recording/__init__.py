@@ -5,12 +5,18 @@ Imports survey, trace, tiles, files and the rooms below them, and nothing about 
 recording.py first, then recorded_call.py.
 """
 
-from .attention_call import AttentionCall, QuerySelection, query_selection
-from .call_facts import ALSO, TOP, KeepOptions, MapSize
+from .attention_call import (
+    ALSO,
+    TOP,
+    AttentionCall,
+    KeepOptions,
+    MapSize,
+    QuerySelection,
+    query_selection,
+)
 from .edits import SavedEdit
 from .find_sources import head_places, source_kind, sources_of_scores, stack_of
 from .forward_pass import ForwardPass
-from .head_gradients import check_dropout
 from .heads import Heads, heads_of, natural_order
 from .names import (
     HeadNumbers,
@@ -32,7 +38,7 @@ from .opening import open_recording as open
 from .queries_keys_call import StepsCall, one_head
 from .recorded_call import RecordedCall
 from .recording import KEEP, Recording
-from .row_in_float64 import RowInFloat64
+from .row_in_float64 import RowInFloat64, check_dropout
 from .saving import FILE
 from .source_question import AnswerPositions, Calls, NotKeptError, Question, ask
 from .sources import ANSWER, KINDS, Source, Sources

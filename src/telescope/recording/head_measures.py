@@ -12,7 +12,7 @@ from torch import Tensor
 from ..measures import COLUMNS, MEASURES, NO_TOKEN, SUMS, HeadRows, IsMark, Places, counted
 from ..surveys import Summary
 from .recorded_call import RecordedCall
-from .segments import Segments
+from .sources import Segments
 from .summaries_call import SummariesCall
 
 Sums = tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]

@@ -16,7 +16,7 @@ from ..words import hint, index_range, whole_number
 from .head_measures import CallMeasures, measure
 from .names import Layers, list_names, select_layers
 from .recorded_call import RecordedCall
-from .segments import Segments
+from .sources import Segments
 
 
 class Heads(Sequence[Head]):

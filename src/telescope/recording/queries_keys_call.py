@@ -27,8 +27,7 @@ from ..surveys import Size, Survey, survey
 from ..tiles import OneHead
 from ..traces import Tokens, Trace, trace
 from ..words import check_index
-from .attention_call import AttentionCall
-from .call_facts import TOP, KeepOptions, MapSize
+from .attention_call import TOP, AttentionCall, KeepOptions, MapSize
 from .recorded_call import RecordedCall
 from .storage import GrowingTensor
 from .survey_queue import SurveyQueue

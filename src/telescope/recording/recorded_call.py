@@ -32,10 +32,18 @@ from ..measures import BatchTokens, Places, Written
 from ..surveys import Size, Survey
 from ..traces import Tokens, Trace
 from ..words import whole_number
-from .attention_call import AttentionCall, all_queries, seems_cross_attention
-from .call_facts import CallFacts, KeepOptions, MapSize, TextColumns, range_of
+from .attention_call import (
+    AttentionCall,
+    CallFacts,
+    KeepOptions,
+    MapSize,
+    TextColumns,
+    all_queries,
+    range_of,
+    seems_cross_attention,
+)
 from .continuation import continues, fingerprints, same_bits
-from .head_gradients import shares_with_unrecorded, weight_times_gradient
+from .row_in_float64 import shares_with_unrecorded, weight_times_gradient
 from .storage import GrowingTensor, StoredParts, StoredTensor, on_device
 from .survey_queue import SurveyQueue
 

@@ -11,16 +11,14 @@ from torch import Tensor
 from ..files import frame
 from ..traces import render_text
 from ..words import format_bytes, hint
-from .attention_call import AttentionCall
-from .call_facts import KeepOptions
+from .attention_call import AttentionCall, KeepOptions
 from .find_sources import find_sources
 from .heads import Heads, heads_of
 from .names import HeadNumbers, Layers, attentions_inside, describe_unwatched
 from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import RecordedCall, nbytes_of
 from .saving import save_recording
-from .segments import read_segments
-from .sources import Sources
+from .sources import Sources, read_segments
 from .storage import STORES
 from .summaries_call import SummariesCall
 from .survey_queue import SurveyQueue

@@ -2,17 +2,19 @@
 largest weights.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Pairs, restrict_to_queries, softmax
+from ..attention import Pairs, key_heads_of, restrict_to_queries, softmax
 from ..engines import nan_safe_weigh
-from ..surveys import KEYS, masked_rows
+from ..surveys import KEYS, compute_dtype, masked_rows, weigh
 from ..tiles import OneHead
 from ..traces import PAIR_STEPS, formulas, score_products
+from .attention_call import AttentionCall
 
 # Up to the first number, all keys are returned; of more keys, those with the largest weights.
 ALL = 512
@@ -131,3 +133,45 @@ def _context(
             weights[..., part], head.values[:, :, part].double(), masked[..., part]
         )[0, 0, 0]
     return summed
+
+
+def shares_with_unrecorded(heads: Sequence[int], call: AttentionCall) -> bool:
+    """Return whether some of these heads of a call share their values with heads that are not among
+    them.
+    """
+    count = call.queries.shape[1]
+    key_heads = call.values.shape[1]
+    kept = key_heads_of(torch.tensor(heads), count, key_heads)
+    # Each key head serves count / key_heads heads: compare with how many are recorded.
+    return len(kept) * count > len(heads) * key_heads
+
+
+def check_dropout(name: str, heads: Sequence[int], call: AttentionCall) -> None:
+    """Raise a ValueError if the gradients of these heads cannot be told from those of the others.
+
+    They are computed with the weights of each head, and which weights were dropped is not known.
+    """
+    if call.dropout and call.values.requires_grad and shares_with_unrecorded(heads, call):
+        raise ValueError(
+            f'heads={[*heads]} with also="gradients": heads of "{name}" share their values, and '
+            f"dropout={call.dropout:g} hides the part of each; call model.eval(), or leave heads= "
+            "out"
+        )
+
+
+def weight_times_gradient(
+    call: AttentionCall, gradient: Float[Tensor, "batch heads query d_v"]
+) -> Float[Tensor, "batch key_heads key"]:
+    """Return Σ weight · dweight over the queries, and over the heads of `call` that share a key.
+
+    `gradient` is that of the context. dweight_ij = dcontext_i · v_j, so that the sum over the
+    queries i is v_j · Σ weight_ij dcontext_i. Memory grows with n.
+    """
+    dtype = compute_dtype(call.queries)
+    attention = call.attention_over_present_keys
+    # This engine runs every definition on every device; the log-sum-exp is computed again.
+    sums = weigh("chunked", call.queries, call.keys, attention, None, gradient.to(dtype).mT)
+    # Add up the heads that share a key head, and multiply each key's sum by its value.
+    batch, key_heads, keys, d_v = call.values.shape
+    of_values = sums.reshape(batch, key_heads, -1, d_v, keys).sum(2).mT
+    return (of_values * call.values).sum(-1).to(dtype)

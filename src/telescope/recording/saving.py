@@ -35,7 +35,7 @@ from ..files import (
     write_json,
 )
 from ..measures import SUMS, Written
-from .call_facts import CallFacts
+from .attention_call import CallFacts
 from .edits import edits_to_json
 from .recorded_call import RecordedCall
 from .token_texts import TokenTexts, learn_texts

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 from ..attention import Attention
 from ..words import check_index
-from .call_facts import TextColumns
+from .attention_call import TextColumns
 from .names import HeadNumbers, Layers, numbers_of_heads, select_layers
 from .recorded_call import RecordedCall
-from .segments import OTHER, Segments, read_segments, span_positions
-from .sources import token_texts
+from .sources import OTHER, Segments, read_segments, span_positions, token_texts
 
 Calls = Mapping[str, RecordedCall]
 

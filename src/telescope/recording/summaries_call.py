@@ -10,12 +10,11 @@ from torch import Tensor
 
 from ..measures import SUMS, BatchTokens, Places
 from ..surveys import Summary, Survey, compute_dtype
-from .attention_call import AttentionCall
-from .call_facts import CallFacts, KeepOptions, MapSize
+from .attention_call import AttentionCall, CallFacts, KeepOptions, MapSize
+from .continuation import WaitingRows
 from .recorded_call import RecordedCall
 from .storage import GrowingTensor, StoredParts
 from .survey_queue import GrowingCall, SurveyDestination, SurveyInputs, SurveyQueue, SurveyResult
-from .waiting_rows import WaitingRows
 
 MAX_WAITING = 16  # queries of a call that waits: more are surveyed at once
 

@@ -78,7 +78,7 @@ class SurveyDestination(ABC):
 
 
 class GrowingCall(ABC):
-    """A recorded call of which rows wait; see waiting_rows.py."""
+    """A recorded call of which rows wait; see continuation.py."""
 
     @abstractmethod
     def due_rows(self) -> AttentionCall:

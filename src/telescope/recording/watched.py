@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..surveys import Peak, Survey, Top
 from ..traces import Tokens, Trace
-from .call_facts import MapSize
+from .attention_call import MapSize
 from .recorded_call import RecordedCall
 
 

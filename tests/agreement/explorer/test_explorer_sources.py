@@ -10,7 +10,7 @@ from support import writers
 from support.exploring import api, got, read, recorded, serving
 from telescope.decoding.writers import start_token
 from telescope.explorer.context import Cuttable
-from telescope.recording.segments import read_segments
+from telescope.recording.source_question import read_segments
 
 
 @pytest.fixture(scope="module")

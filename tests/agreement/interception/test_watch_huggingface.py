@@ -8,7 +8,7 @@ import telescope as ts
 from support.huggingface import GPT2, numbered, transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT, PADDED_RIGHT, TRANSLATORS, WRITERS, weights_by_name
 from support.watching import KEEPS
-from telescope.interception.huggingface import lazy
+from telescope.interception.huggingface import masks
 from telescope.interception.huggingface.definition import DefinitionReader
 from telescope.interception.huggingface.interception import InterfaceCall
 from telescope.recording import Recording
@@ -272,11 +272,11 @@ def test_a_mask_is_formed_some_rows_at_a_time(family, padded, monkeypatch):
     mask = torch.ones_like(ids)
     mask[1, : 400 if padded else 0] = 0
     expected = model(ids, attention_mask=mask)[0]
-    monkeypatch.setattr(lazy, "LARGEST", 2**21)
+    monkeypatch.setattr(masks, "LARGEST", 2**21)
     written = []
-    rows = lazy.LazyMask.rows
-    monkeypatch.setattr(lazy.LazyMask, "rows", lambda self, some: written.append(len(some)) or rows(self, some))
-    monkeypatch.setattr(lazy.LazyMask, "dense", property(lambda self: pytest.fail("the whole mask was written")))
+    rows = masks.LazyMask.rows
+    monkeypatch.setattr(masks.LazyMask, "rows", lambda self, some: written.append(len(some)) or rows(self, some))
+    monkeypatch.setattr(masks.LazyMask, "dense", property(lambda self: pytest.fail("the whole mask was written")))
     with ts.watch(model, top=1):
         assert torch.equal(model(ids, attention_mask=mask)[0], expected)
     assert written == [1024, 876]

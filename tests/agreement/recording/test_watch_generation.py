@@ -10,7 +10,7 @@ import telescope as ts
 from support.huggingface import transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT, TRANSLATORS, WRITERS
 from telescope.models import GPT, GPTConfig, Transformer, TransformerConfig
-from telescope.recording import recorded_call, summaries_call, waiting_rows
+from telescope.recording import continuation, recorded_call, summaries_call
 from telescope.recording.survey_queue import SurveyQueue
 
 TOKENS = 11
@@ -27,7 +27,7 @@ def surveyed_at_once():
 def few_wait():
     """Three rows wait at most, so that a generation surveys several times."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting_rows, "ROOM", 3)
+        patch.setattr(continuation, "ROOM", 3)
         yield
 
 

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import telescope as ts
 from support.small_blocks import small_blocks
 from support.strategies import Shape, definitions, normal, seeds, shapes, tensors
-from telescope.recording.call_facts import CallFacts
+from telescope.recording.attention_call import CallFacts
 from telescope.recording.queries_keys_call import OneHead, QueriesKeysCall, one_head
 from telescope.recording.storage import GrowingTensor
 from telescope.tiles import Pyramid, Tiles

@@ -19,7 +19,7 @@ from telescope.atlases.sums import AtlasSums
 from telescope.health import HeadHealth
 from telescope.measures import BACK, BUCKETS, OF_QUERIES, OF_TEXTS, ROWS, Head
 from telescope.recording.heads import Heads
-from telescope.recording.segments import Segments
+from telescope.recording.source_question import Segments
 from telescope.recording.sources import Sources
 from telescope.tasks.explaining.examples import journey
 from telescope.training import HeadsWatched, Logged, Validated

@@ -28,8 +28,7 @@ from ...attention import (
 )
 from ...engines import torch_modes
 from ...recording import AttentionCall
-from .lazy import LazyMask
-from .masks import FunctionMask, MaskDescription, MaskOffsets, pad_to, padding_mask
+from .masks import FunctionMask, LazyMask, MaskDescription, MaskOffsets, pad_to, padding_mask
 
 OFFSETS = 16  # masks whose offsets are remembered; the layers of one forward pass use a few
 

@@ -47,8 +47,7 @@ from .attention_modules import (
     is_cross_attention,
 )
 from .definition import DefinitionReader
-from .lazy import LazyMask
-from .masks import MaskOffsets
+from .masks import LazyMask, MaskOffsets
 from .proof import OutputChecks
 from .transformers_internals import (
     CacheLayer,
