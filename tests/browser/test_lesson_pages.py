@@ -148,7 +148,7 @@ def test_a_cell_is_edited(home):
     tab.wait_for_function("(old) => !location.pathname.includes(old)", arg=run)
     home.settled()
     made = home.served.library.run(re.search(r"/s/([^/]+)/", tab.url)[1])
-    assert made.example["normalize"] == "by_sum"
+    assert made.example.normalize == "by_sum"
     tab.get_by_role("button", name="undo all changes").click()
     tab.wait_for_url("**/example-journey/**")
 

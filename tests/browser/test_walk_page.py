@@ -10,6 +10,7 @@ import torch
 import telescope as ts
 from support.browsing import SENTENCES
 from support.exploring import recorded
+from telescope.explorer import api
 
 WALK_ALL = """async (wanted) => {
   const number = (text) => Number(text.replace(/−/g, "-").replace("∞", "Infinity"));
@@ -217,11 +218,13 @@ def test_a_slow_request_shows_progress(page, served, monkeypatch):
     """After half a second and no sooner; then the sign disappears."""
     tab = page.open("walk", pieces=1, l=0, h=0, i=1, step="softmax")
 
-    def late(*asked, trace=served.api.resources["trace"]):
-        sleep(1.5)
-        return trace(*asked)
+    route = api.RUN_ROUTES["trace"]
 
-    monkeypatch.setitem(served.api.resources, "trace", late)
+    def late(request):
+        sleep(1.5)
+        return route.answer(request)
+
+    monkeypatch.setitem(api.RUN_ROUTES, "trace", route._replace(answer=late))
     assert tab.evaluate(WAITED) >= 490
     waiting = tab.get_by_role("progressbar")
     assert tab.locator('.walk[data-at="0/0/1"]').count() == 1  # what was there stays until then

@@ -1,5 +1,5 @@
 """Compute every step of one query of one head in float64, for all keys or for those with the
-largest weights.
+largest weights; and weight times gradient of each key.
 """
 
 from collections.abc import Sequence
