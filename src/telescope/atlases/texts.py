@@ -208,8 +208,9 @@ def text_at(source: str, line: int, column: str = "text") -> str | None:
     if file.suffix.lower() not in READERS or not file.is_file():
         return None
     try:
-        for number, text, _ in READERS[file.suffix.lower()](file, column):
-            if number >= line:
+        for number, text, broken in READERS[file.suffix.lower()](file, column):
+            # A broken line comes before the part of the file that it stands in.
+            if number >= line and not broken:
                 return text if number == line else None
     except (OSError, ValueError):
         return None

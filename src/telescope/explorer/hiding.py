@@ -182,19 +182,22 @@ def calls_with_gradients(run: Run, span: range) -> dict[str, list[RecordedCall]]
     """
     made = output_of(run, '"gradient"')
     tokens = torch.tensor(written_tokens(made, span))
-    # A backward pass adds to the gradients of the model's parameters.
+    # A backward pass adds to the gradients of a user's own training in place: set them aside.
     trainable = [one for one in made.model.parameters() if one.requires_grad]
     kept = [one.grad for one in trainable]
-    with (
-        EDITING,
-        torch.enable_grad(),
-        watch(made.model, keep="queries-keys", also="gradients") as recording,
-    ):
-        states = made.run()
-        # Each token of the span is predicted one position before it.
-        rows = made.model.logits(states[None, [at - 1 for at in span]])[0].log_softmax(-1)
-        torch.autograd.backward(rows.gather(-1, tokens.to(rows.device)[:, None]).sum())
-        # The gradients of a user's own training, if any, are put back.
+    for parameter in trainable:
+        parameter.grad = None
+    try:
+        with (
+            EDITING,
+            torch.enable_grad(),
+            watch(made.model, keep="queries-keys", also="gradients") as recording,
+        ):
+            states = made.run()
+            # Each token of the span is predicted one position before it.
+            rows = made.model.logits(states[None, [at - 1 for at in span]])[0].log_softmax(-1)
+            torch.autograd.backward(rows.gather(-1, tokens.to(rows.device)[:, None]).sum())
+    finally:
         for parameter, gradient in zip(trainable, kept, strict=True):
             parameter.grad = gradient
     return {name: watched.calls for name, watched in recording.items()}

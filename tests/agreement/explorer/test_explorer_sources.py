@@ -117,6 +117,12 @@ def test_a_sentence_has_every_how(text, model, how):
     assert answer["rows"] == sorted(answer["rows"], key=lambda row: -row["score"])
     assert all(parameter.grad is None for parameter in module.parameters())
 
+    # A user who trains the model keeps the gradients of that training.
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    got(server, f"/runs/{run}/sources", first=4, end=5, how=how, by="words")
+    assert all(torch.equal(parameter.grad, torch.ones_like(parameter)) for parameter in module.parameters())
+
 
 @pytest.mark.parametrize(("text", "model"), [("How are you?", "learnt"), ("To be, or not to be", "gpt")])
 def test_hiding_one_segment_gives_the_fall_of_sources(text, model):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import telescope as ts
 from support import mapping
 from support.mapping import Letters, tiny_gpt
-from telescope.atlases import folder, shared_work
+from telescope.atlases import folder, shared_work, text_at
 from telescope.files.safetensors import manifest_checksum, tensor_checksum
 from telescope.measures import HABITS
 
@@ -66,6 +66,13 @@ def rewrite(place, fields):
 
 LAYER = ["blocks.0.self", [0, 1], False]
 EVIDENCE = {"source": "a.txt", "line": 1, "tokens": 5, "excerpt": "abc"}
+
+
+def test_a_part_of_a_file_with_a_broken_line_is_found_again(tmp_path):
+    file = tmp_path / "corpus.txt"
+    file.write_bytes(b"one\n\xff\xfe\ntwo\n")
+    assert text_at(str(file), 1) == "one\ntwo\n"
+    assert text_at(str(file), 2) is None
 
 
 @pytest.mark.parametrize(
