@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ from ..interception import (
     FoundAttentions,
     HandledCall,
     Handler,
-    Text,
     huggingface,
     runs_for,
     tensor_parallel_rank,
@@ -84,8 +84,6 @@ class EditSession(Block, Handler):
         super().__init__(tokenizer)
         self.thread = get_ident()
         self.edits = tuple(edits)
-        self.text = Text()
-        self.tracker = PromptTracker(self.text)
         self.model = found.modules[""]
         self.attentions = tuple(found.attentions)
 
@@ -122,6 +120,11 @@ class EditSession(Block, Handler):
         for name in self._selected_names():
             attention = split_pass(name, self.attentions).attention
             _check(name, self.edits_for(name).every, self.heads[attention])
+
+    @cached_property
+    def tracker(self) -> PromptTracker:
+        """Where each call stands in its text."""
+        return PromptTracker(self.text)
 
     def _selected_names(self) -> list[str]:
         return list(dict.fromkeys(name for _, names in self.selected for name in names))

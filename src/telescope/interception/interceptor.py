@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from threading import RLock, get_ident
 from typing import Any, ClassVar, NamedTuple
 
@@ -128,11 +129,15 @@ class Handler(ABC):
 
     order: ClassVar[int]
     """Calls pass handlers of a lower order first."""
-    text: Text
     follows_text: bool = True
     """Whether token ids and passes are to be followed, in `text`."""
     thread: int
     """The thread that entered the block. Calls of others are not handled."""
+
+    @cached_property
+    def text(self) -> Text:
+        """The text that the model reads and writes; made when somebody asks."""
+        return Text()
 
     @abstractmethod
     def is_active(self) -> bool:
@@ -191,13 +196,17 @@ class Interceptor:
         route: Route,
     ) -> None:
         self.handler = handler
-        self.text = handler.text
         self.attentions = attentions
         self.names = {id(module): name for name, module in attentions.items()}
         self.running = running
         self._route = route
         self._called: dict[tuple[int, int], bool] = {}
         """Whether the running pass through a module has made a call, by thread and id."""
+
+    @property
+    def text(self) -> Text:
+        """The text that the handler follows."""
+        return self.handler.text
 
     def is_active(self) -> bool:
         """Return whether a call that runs now is to be handled."""

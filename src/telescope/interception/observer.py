@@ -16,7 +16,6 @@ from ..recording import AttentionCall, Recording, SummariesCall, check_dropout, 
 from .interceptor import WATCH, Bypass, HandledCall, Handler
 from .module_hook import COMPILED
 from .telescope_models import ResidualStreams
-from .text import Text
 
 SHORT = 4096**2  # scores of a head, below which a GPU computes the lse faster than a host reads it
 
@@ -44,7 +43,6 @@ class Observer(Handler):
         self.thread = get_ident()
         self.carriers = carriers
         self.keeps_gradients = keeps_gradients
-        self.text = Text()
         self.residuals = ResidualStreams()
         self.bypasses: dict[str, Bypass] = {}
         """The attentions that ran without a call that could be recorded, by name."""

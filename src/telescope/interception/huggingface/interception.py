@@ -359,7 +359,8 @@ class InterfaceInterceptor(Interceptor):
             _adopt_implementation(model, self.configs, self.attentions)
             for attention in inside:
                 self._passes.pop(attention, None)
-            self.text.begin_pass(cache_of(kwargs))
+            if self.handler.follows_text:
+                self.text.begin_pass(cache_of(kwargs))
 
     def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before an attention runs: count the pass, and note whether it is cross-attention."""
