@@ -202,6 +202,7 @@ def test_commands(command, tmp_path, monkeypatch, arguments, message):
 def test_commands_that_fit(command, tmp_path, monkeypatch):
     for package in ("accelerate", "sacrebleu"):
         pytest.importorskip(package, reason="the train extra is not installed")
+    monkeypatch.delenv("TELESCOPE_DATA", raising=False)  # the data of the test, wherever a developer has all
     corpora.make(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(small(read(TINY)).to_toml())
