@@ -32,7 +32,6 @@ PACKED_TODAY = 3
 LONG_LINES_TODAY = 24
 LONG_FILES_TODAY = {
     "editing/edits.py",
-    "interception/huggingface/interception.py",
     "models/model.py",
     "recording/recorded_call.py",
 }

@@ -65,7 +65,7 @@ class Corpus:
             self._check_not_paths(self.listed)
         else:
             self.files = [file for path in given for file in _files(Path(path))]
-        # The progress of a run is told as a share of this size.
+        # The size is the whole of which a progress display shows the share.
         self.size = (
             sum(map(len, self.listed))
             if self.listed

@@ -216,7 +216,7 @@ def _choose(
     # Small calls go to the reference at once: compiling for them does not pay.
     if last == "chunked":
         obstacle = flex.cannot(*call)
-        # On a CPU flex compiles for half a minute, and is left to those who ask for it.
+        # On a CPU flex compiles for half a minute: it runs only if the caller names it.
         if obstacle is None and queries.device.type != "cpu":
             return "flex", obstacles
         slow_start = 'flex, which compiles for half a minute on a CPU, waits for engine="flex"'

@@ -40,7 +40,7 @@ from .walk import after_head, cell, cells, trace
 from .weights import alignment, perspectives, sharpest, start
 from .what_if import output, what_if
 
-# What a reader is told where a normaliser divides by a sum of zero.
+# The sentence of the answer 409 where a normaliser divides by a sum of zero.
 ZERO_SUM = (
     "the scores of a query sum to zero, so they cannot be divided by their sum; choose "
     "softmax, or change the numbers"

@@ -214,7 +214,7 @@ def _pack_steps(seen: RowInFloat64, scale: float) -> Iterator[dict[str, Any]]:
         if name not in seen.steps:
             continue
         numbers = seen.steps[name]
-        # Scaling and masking are told in a few bytes; the page repeats them bit for bit.
+        # Export how scores are scaled and masked: the page computes both again, to the same bits.
         hidden = numbers == -torch.inf
         if before is not None and torch.equal(before * scale, numbers):
             packed: dict[str, Any] = {"times": scale}

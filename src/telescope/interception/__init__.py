@@ -7,9 +7,8 @@ watch.py first: it lists the way of one call from the model into the recording.
 
 from .interceptor import EDIT, Bypass, HandledCall, Handler
 from .module_hook import COMPILED, runs_for
-from .tensor_parallel import tensor_parallel_rank, tensor_parallel_size
 from .text import RealTokens, Text
-from .watch import FoundAttentions, record_calls, watch
+from .watch import FoundAttentions, record_calls, tensor_parallel_rank, tensor_parallel_size, watch
 
 __all__ = [
     "COMPILED",

@@ -10,7 +10,7 @@ from torch import nn
 import telescope as ts
 from support.huggingface import numbered, transformers
 from support.watched import FAMILIES, IDS
-from telescope.interception.huggingface import interception as weights
+from telescope.interception.huggingface import interface_call as weights
 from telescope.recording import storage as stores
 
 pytestmark = pytest.mark.usefixtures("without_gradients")

@@ -82,7 +82,10 @@ class DefinitionReader:
             is_causal = getattr(module, "is_causal", True)
         # Describe the mask, each implementation in its own way.
         describe = _DESCRIBE["flash" if "flash" in implementation else implementation]
-        described = describe(self, module, queries, keys, given, bool(is_causal), options)
+        passed = PassedMask(
+            module, queries.shape[-2], keys.shape[-2], given, bool(is_causal), options
+        )
+        described = describe(self, passed)
 
         # Add the position bias, if the model passes one besides the mask.
         bias = described.bias
@@ -187,103 +190,81 @@ class DefinitionReader:
 
     # --------------------------------------------------------------------- masks, by implementation
 
-    def sdpa(
-        self,
-        module: nn.Module,
-        queries: Tensor,
-        keys: Tensor,
-        given: Any,
-        is_causal: bool,
-        options: Mapping[str, Any],
-    ) -> MaskDescription:
+    def sdpa(self, passed: "PassedMask") -> MaskDescription:
         """Describe the mask of `sdpa`; without a mask tensor it is causal if the module is."""
-        if given is not None:
-            return self._mask_tensor(module, given, keys)
-        rows = queries.shape[-2]
-        columns = keys.shape[-2]
-        if not is_causal:
+        rows = passed.rows
+        columns = passed.columns
+        if passed.given is not None:
+            return self._mask_tensor(passed)
+        if not passed.is_causal:
             return MaskDescription(everyone, columns)
         # Of a cache that is longer than its text, as many keys are visible as there are queries.
         written = columns if rows == 1 else min(rows, columns)
-        evicted = self._remembered(module, rows, columns)[0]
+        evicted = self._remembered(passed)[0]
         return MaskDescription(causal, written, evicted)
 
-    def eager(
-        self,
-        module: nn.Module,
-        queries: Tensor,
-        keys: Tensor,
-        given: Any,
-        is_causal: bool,
-        options: Mapping[str, Any],
-    ) -> MaskDescription:
+    def eager(self, passed: "PassedMask") -> MaskDescription:
         """Describe the mask of `eager`, which applies the mask it is passed and nothing else."""
-        if given is not None:
-            return self._mask_tensor(module, given, keys)
+        if passed.given is not None:
+            return self._mask_tensor(passed)
         # For a single query, causal and everyone are the same mask.
-        return MaskDescription(
-            causal if is_causal and queries.shape[-2] == 1 else everyone, keys.shape[-2]
-        )
+        mask = causal if passed.is_causal and passed.rows == 1 else everyone
+        return MaskDescription(mask, passed.columns)
 
-    def flash(
-        self,
-        module: nn.Module,
-        queries: Tensor,
-        keys: Tensor,
-        given: Any,
-        is_causal: bool,
-        options: Mapping[str, Any],
-    ) -> MaskDescription:
+    def flash(self, passed: "PassedMask") -> MaskDescription:
         """Describe the mask of flash attention: causality, a window, packed sequences and
         padding.
         """
-        rows = queries.shape[-2]
-        columns = keys.shape[-2]
-        evicted, keep = self._remembered(module, rows, columns, given)
-        mask: Mask = causal if is_causal else everyone
+        options = passed.options
+        columns = passed.columns
+        evicted, keep = self._remembered(passed, passed.given)
+        mask: Mask = causal if passed.is_causal else everyone
         if options.get("sliding_window") is not None:
             mask = mask & window(options["sliding_window"])
         if options.get("cu_seq_lens_q") is not None:  # several texts packed in one sequence
             # The inner boundaries tell which text each position belongs to.
             starts = options["cu_seq_lens_q"][1:-1].long()
-            positions = torch.arange(rows, device=starts.device)
+            positions = torch.arange(passed.rows, device=starts.device)
             mask = mask & Documents(torch.searchsorted(starts, positions, right=True)[None])
         # Padding counts from the first token of the text, evicted keys included.
         if keep is not None:
             mask = mask & padding_mask(pad_to(keep, evicted + columns))
         return MaskDescription(mask, columns, evicted)
 
-    def flex(
-        self,
-        module: nn.Module,
-        queries: Tensor,
-        keys: Tensor,
-        given: Any,
-        is_causal: bool,
-        options: Mapping[str, Any],
-    ) -> MaskDescription:
+    def flex(self, passed: "PassedMask") -> MaskDescription:
         """Describe the mask of flex attention by the function of its block mask."""
         # Without a block mask, flex attention applies what it is passed as eager does.
-        if given is None or isinstance(given, Tensor):
-            return self.eager(module, queries, keys, given, is_causal, options)
-        return MaskDescription(
-            FunctionMask(given.mask_mod, queries.shape[-2] - keys.shape[-2]), keys.shape[-2]
-        )
+        if passed.given is None or isinstance(passed.given, Tensor):
+            return self.eager(passed)
+        mask = FunctionMask(passed.given.mask_mod, passed.rows - passed.columns)
+        return MaskDescription(mask, passed.columns)
 
-    def _remembered(
-        self, module: nn.Module, rows: int, columns: int, keep: Any = None
-    ) -> tuple[int, Any]:
+    def _remembered(self, passed: "PassedMask", keep: Any = None) -> tuple[int, Any]:
         """Return the number of evicted keys and the padding of the latest mask of this size."""
-        return self._offsets.get((id(getattr(module, "config", None)), rows, columns), (0, keep))
+        config = getattr(passed.module, "config", None)
+        return self._offsets.get((id(config), passed.rows, passed.columns), (0, keep))
 
-    def _mask_tensor(self, module: nn.Module, given: Tensor, keys: Tensor) -> MaskDescription:
+    def _mask_tensor(self, passed: "PassedMask") -> MaskDescription:
+        given = passed.given
         # A mask that nobody wrote to is described without being written out.
         if isinstance(given, LazyMask):
             if not given.overwritten:
                 return given.description
             given = given.dense
-        mask, bias = self._translate_once(module, given, lambda: _read_mask(given))
-        return MaskDescription(mask, keys.shape[-2], bias=bias)
+        mask, bias = self._translate_once(passed.module, given, lambda: _read_mask(given))
+        return MaskDescription(mask, passed.columns, bias=bias)
+
+
+class PassedMask(NamedTuple):
+    """What an attention function is passed of its mask."""
+
+    module: nn.Module
+    rows: int
+    columns: int
+    given: Any
+    """A tensor, a LazyMask, the block mask of flex attention, or None."""
+    is_causal: bool
+    options: Mapping[str, Any]
 
 
 _DESCRIBE: dict[str, Callable[..., MaskDescription]] = {
