@@ -81,7 +81,8 @@ class Text:
                 self.inputs.add(args[0])
 
         with ExitStack() as hooks:
-            hooks.callback(self.forward_pass.end)
+            # Whichever pass is the last when the block is left.
+            hooks.callback(lambda: self.forward_pass.end())
             for embedding in embeddings:
                 hooks.callback(listen(embedding, remember, BEFORE))
             yield
