@@ -162,6 +162,11 @@ class Edit:
         """What the edit has to know of its calls."""
         return Needs.NOTHING
 
+    @property
+    def factor(self) -> float | None:
+        """What the context of the heads is multiplied by; None if the edit is no such product."""
+        return None
+
     def redefinition(self, at: EditedCall) -> Redefinition | None:
         """Return the change of a call's definition; None if nothing changes in this call."""
         raise NotImplementedError
@@ -336,6 +341,10 @@ class Mute(Edit):
     @property
     def needs(self) -> Needs:
         return Needs.PLACE | Needs.POSITIONS if self.by == "mean" else Needs.NOTHING
+
+    @property
+    def factor(self) -> float | None:
+        return self.times if self.by == "zero" else None
 
     def change_context(
         self, at: EditedCall, context: Float[Tensor, "batch heads query d_v"]

@@ -14,6 +14,7 @@ from ..attention import Attention
 from ..interception import (
     COMPILED,
     EDIT,
+    AttentionTap,
     Bypass,
     FoundAttentions,
     HandledCall,
@@ -84,6 +85,7 @@ class EditSession(Block, Handler):
         super().__init__(tokenizer)
         self.thread = get_ident()
         self.edits = tuple(edits)
+        self.modules = found.modules
         self.model = found.modules[""]
         self.attentions = tuple(found.attentions)
 
@@ -142,8 +144,51 @@ class EditSession(Block, Handler):
         """
         if torch.compiler.is_compiling():
             # Say in the words of `edit` what `watch` says.
-            raise RuntimeError(COMPILED.replace("watch sees", "edit changes"))
+            raise RuntimeError(COMPILED.replace("watch sees nothing", "edit changes nothing"))
         return runs_for(self.thread)
+
+    @property
+    def why_not_compiled(self) -> str | None:
+        for one, names in self.selected:
+            if one.edit.factor is None or one.sequences is not None:
+                return (
+                    f'"{one.edit}" cannot be done inside of compiled code, which can multiply '
+                    "heads by a number, as ts.mute(layers, heads, times=0) does; for this edit call "
+                    "the model as it was before torch.compile"
+                )
+            if any(split_pass(name, self.attentions).attention != name for name in names):
+                return (
+                    f'"{one.edit}" names one pass through a layer, and compiled code tells them '
+                    "not apart; call the model as it was before torch.compile"
+                )
+        return None
+
+    def prepare_compiled(self, name: str, heads: int | None, tap: AttentionTap) -> None:
+        """Give the tap the factors of an attention's heads. An attention without an edit gets ones:
+        other edits need no other code then.
+        """
+        count = self.heads.get(name) or count_heads(self.modules, tap.module) or heads
+        if count is None:
+            raise ValueError(
+                f'how many heads "{name}" has is not known before it runs; run the model once as '
+                "it was before torch.compile, inside the block"
+            )
+        tap.multiply(self._factors(name, count // self.parts))
+
+    def _factors(self, name: str, count: int) -> list[float]:
+        """Return what the edits multiply each head of an attention by."""
+        factors = [1.0] * count
+        for one in self.edits_of_call(name, count).every:
+            chosen = one.edit.select_heads(name, count)
+            for head in range(count) if chosen is None else chosen:
+                factors[head] *= one.edit.factor or 0.0
+        return factors
+
+    def edits_of_compiled(self, name: str) -> tuple[Any, ...]:
+        return tuple(one.edit for one in self.edits_for(name).every)
+
+    def note_compiled(self, name: str) -> None:
+        self.called.add(name)
 
     def edits_for(self, attention: str) -> CallEdits:
         """Return the edits of an attention, or of a pass through it: those of all of its passes,

@@ -5,6 +5,7 @@ Imports recording and the rooms below it, layers, and transformers if the model 
 watch.py first: it lists the way of one call from the model into the recording.
 """
 
+from .compiled import AttentionTap
 from .interceptor import EDIT, Bypass, HandledCall, Handler
 from .module_hook import COMPILED, runs_for
 from .text import RealTokens, Text
@@ -13,6 +14,7 @@ from .watch import FoundAttentions, record_calls, tensor_parallel_rank, tensor_p
 __all__ = [
     "COMPILED",
     "EDIT",
+    "AttentionTap",
     "Bypass",
     "FoundAttentions",
     "HandledCall",

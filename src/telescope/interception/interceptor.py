@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from ..recording import AttentionCall, ForwardPass, Modules, list_names
+from .compiled import AttentionTap
 from .text import KeyMemory, Text
 
 # -------------------------------------------------------------------------------------------- calls
@@ -109,6 +110,8 @@ class HandledCall:
     """Whether the keys are known to begin with those of the attention's call before."""
     keys_stay: bool = False
     """Whether nothing writes to the memory of the keys again."""
+    are_steps: bool = False
+    """Whether each query was a step of its own, and the steps are handed on together."""
     before_change: AttentionCall | None = None
     """The call as it was before the handler changed it, if the handler asked."""
 
@@ -138,6 +141,23 @@ class Handler(ABC):
     def text(self) -> Text:
         """The text that the model reads and writes; made when somebody asks."""
         return Text()
+
+    @property
+    def why_not_compiled(self) -> str | None:
+        """Why the handler cannot handle what compiled code runs, as a sentence; None if it can."""
+        return None
+
+    def prepare_compiled(  # noqa: B027
+        self, name: str, heads: int | None, tap: AttentionTap
+    ) -> None:
+        """Tell the tap of an attention what compiled code is to do, before it runs."""
+
+    def edits_of_compiled(self, name: str) -> tuple[Any, ...]:
+        """Return the edits of an attention that compiled code has run."""
+        return ()
+
+    def note_compiled(self, name: str) -> None:  # noqa: B027
+        """Note that compiled code has run an attention."""
 
     @abstractmethod
     def is_active(self) -> bool:

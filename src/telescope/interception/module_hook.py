@@ -20,8 +20,11 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from .compiled import tap_of
+
 COMPILED = (
-    "watch sees nothing of what torch.compile makes; inside the block, call what is not compiled"
+    "watch sees nothing of what torch.compile makes of a function around a model; compile the "
+    "model itself, torch.compile(model), or call what is not compiled"
 )
 
 Listener = Callable[..., Any]
@@ -56,7 +59,13 @@ class ModuleHook:
         self._call = uncompiled(type(self).call)
 
     def __call__(self, module: nn.Module, args: Any, *more: Any) -> Any:
-        return self._call(self, module, args, *more)
+        # A compiled run is under way: the module's tap notes what ran, and the listeners wait.
+        tap = tap_of(module)
+        if tap is None:
+            return self._call(self, module, args, *more)
+        if len(more) == 1:
+            tap.note(args, more[0])
+        return None
 
     def call(self, module: nn.Module, args: Any, *more: Any) -> Any:
         """Call the listeners, each with what the one before returned; None if none of them changed

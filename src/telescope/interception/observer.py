@@ -13,6 +13,7 @@ from ..anatomy import OutputProjection
 from ..attention import Attention, RealQueries
 from ..engines import torch_modes
 from ..recording import AttentionCall, Recording, SummariesCall, check_dropout, head_numbers
+from .compiled import AttentionTap
 from .interceptor import WATCH, Bypass, HandledCall, Handler
 from .module_hook import COMPILED
 from .telescope_models import ResidualStreams
@@ -46,6 +47,18 @@ class Observer(Handler):
         self.residuals = ResidualStreams()
         self.bypasses: dict[str, Bypass] = {}
         """The attentions that ran without a call that could be recorded, by name."""
+
+    @property
+    def why_not_compiled(self) -> str | None:
+        if self.keeps_gradients:
+            return (
+                'also="gradients" needs the tensors of every call, which stay inside of compiled '
+                "code; leave it out, or call the model as it was before torch.compile"
+            )
+        return None
+
+    def prepare_compiled(self, name: str, heads: int | None, tap: AttentionTap) -> None:
+        tap.is_kept = name in self.names
 
     def is_active(self) -> bool:
         """Return whether a call that runs now is to be recorded; raise a RuntimeError inside
@@ -148,9 +161,12 @@ class Observer(Handler):
                     lse=lse,
                     follows=call.follows,
                     keys_stay=call.keys_stay,
+                    are_steps=call.are_steps,
                 )
         # Describe the call anew.
-        described = call.describe()._replace(follows=call.follows, keys_stay=call.keys_stay)
+        described = call.describe()._replace(
+            follows=call.follows, keys_stay=call.keys_stay, are_steps=call.are_steps
+        )
         with torch_modes.recording_mode(queries.device):
             completed = self._complete(call.name, described)
         # A description that has cut the tensors does not fit other layers.

@@ -40,6 +40,8 @@ class Text:
         """
         self.inputs = TokenInputs()
         self.is_reading_prompt = False
+        self.is_stepping = False
+        """Whether each query of the call that is recorded was a step of its own."""
         self.prompt_ids: Int[Tensor, "batch token"] | None = None
         """The whole prompt that is being read, maybe in several forward passes; None if it is not
         known.
@@ -103,7 +105,24 @@ class Text:
             self.is_reading_prompt = False
             self.prompt_ids = None
 
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Take the calls of the block as several steps each, in which the model wrote."""
+        self.is_stepping = True
+        try:
+            yield
+        finally:
+            self.is_stepping = False
+
     # ----------------------------------------------------------------------------------------- keys
+
+    def holds(self, name: str, layer: Any) -> bool:
+        """Return whether the keys of an attention's latest call still lie in this layer of a cache,
+        unchanged when the pass began.
+        """
+        held = self._held.get(name, ())
+        holder = held[0].holder if held else None
+        return name in self._unchanged and holder is not None and holder() is layer
 
     def keys_follow(self, name: str, now: "tuple[KeyMemory, ...]", queries: int) -> bool:
         """Return whether the keys of a call are known to begin with those of the attention's call
@@ -145,7 +164,7 @@ class Text:
         else:
             begins = queries == keys
         # Outside of `generate`, several tokens at once are given to the model, not written by it.
-        if begins or (self._ends is None and queries > 1):
+        if begins or (self._ends is None and queries > 1 and not self.is_stepping):
             return None
         return self._ends or ()
 
@@ -279,17 +298,17 @@ class KeyMemory(NamedTuple):
         """Return the memory of keys or values that a step of decoding writes to in place."""
         # Cached keys are often a new view in each call: refer to the tensor below, which stays.
         tensor = tokens if tokens._base is None else tokens._base
-        return cls(ref(tensor), _version(tensor), tokens.shape[-2])
+        return cls(ref(tensor), version_of(tensor), tokens.shape[-2])
 
     @classmethod
     def held_by(cls, layer: Any, keys: Tensor) -> "KeyMemory":
         """Return the memory of the keys that a layer of a cache holds."""
-        return cls(ref(keys), _version(keys), keys.shape[-2], ref(layer))
+        return cls(ref(keys), version_of(keys), keys.shape[-2], ref(layer))
 
     def is_unchanged(self) -> bool:
         """Return whether the tensor is still in its place, and nothing was written to it since."""
         tensor = self.tensor()
-        if tensor is None or self.version != _version(tensor):
+        if tensor is None or self.version != version_of(tensor):
             return False
         return self.holder is None or getattr(self.holder(), "keys", None) is tensor
 
@@ -309,7 +328,10 @@ class KeyMemory(NamedTuple):
         return (written, more) in ((0, 0), (1, queries))
 
 
-def _version(tensor: Tensor) -> int | None:
+def version_of(tensor: Tensor) -> int | None:
+    """Return how often a tensor was written to; None for one of inference mode, which does not
+    count.
+    """
     return None if tensor.is_inference() else tensor._version
 
 

@@ -145,12 +145,14 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
     """Return the attentions of a model; `verb`, "watch" or "edit", is what the caller wants to do,
     for errors.
 
-    Raise a ValueError if the model is compiled, or has no attention that can be intercepted.
+    Raise a ValueError if the model has no attention that can be intercepted, or if it is one of
+    Telescope's and compiled.
     """
     modules = modules_by_path(model)
-    check_not_compiled(modules, verb)
     # Models of transformers are intercepted by its attention interface, others by hooks of torch.
     backend = huggingface if huggingface.owns(modules) else telescope_models
+    if backend is telescope_models:
+        check_not_compiled(model, modules, verb)
     attentions: dict[str, Any] = backend.attentions(modules)
     if not attentions:
         done = {"watch": "watch can record: it records", "edit": "edit can change: it changes"}[
@@ -165,15 +167,16 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
     )
 
 
-def check_not_compiled(modules: Modules, verb: str) -> None:
+def check_not_compiled(model: nn.Module, modules: Modules, verb: str) -> None:
     """Raise a ValueError that names the first compiled module."""
-    for path, module in modules.items():
+    for path, module in {**modules, "": model}.items():
         if _is_compiled(module):
             what = f'its part "{path}"' if path else type(module).__name__
             raise ValueError(
                 f"{what} is compiled, and compiled code runs past every hook; {verb} the model as "
                 "it was before "
-                "torch.compile, and call that one"
+                "torch.compile, and call that one; compiled models of transformers can be "
+                "watched"
             )
 
 

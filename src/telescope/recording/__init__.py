@@ -14,6 +14,7 @@ from .attention_call import (
     QuerySelection,
     query_selection,
 )
+from .continuation import ROOM
 from .edits import SavedEdit
 from .find_sources import head_places, source_kind, sources_of_scores, stack_of
 from .forward_pass import ForwardPass
@@ -52,6 +53,7 @@ __all__ = [
     "FILE",
     "KEEP",
     "KINDS",
+    "ROOM",
     "TOP",
     "AnswerPositions",
     "AttentionCall",

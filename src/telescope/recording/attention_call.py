@@ -68,6 +68,8 @@ class AttentionCall(NamedTuple):
     """
     keys_stay: bool = False
     """Whether nothing writes to the memory of these keys and values again."""
+    are_steps: bool = False
+    """Whether each query was a step of its own, and the steps were recorded together."""
     carrier: OutputProjection | None = None
     """The output projection, if the norms ‖W_O v‖ are to be kept."""
     ends: tuple[int, ...] | None = None

@@ -16,13 +16,20 @@ Modules = Mapping[str, nn.Module]
 """Every module of a model by its path; the model's own path is ""."""
 
 
+COMPILED = "_orig_mod"  # where a module that torch.compile returned has the module it was made of
+
+
 def modules_by_path(model: nn.Module) -> Modules:
-    """Return dict(model.named_modules()) in half the time: a GPU is idle until `watch` has it."""
+    """Return dict(model.named_modules()) in half the time: a GPU is idle until `watch` has it.
+
+    A module that torch.compile returned is left out: the module it was made of has its path.
+    """
     modules: dict[str, nn.Module] = {}
     seen = set[nn.Module]()
     rest = [("", model)]
     while rest:
         path, module = rest.pop()
+        module = module._modules.get(COMPILED) or module
         # A shared module has the first of its paths, as named_modules() has it.
         if module in seen:
             continue

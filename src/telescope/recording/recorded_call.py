@@ -472,6 +472,9 @@ class RecordedCall(ABC):
     @property
     def parts(self) -> dict[str, StoredTensor]:
         """The tensors that are kept, by name."""
+        queue = getattr(self, "_queue", None)  # a call that was read from a file has none
+        if queue is not None:
+            queue.collect()
         # A queued survey has to run before its numbers are read.
         self._wait()
         return self._parts

@@ -99,7 +99,7 @@ class Recording(Mapping[str, Watched]):
         self._queue = SurveyQueue(
             self._options.top, self._options.map, streaming=streaming, sample=sample
         )
-        self._watched = {name: Watched(name, self.unwatched_threads) for name in names}
+        self._watched = {name: Watched(name, self.unwatched_threads, self._queue) for name in names}
         # The latest attention, the number of the run, and the run in which each was called last.
         self._last: str | None = None
         self._run = 0
@@ -138,7 +138,7 @@ class Recording(Mapping[str, Watched]):
             names.insert(
                 names.index(self._last) + 1 if self._last in self._watched else len(names), name
             )
-            self._watched[name] = Watched(name, self.unwatched_threads)
+            self._watched[name] = Watched(name, self.unwatched_threads, self._queue)
             self._watched = {each: self._watched[each] for each in names}
         self._last = name
         # Continue the last call of this attention, or begin another.
@@ -172,8 +172,17 @@ class Recording(Mapping[str, Watched]):
         """
         self._queue.wait()
 
+    def collect_by(self, collect: Callable[[], object] | None) -> None:
+        """Call `collect` before anybody reads: steps of the model wait elsewhere to be recorded."""
+        self._queue.collect_steps = collect
+
+    def survey_waiting(self) -> None:
+        """Survey the rows that wait, of all attentions."""
+        self._queue.survey_waiting()
+
     def flush(self) -> None:
         """Run every survey that is still due, and free the memory that waits for them."""
+        self._queue.collect()
         # Survey first queries that are queued, then the rows that wait behind them.
         self._queue.flush()
         self._queue.survey_waiting()

@@ -61,7 +61,8 @@ class SummariesCall(RecordedCall, GrowingCall):
             )
 
         # Survey now if there are many queries, or if the caller does not vouch for the keys.
-        if not call.follows or call.queries.shape[-2] > MAX_WAITING:
+        is_many = call.queries.shape[-2] > MAX_WAITING and not call.are_steps
+        if not call.follows or is_many:
             self._wait()
             super().append(call)
             return

@@ -119,8 +119,15 @@ class SurveyQueue:
         self.stacked: dict[int, Attention] = {}
         self.buffers = StagingBuffer(), StagingBuffer()  # the first is being filled
         self.waiting: list[GrowingCall] = []  # the calls that have rows that wait
+        self.collect_steps: Callable[[], object] | None = None
+        """Records the steps that wait in the buffers of compiled code."""
         # The end of the last survey on each device.
         self.finished: dict[torch.device, StreamEvent] = {}
+
+    def collect(self) -> None:
+        """Have the steps recorded that compiled code has left behind."""
+        if self.collect_steps is not None:
+            self.collect_steps()
 
     def add(self, call: AttentionCall, destination: SurveyDestination) -> None:
         """Queue the survey of a call; `destination` receives the result now or later.

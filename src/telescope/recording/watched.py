@@ -10,6 +10,7 @@ from ..surveys import Peak, Survey, Top
 from ..traces import Tokens, Trace
 from .attention_call import MapSize
 from .recorded_call import RecordedCall
+from .survey_queue import SurveyQueue
 
 
 class Watched:
@@ -20,13 +21,26 @@ class Watched:
     called for several sequences.
     """
 
-    def __init__(self, name: str, unwatched_threads: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        unwatched_threads: Collection[int] = (),
+        queue: SurveyQueue | None = None,
+    ) -> None:
         self.name = name
+        self._queue = queue
         self.unwatched_threads = unwatched_threads
         """The ids of the threads that called the model and are not watched."""
         self.left_out: str | None = None
         """Why a run of the attention could not be recorded; None if every run was."""
-        self.calls: list[RecordedCall] = []
+        self._calls: list[RecordedCall] = []
+
+    @property
+    def calls(self) -> list[RecordedCall]:
+        """The calls, the first first. Steps that wait in compiled code are recorded before."""
+        if self._queue is not None:
+            self._queue.collect()
+        return self._calls
 
     @property
     def call(self) -> RecordedCall:

@@ -131,10 +131,19 @@ def test_a_model_can_read_the_name_of_its_implementation():
             assert model.config._attn_implementation != "flash_attention_2"
 
 
-def test_generate_does_not_compile_what_is_watched():
+@pytest.mark.parametrize(
+    ("block", "compiles"),
+    [
+        (ts.watch, True),
+        (lambda model: ts.edit(model, ts.mute(0)), True),
+        (lambda model: ts.edit(model, ts.hide(0)), False),
+        (lambda model: ts.watch(model, also="gradients"), False),
+    ],
+)
+def test_generate_compiles_what_compiled_code_can_do(block, compiles):
     model = FAMILIES["llama"].model()
-    with ts.watch(model):
-        assert model.generation_config.disable_compile
+    with block(model):
+        assert bool(model.generation_config.disable_compile) != compiles
     assert not model.generation_config.disable_compile
 
 
@@ -207,7 +216,7 @@ def test_a_compiled_function_calls_a_watched_model():
         assert_close(torch.compile(attend, backend="eager")(), expected)
         assert len(recording["model.layers.0"].calls) == 1
         torch._dynamo.reset()
-        with pytest.raises(RuntimeError, match=r"watch sees nothing of what torch\.compile makes"):
+        with pytest.raises(RuntimeError, match=r"compile the model itself"):
             torch.compile(attend, backend="eager", fullgraph=True)()
     torch._dynamo.reset()
 

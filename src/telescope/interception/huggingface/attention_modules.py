@@ -105,7 +105,7 @@ def cross_attention_by_arguments(
     if not _may_be_cross_attention(kind):
         return None
     # Give positional arguments their names.
-    given = dict(zip(_forward_parameters(kind), args, strict=False)) | dict(kwargs)
+    given = dict(zip(forward_parameters(kind), args, strict=False)) | dict(kwargs)
     return is_cross_attention(module, given)
 
 
@@ -118,10 +118,10 @@ def may_be_cross_attention(module: nn.Module) -> bool:
 @cache
 def _may_be_cross_attention(kind: type) -> bool:
     """Return whether a class's forward may be passed the sequence of its keys."""
-    return not {*OTHER_SEQUENCES}.isdisjoint(_forward_parameters(kind))
+    return not {*OTHER_SEQUENCES}.isdisjoint(forward_parameters(kind))
 
 
 @cache
-def _forward_parameters(kind: type) -> tuple[str, ...]:
+def forward_parameters(kind: type) -> tuple[str, ...]:
     """Return the names of the parameters of a class's forward, without self."""
     return tuple(signature(kind.forward).parameters)[1:]  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ mask function.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...anatomy import token_embeddings
 from ...recording import Modules, attentions_inside
+from ..compiled import TAP, Pass, TokenIds
 from ..interceptor import (
     HandledCall,
     Handler,
@@ -32,11 +33,14 @@ from ..interceptor import (
     registered,
 )
 from ..module_hook import AFTER, BEFORE, listen, runs_for, uncompiled
+from ..observer import Observer
 from .attention_modules import (
     check_implementations,
     cross_attention_by_arguments,
     is_cross_attention,
 )
+from .compiled_places import calling_compiled
+from .compiled_steps import Steps
 from .interface_call import InterfaceCall, ReadingInterceptor, Result, SoftmaxInputs
 from .masks import LazyMask, MaskOffsets
 from .transformers_internals import (
@@ -67,11 +71,16 @@ class InterfaceInterceptor(ReadingInterceptor):
         self._value_sets = 0
         # Whether the running call of an attention, by id, is cross-attention.
         self._cross = {id(module): is_cross_attention(module, {}) for module in attentions.values()}
+        self._queries: dict[int, torch.Size] = {}  # the shape of the latest, by attention
+        self.modules_by_id = {id(module): module for module in attentions.values()}
+        self.steps: Steps | None = None
+        """The compiled runs of a block that records."""
 
     def handle(self, key: int, made: ModelCall) -> HandledCall:
         assert isinstance(made, InterfaceCall)
         attention = self.names[key]
         self.note_call(attention)
+        self._queries[key] = made.tensors[0].shape
         # Layers that share one module, as ALBERT's do, are passes through that module.
         count = self._passes.get(key, 1)
         name = attention if count == 1 else f"{attention}.{count}"
@@ -100,6 +109,9 @@ class InterfaceInterceptor(ReadingInterceptor):
         # In another thread, the block of this interceptor may have just been left: its configs are
         # not to be changed.
         if self.is_active():
+            # Steps that wait belong to the pass before.
+            if self.steps is not None:
+                self.steps.flush()
             _adopt_implementation(model, self.configs, self.attentions)
             for attention in inside:
                 self._passes.pop(attention, None)
@@ -109,15 +121,91 @@ class InterfaceInterceptor(ReadingInterceptor):
     def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before an attention runs: count the pass, and note whether it is cross-attention."""
         if self.is_active():
-            self.begin_run(id(module))
-            self._passes[id(module)] = self._passes.get(id(module), 0) + 1
-            across = cross_attention_by_arguments(module, args, kwargs)
-            if across is not None:
-                self._cross[id(module)] = across
+            self.begin_attention(module, cross_attention_by_arguments(module, args, kwargs))
+
+    def begin_attention(self, module: nn.Module, across: bool | None) -> None:
+        """Count a pass through an attention; `across` is None if no argument tells what it is."""
+        self.begin_run(id(module))
+        self._passes[id(module)] = self._passes.get(id(module), 0) + 1
+        if across is not None:
+            self._cross[id(module)] = across
 
     def after_attention(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """After an attention ran: report it if it made no call through the interface."""
         self.end_run(id(module), module)
+
+    # ------------------------------------------------------------------------------- compiled runs
+
+    def before_compiled(
+        self, attentions: Mapping[str, nn.Module], module: nn.Module, args: Any, kwargs: Any
+    ) -> None:
+        """Prepare a compiled run of the model or of a part of it; raise a ValueError if the block
+        cannot handle it.
+        """
+        problem = self.handler.why_not_compiled
+        if problem is not None:
+            raise ValueError(f"{type(module).__name__} is compiled: {problem}")
+        for name, attention in attentions.items():
+            shape = self._queries.get(id(attention))
+            heads = None if shape is None else shape[1]
+            self.handler.prepare_compiled(name, heads, vars(attention)[TAP])
+        # A part of the model is called within a pass, which has begun already.
+        if not isinstance(module, PreTrainedModel):
+            return
+        ids = token_ids(args, kwargs)
+        if self.steps is not None and self.steps.continues(kwargs, ids):
+            self.steps.aim()
+            return
+        self.before_model(self._attentions_of(module), module, args, kwargs)
+        if self.steps is not None:
+            self.steps.prepare(module, kwargs, ids)
+
+    def after_compiled(self, events: tuple[Any, ...]) -> None:
+        """Hand what a compiled run has noted to the handler."""
+        begun = set()
+        for event in events:
+            key = id(event.tap.module) if not isinstance(event, TokenIds) else None
+            if key not in self.names:
+                continue
+            if isinstance(event, Pass):
+                self.begin_run(key)
+                begun.add(key)
+            else:
+                self.note_call(self.names[key])
+                self.handler.note_compiled(self.names[key])
+        # Report attentions that ran and made no call of an attention function.
+        for key in begun:
+            self.end_run(key, self.modules_by_id[key])
+        if self.steps is not None:
+            self.steps.receive(events)
+
+    def _attentions_of(self, module: nn.Module) -> list[int]:
+        """Return the ids of the attentions inside of a model."""
+        inside = {id(one) for one in module.modules()}
+        return [key for key in self.modules_by_id if key in inside]
+
+    @property
+    def has_cross_attention(self) -> bool:
+        """Whether some attention has read another sequence."""
+        return any(self._cross.values())
+
+    def heads_of_call(self, module: nn.Module, batch: int) -> int | None:
+        """Return how many heads the latest call of an attention had; None if it was not called for
+        a batch of this size, or more than once in a pass.
+        """
+        shape = self._queries.get(id(module))
+        is_single = self._passes.get(id(module), 1) <= 1 and not self._value_sets
+        return shape[1] if shape is not None and shape[0] == batch and is_single else None
+
+    def edits_of(self, module: nn.Module) -> tuple[Any, ...]:
+        """Return the edits that compiled code has applied to an attention."""
+        around = interceptors.get(id(module), ())
+        return tuple(
+            edit
+            for one in around
+            if one.is_active()
+            for edit in one.handler.edits_of_compiled(one.names[id(module)])
+        )
 
     @contextmanager
     def reading_prompt(self, prompt: Prompt) -> Iterator[None]:
@@ -127,6 +215,8 @@ class InterfaceInterceptor(ReadingInterceptor):
         if not self.is_active():
             yield
             return
+        if self.steps is not None:
+            self.steps.flush()
         with self.text.reading_prompt(prompt.ids, prompt.ends):
             yield
 
@@ -221,6 +311,8 @@ def intercepting(
     interceptor.configs = [
         config for config in configs.values() if hasattr(config, "_attn_implementation")
     ]
+    if isinstance(handler, Observer):
+        interceptor.steps = Steps(interceptor, handler.recording)
     with ExitStack() as undo:
         if handler.follows_text:
             embeddings = token_embeddings(modules)
@@ -231,17 +323,48 @@ def intercepting(
             for config in interceptor.configs:
                 _switch(config)
                 undo.callback(_switch_back, config)
+            undo.enter_context(calling_compiled(interceptor, modules))
             for config in (own.get("generation_config") for own in attributes):
-                if hasattr(config, "disable_compile"):
+                # `generate` compiles by itself, but need not.
+                if handler.why_not_compiled and hasattr(config, "disable_compile"):
                     _forbid_compilation(config)
                     undo.callback(_allow_compilation, config)
             for part in modules.values():
                 if isinstance(part, PreTrainedModel):
                     undo.enter_context(_announcing(part, interceptor))
         undo.enter_context(_hooks(modules, interceptor))
+        if interceptor.steps is not None:
+            undo.enter_context(_recording_steps(interceptor))
         yield
         # Only after a block that ended well: an exception of the block says more.
         interceptor.checks.verify()
+
+
+@contextmanager
+def _recording_steps(interceptor: InterfaceInterceptor) -> Iterator[None]:
+    """Let whoever reads the recording have the steps that wait; record the last of them."""
+    steps = interceptor.steps
+    assert steps is not None
+    steps.recording.collect_by(steps.flush)
+    try:
+        yield
+    except BaseException:
+        # The exception says more than what may go wrong here.
+        with suppress(Exception):
+            steps.flush()
+        raise
+    else:
+        steps.flush()
+    finally:
+        steps.recording.collect_by(None)
+        # They refer to each other, and a dropped recording is to be freed at once.
+        interceptor.steps = None
+
+
+def token_ids(args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the token ids that a model is called with, (batch, token)."""
+    given = kwargs.get("input_ids", args[0] if args else None)
+    return given if isinstance(given, Tensor) and given.ndim == 2 else None
 
 
 @contextmanager
@@ -296,8 +419,10 @@ def _rename_implementation(config: Any) -> None:
     if original is None or isinstance(original, ImplementationName):
         return
     name = ImplementationName(original)
-    AttentionInterface.register(name, uncompiled(partial(_attention_function, str(original))))
-    AttentionMaskInterface.register(name, uncompiled(partial(_mask_function, str(original))))
+    # The keys are plain strings: Dynamo cannot look anything up in a table that has other keys.
+    attend = uncompiled(partial(_attention_function, str(original)))
+    AttentionInterface.register(str(name), attend)
+    AttentionMaskInterface.register(str(name), uncompiled(partial(_mask_function, str(original))))
     set_implementation(config, name)
 
 

@@ -123,7 +123,7 @@ class InterfaceCall(ModelCall):
         before = handled.before_change
         assert before is not None
         # Check the definition before it takes the place of the model's own function.
-        self._compare(handled, before)
+        self.compare(handled, before)
         self.described = changed
         self.own_keys = self.own_keys and own_keys
         # With the same definition, the model's own function runs on the changed queries and keys.
@@ -141,7 +141,7 @@ class InterfaceCall(ModelCall):
         self.tensors = changed.queries, keys, values
 
     @torch.no_grad()
-    def _compare(self, handled: HandledCall, described: AttentionCall) -> None:
+    def compare(self, handled: HandledCall, described: AttentionCall) -> None:
         """Compare the definition that was read with the model's own function, once for each kind of
         call.
         """
@@ -169,8 +169,9 @@ class InterfaceCall(ModelCall):
         stored = None if layer is None else layer.keys
         if layer is None or stored is None or not self.own_keys:
             return StoredKeys()
-        # Trust the layer of the cache only if the keys that were passed lie in its memory.
-        if not (stored is keys or _share_memory(stored, keys)):
+        # Trust the layer of the cache only if the keys that were passed lie in its memory, or if it
+        # slides: then they may lie in a copy.
+        if not (stored is keys or layer.slides or share_memory(stored, keys)):
             return StoredKeys()
         return StoredKeys(
             (KeyMemory.held_by(layer.layer, stored),), layer.keys_stay and stored is keys
@@ -216,7 +217,8 @@ def _checks_of(handled: HandledCall) -> OutputChecks:
     return handled.interceptor.checks
 
 
-def _share_memory(stored: Tensor, keys: Tensor) -> bool:
+def share_memory(stored: Tensor, keys: Tensor) -> bool:
+    """Return whether two tensors lie in one memory."""
     return stored.untyped_storage().data_ptr() == keys.untyped_storage().data_ptr()
 
 

@@ -45,7 +45,8 @@ class MaskOffsets(NamedTuple):
     batch: int
     queries: int
     keys: int
-    query: int
+    query: Any
+    """An int, or for a cache of fixed size a tensor: to read its number, a host would wait."""
     key: int
 
     @classmethod
@@ -58,7 +59,7 @@ class MaskOffsets(NamedTuple):
             queries = len(arguments["cache_position"])
             query = arguments["cache_position"][0]
         key = int(arguments.get("kv_offset", 0))
-        return cls(arguments["batch_size"], queries, arguments["kv_length"], int(query), key)
+        return cls(arguments["batch_size"], queries, arguments["kv_length"], query, key)
 
 
 def describe_mask(arguments: Arguments) -> MaskDescription:
@@ -67,6 +68,7 @@ def describe_mask(arguments: Arguments) -> MaskDescription:
     The unwritten end of a cache of fixed size is left out if the mask is causal, which hides it.
     """
     offsets = MaskOffsets.of(arguments)
+    offsets = offsets._replace(query=int(offsets.query))
     # Keys up to the last query; a cache of fixed size is longer.
     written = offsets.query + offsets.queries - offsets.key
     parts = _intersected(arguments.get("mask_function", masking_utils.causal_mask_function))
@@ -152,6 +154,21 @@ def _translate_known(
     return None
 
 
+# Mask functions that say which keys a query sees whatever the other queries are.
+STEADY = {"causal_mask_function", "sliding_window_overlay", "chunked_overlay"}
+
+
+def is_steady(mask: Any) -> bool:
+    """Return whether a mask of one query, not written out, describes earlier queries of the text,
+    too.
+    """
+    if not isinstance(mask, LazyMask) or mask.overwritten:
+        return False
+    parts = _intersected(mask.arguments.get("mask_function", masking_utils.causal_mask_function))
+    names = {mask_function_name(part) for part in parts}
+    return names <= STEADY and "causal_mask_function" in names
+
+
 def padding_mask(keep: Bool[Tensor, "batch key"]) -> Mask:
     """Return a padding mask in its shortest form, which for left padding is the same however long a
     text grows.
@@ -210,13 +227,12 @@ class FunctionMask(Mask):
 
 
 def fixed_arguments(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments with q_offset as a number: a cache of fixed size passes a tensor, and
+    """Return the arguments with a copy of q_offset: a cache of fixed size passes a tensor, and
     adds to it later.
     """
+    offset = arguments.get("q_offset")
     return (
-        {**arguments, "q_offset": int(arguments["q_offset"])}
-        if "q_offset" in arguments
-        else dict(arguments)
+        {**arguments, "q_offset": offset.clone()} if isinstance(offset, Tensor) else {**arguments}
     )
 
 

@@ -14,8 +14,10 @@ from itertools import takewhile
 from types import MethodType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import create_masks_for_generate
 
 # ----------------------------------------------------------------------------- implementation names
 # A model's config names its attention implementation. While a model is watched, the config holds a
@@ -101,13 +103,19 @@ def own_attention(
     implementation: str, module: nn.Module
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Return the attention function that the module would call if it were not watched."""
-    # Look names up as the module's own code would.
+    if implementation != "eager":
+        own = attention_table(module)[implementation]
+        # In a compiled run, a traced function stands in the place of the model's own.
+        found: Any = getattr(own, "own", None) or own
+        return found  # type: ignore[no-any-return]
+    # Look the name up as the module's own code would.
     names: Any = _method_of(module).__globals__
-    if implementation == "eager":
-        own = names[eager_function_names(module)[0]]
-    else:
-        own = names["ALL_ATTENTION_FUNCTIONS"][implementation]
-    return own  # type: ignore[no-any-return]
+    return names[eager_function_names(module)[0]]  # type: ignore[no-any-return]
+
+
+def attention_table(module: nn.Module) -> Any:
+    """Return the AttentionInterface in which the module's code looks its functions up."""
+    return _method_of(module).__globals__["ALL_ATTENTION_FUNCTIONS"]
 
 
 def _method_of(module: nn.Module) -> Any:
@@ -193,7 +201,12 @@ def weights_are_requested(options: dict[str, Any]) -> bool:
 # `update` is known to append are trusted.
 # Fails without it: tests/agreement/test_watch_generation.py, test_steps_do_not_read_the_keys.
 
-_APPENDING = {"DynamicLayer": True, "DynamicSlidingWindowLayer": False, "StaticLayer": False}
+_APPENDING = {
+    "DynamicLayer": True,
+    "DynamicSlidingWindowLayer": False,
+    "StaticLayer": False,
+    "StaticSlidingWindowLayer": False,
+}
 """The layers of caches that append, each with whether the keys it returned are never written to
 again.
 """
@@ -213,6 +226,11 @@ class CacheLayer(NamedTuple):
         """The keys that the layer holds now."""
         return getattr(self.layer, "keys", None)
 
+    @property
+    def slides(self) -> bool:
+        """Whether the layer moves its keys in place, and returns a copy where it drops some."""
+        return type(self.layer).__name__ == "StaticSlidingWindowLayer"
+
     @classmethod
     def of(cls, cache: Any, module: nn.Module, across: bool) -> "CacheLayer | None":
         """Return the layer that a cache has for an attention; None if that is not known."""
@@ -231,6 +249,94 @@ class CacheLayer(NamedTuple):
 @cache
 def _appending(kind: type) -> bool | None:
     return _APPENDING.get(kind.__name__) if kind.__module__ == "transformers.cache_utils" else None
+
+
+class StaticKeys(NamedTuple):
+    """A layer of a cache of fixed size."""
+
+    layer: Any
+    window: int
+    """How many keys the layer holds, if it slides; else 0."""
+
+    @property
+    def keys(self) -> Tensor:
+        return self.layer.keys  # type: ignore[no-any-return]
+
+    @property
+    def values(self) -> Tensor:
+        return self.layer.values  # type: ignore[no-any-return]
+
+
+def static_keys(cache: Any, module: nn.Module) -> StaticKeys | None:
+    """Return the layer of fixed size that a cache has for an attention; None if there is none, or
+    none with keys yet.
+    """
+    found = CacheLayer.of(cache, module, across=False)
+    if found is None or found.keys is None or not type(found.layer).__name__.startswith("Static"):
+        return None
+    return StaticKeys(found.layer, found.layer.max_cache_len if found.slides else 0)
+
+
+def is_step(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a model is passed one token for each text, and a cache of fixed size."""
+    ids = arguments.get("input_ids")
+    layers = getattr(cache_of(arguments), "layers", None) or [None]
+    is_static = type(layers[0]).__name__.startswith("Static")
+    return is_static and isinstance(ids, Tensor) and ids.shape[-1:] == (1,)
+
+
+def expected_masks(model: Any, args: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the masks that a decoder will make of these arguments, as `generate` makes them before
+    it calls compiled code: the argument `attention_mask`, or {} if that is not known.
+    """
+    given = arguments.get("attention_mask")
+    ids = arguments.get("input_ids", args[0] if args else None)
+    is_plain = given is None or (isinstance(given, Tensor) and given.ndim == 2)
+    is_decoder = hasattr(model, "prepare_inputs_for_generation") and hasattr(model, "config")
+    if not is_decoder or not is_plain or not isinstance(ids, Tensor) or len(args) > 1:
+        return {}
+    if model.config.is_encoder_decoder:
+        return {}
+    make = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    try:
+        masks = make(
+            config=model.config,
+            # Only the shape, the dtype and the device count.
+            inputs_embeds=torch.empty((*ids.shape, 0), dtype=model.dtype, device=ids.device),
+            attention_mask=given,
+            past_key_values=cache_of(arguments),
+            position_ids=arguments.get("position_ids"),
+        )
+    except (TypeError, ValueError, AttributeError):  # a family that needs more to make its masks
+        return {}
+    return {} if masks is None else {"attention_mask": masks}
+
+
+# The methods of a cache that change what it holds, besides `update`.
+_CHANGES = ("reorder_cache", "reset", "crop", "batch_repeat_interleave", "batch_select_indices")
+
+
+@contextmanager
+def before_changes(cache: Any, act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` before anybody reorders, crops or resets the cache while the block runs."""
+    changed = [name for name in _CHANGES if hasattr(type(cache), name)]
+    if any(name in vars(cache) for name in changed):
+        raise RuntimeError(f"{type(cache).__name__} is in two blocks at a time; leave one of them")
+
+    def acting(name: str) -> Callable[..., Any]:
+        def change(*args: Any, **kwargs: Any) -> Any:
+            act()
+            return getattr(type(cache), name)(cache, *args, **kwargs)
+
+        return change
+
+    for name in changed:
+        vars(cache)[name] = acting(name)
+    try:
+        yield
+    finally:
+        for name in changed:
+            vars(cache).pop(name, None)
 
 
 def cache_of(arguments: Mapping[str, Any]) -> Any:

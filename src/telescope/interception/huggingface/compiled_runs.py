@@ -1,0 +1,346 @@
+"""Watch and edit models of transformers while compiled code runs them.
+
+A compiled model is called through a place that Python still runs: the module that torch.compile
+returned, a forward or a call that was put into a module, or the function that `generate` asks its
+model for. While a model is intercepted, that place calls `run_compiled`. For the time of the run
+the attention functions of transformers are replaced by functions that Dynamo traces, and that leave
+behind what ran; see ../compiled.py. Dynamo guards what it compiles by these functions: the plain
+and the watched version of a model are both kept, and a second block compiles nothing.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
+from threading import Timer, local
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
+
+from ...anatomy import token_embeddings
+from ...recording import Modules
+from ..compiled import (
+    TAP,
+    AttentionTap,
+    Call,
+    EmbeddingTap,
+    RunLog,
+    Step,
+    Tap,
+    traced_attention,
+)
+from ..interceptor import lock
+from ..module_hook import AFTER, BEFORE, listen
+from .attention_modules import (
+    OTHER_SEQUENCES,
+    attentions,
+    forward_parameters,
+    may_be_cross_attention,
+)
+from .masks import LazyMask
+from .transformers_internals import (
+    LOOKS_UP_EVERY_NAME,
+    ImplementationName,
+    attention_table,
+    expected_masks,
+    implementation_of,
+    is_step,
+    own_attention,
+    set_implementation,
+)
+
+SECONDS = 2.0  # a compilation that is not explained
+logger = logging.getLogger(__name__)
+
+
+class _Thread(local):
+    """The log of a thread: its blocks share it, so that events keep the order in which they ran."""
+
+    def __init__(self) -> None:
+        self.log = RunLog()
+
+
+_thread = _Thread()
+
+# --------------------------------------------------------------------------------------------- runs
+
+
+def run_compiled(module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call what torch.compile made of a module, and hand what ran to the blocks around it."""
+    log = _thread.log
+    around = [block for block in blocks_around if id(module) in block.ids]
+    # Inside a compiled run, the outermost place collects what ran.
+    if log.is_open or not around:
+        return function(*args, **kwargs)
+    blocks = [block for block in around if block.interceptor.is_active()]
+    if not blocks:
+        return function(*args, **kwargs)
+    if len(blocks) < len(around):
+        raise RuntimeError(
+            f"{type(module).__name__} is compiled, and another thread watches or edits it too; "
+            "compiled code can be in the blocks of one thread at a time"
+        )
+    for block in blocks:
+        block.install_taps()
+    # Masks that are not written out are written now: traced code takes plain tensors.
+    masks: dict[int, LazyMask] = {}
+    expected = expected_masks(module, args, kwargs)
+    if is_step(kwargs):
+        kwargs = kwargs | expected
+    kwargs = {name: _written_out(value, masks) for name, value in kwargs.items()}
+    for block in blocks:
+        block.interceptor.before_compiled(block.attentions, module, args, kwargs)
+    try:
+        with _traced_functions(blocks), _tell_if_compiled(module, blocks, args, kwargs):
+            log.is_open = True
+            output = function(*args, **kwargs)
+        events = log.events
+    finally:
+        # Also after an exception: what was noted of the run is dropped as a whole.
+        log.is_open = False
+        log.events = ()
+    _recognize(events, expected, masks)
+    events = tuple(_with_lazy_mask(event, masks) for event in events)
+    for block in blocks:
+        block.interceptor.after_compiled(events)
+    return output
+
+
+def _written_out(value: Any, masks: dict[int, LazyMask]) -> Any:
+    """Return an argument of a model with plain tensors for masks that are not written out, which
+    are noted by the tensor's id.
+    """
+    if type(value) is dict:
+        return {name: _written_out(one, masks) for name, one in value.items()}
+    if not isinstance(value, LazyMask):
+        return value
+    masks[id(value.dense)] = value
+    return value.dense
+
+
+def _recognize(events: tuple[Any, ...], expected: Any, masks: dict[int, LazyMask]) -> None:
+    """Note which masks that were made inside of a graph are equal to an expected one."""
+    known = [one for one in tree_leaves(expected) if isinstance(one, LazyMask)]
+    made = {id(event.mask): event.mask for event in events if isinstance(event, Call | Step)}
+    for key, mask in made.items():
+        if key in masks or not isinstance(mask, Tensor) or isinstance(mask, LazyMask):
+            continue
+        for one in known:
+            if one.shape == mask.shape and one.dtype == mask.dtype and torch.equal(one.dense, mask):
+                masks[key] = one
+                break
+
+
+def _with_lazy_mask(event: Any, masks: Mapping[int, LazyMask]) -> Any:
+    """Return the event of a call with the mask as it was before it was written out."""
+    if not isinstance(event, Call | Step) or id(event.mask) not in masks:
+        return event
+    return event._replace(mask=masks[id(event.mask)])
+
+
+@contextmanager
+def _traced_functions(blocks: Sequence["CompiledCode"]) -> Iterator[None]:
+    """Let the models of these blocks look up traced attention functions, under their own names."""
+    with ExitStack() as undo, lock:
+        for block in blocks:
+            for config in block.interceptor.configs:
+                name = config._attn_implementation
+                # Traced code cannot compare a string of a class of its own.
+                if isinstance(name, ImplementationName):
+                    undo.callback(set_implementation, config, name)
+                    set_implementation(config, name.implementation)
+            for table, name in block.tables():
+                undo.enter_context(_replaced(table, name))
+        undo = undo.pop_all()
+    try:
+        yield
+    finally:
+        with lock:
+            undo.close()
+
+
+_replacing: dict[tuple[int, str], int] = {}
+"""How many runs have replaced an entry, by the id of the table and the name of the entry."""
+
+
+@contextmanager
+def _replaced(table: Any, name: str) -> Iterator[None]:
+    """Put a traced function into the local entries of a table, which are looked up first."""
+    key = (id(table), name)
+    own = None if name == "eager" else table[name]
+    count = _replacing.get(key, 0)
+    _replacing[key] = count + 1
+    had_local_entry = name in table._local_mapping
+    if not count:
+        table[name] = _traced(name, own)
+    try:
+        yield
+    finally:
+        _replacing[key] -= 1
+        if not _replacing[key]:
+            del _replacing[key]
+            if had_local_entry:
+                table[name] = own
+            else:
+                del table[name]
+
+
+@lru_cache(maxsize=64)
+def _traced(name: str, own: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the function that stands for an attention function in compiled runs, one object for
+    all of them.
+    """
+    return traced_attention(own, partial(own_attention, name))
+
+
+@contextmanager
+def _tell_if_compiled(
+    module: nn.Module, blocks: Sequence["CompiledCode"], args: Any, kwargs: Any
+) -> Iterator[None]:
+    """Log a line if a run of a kind that was not seen before takes more than two seconds."""
+    first = kwargs.get("input_ids", args[0] if args else None)
+    kind = (id(module), getattr(first, "shape", None))
+    if kind in blocks[0].seen:
+        yield
+        return
+    blocks[0].seen.add(kind)
+    timer = Timer(
+        SECONDS,
+        logger.info,
+        ("compiling %s once more, to be watched or edited; this version is kept", _name(module)),
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _name(module: nn.Module) -> str:
+    return type(module).__name__
+
+
+# ------------------------------------------------------------------------------------------- blocks
+
+
+class CompiledCode:
+    """The compiled code of one model, for one block."""
+
+    def __init__(self, interceptor: Any, modules: Modules) -> None:
+        self.interceptor = interceptor
+        self.modules = modules
+        self.ids = frozenset(map(id, modules.values()))
+        self.seen: set[Any] = set()
+        """The kinds of runs that may have been compiled already."""
+        self.attentions: dict[str, nn.Module] = {}
+        """All attentions of the model, once compiled code has run."""
+        self._taps = ExitStack()
+        self._tables: dict[tuple[str, ...], list[tuple[Any, str]]] = {}
+
+    def install_taps(self) -> None:
+        """Put taps into the model's modules when compiled code is about to run first; what an
+        earlier run told them is taken back.
+        """
+        if not self.attentions:
+            # All of them, whichever the block is about: traced code then is the same for others.
+            self.attentions = attentions(self.modules)
+            with lock:
+                self._taps.enter_context(_taps(self.modules, self.attentions))
+        for module in self.attentions.values():
+            vars(module)[TAP].clear()
+
+    def close(self) -> None:
+        """Remove the taps."""
+        with lock:
+            self._taps.close()
+
+    def tables(self) -> list[tuple[Any, str]]:
+        """Return the tables in which the attentions look their functions up, and the names that
+        they look up.
+        """
+        key = tuple(str(config._attn_implementation) for config in self.interceptor.configs)
+        if key not in self._tables:
+            found = {}
+            for module in self.attentions.values():
+                name = implementation_of(module)
+                table = attention_table(module)
+                found[id(table), name] = (table, name)
+                if name == "eager" and not LOOKS_UP_EVERY_NAME:
+                    raise RuntimeError(
+                        "compiled eager attention can be watched with transformers 5.1 or newer; "
+                        "pip install --upgrade transformers, or "
+                        'model.set_attn_implementation("sdpa")'
+                    )
+                tap = vars(module)[TAP]
+                tap.own = own_attention(name, module)
+            self._tables = {key: [*found.values()]}
+        return self._tables[key]
+
+
+blocks_around: list[CompiledCode] = []  # of all threads, in the order in which they were entered
+
+# --------------------------------------------------------------------------------------------- taps
+
+
+class _Installed(NamedTuple):
+    """The tap of a module, and how many blocks need it."""
+
+    tap: Tap
+    blocks: int
+
+
+_installed: dict[int, _Installed] = {}  # by the id of the module
+
+
+@contextmanager
+def _taps(modules: Modules, attended: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Keep a tap in every module that a compiled run has to tell of; enter it with the lock
+    held.
+    """
+    log = _thread.log
+    embeddings = {id(one) for one in token_embeddings(modules)}
+    inside = {id(one) for one in attended.values()}
+    with ExitStack() as undo:
+        for module in modules.values():
+            make: Callable[[], Tap]
+            if id(module) in inside:
+                make = partial(_attention_tap, module, log)
+            elif id(module) in embeddings:
+                make = partial(EmbeddingTap, module, log)
+            elif isinstance(module, PreTrainedModel):
+                make = partial(Tap, module, log)
+            else:
+                continue
+            known = _installed.get(id(module))
+            tap = make() if known is None else known.tap
+            _installed[id(module)] = _Installed(tap, 1 if known is None else known.blocks + 1)
+            vars(module)[TAP] = tap
+            undo.callback(_remove, module)
+            # Dynamo guards the hooks of a module: every block has them at the same modules.
+            for place in (BEFORE, AFTER):
+                undo.callback(listen(module, partial(_hear_nothing), place))
+        yield
+
+
+def _hear_nothing(*arguments: Any) -> None:
+    """Listen without effect."""
+
+
+def _remove(module: nn.Module) -> None:
+    tap, blocks = _installed.pop(id(module))
+    if blocks > 1:
+        _installed[id(module)] = _Installed(tap, blocks - 1)
+    else:
+        vars(module).pop(TAP, None)
+
+
+def _attention_tap(module: nn.Module, log: RunLog) -> AttentionTap:
+    own = own_attention(implementation_of(module), module)
+    kind: Any = type(module)
+    parameters = forward_parameters(kind) if may_be_cross_attention(module) else ()
+    others = tuple(name for name in OTHER_SEQUENCES if name in parameters)
+    return AttentionTap(module, log, own, parameters, others)
