@@ -40,6 +40,10 @@ NO_WEIGHT = -1e30  # log2 of no weight, as in the kernels
 MOST_COMMON = 16  # blocks per tile of rows that may raise its thresholds
 PROGRAMS = 256  # of a kernel, to occupy a GPU: few rows share their keys among so many
 LEAST_KEYS = 1024  # for each of these
+FILLING = 1024  # programs of the map's kernel, which are smaller
+LEAST_RUN = 32  # keys of its narrowest tile
+CHECKED_TILES = 4  # of keys that one program of the check reads, up to CHECKED_PARTS programs
+CHECKED_PARTS = 64
 PROGRAMS_PER_BLOCK = 4  # programs that share the rows to be multiplied with one block of keys
 # Settings of kernels without products; fusion is triton's default, which later versions require.
 SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
@@ -130,17 +134,18 @@ def survey_check(
     launch: Any, band: Band, sinks: Tensor | None, lse: Tensor, batch_step: int, head_step: int,
     row_step: int, numbers: Tensor,
 ) -> None:  # fmt: skip
-    """Write `reference.row_numbers` into numbers (4, batch, heads, row), of at most 16 rows; the
-    band has all rows.
+    """Write `reference.row_numbers` of each part of the keys into numbers (4, part, batch, heads,
+    row), of at most 16 rows; the band has all rows.
     """
     from .kernels import sums
 
     q, k, rule, _ = band.kernel_arguments()
-    _, batch, heads, rows = numbers.shape
+    _, parts, batch, heads, rows = numbers.shape
+    part_keys = -(-band.keys.shape[-2] // (parts * BN)) * BN
     launch(
-        sums.check_rows, (heads, batch),
+        sums.check_rows, (heads, batch, parts),
         q, k, lse, rule, lse if sinks is None else sinks, numbers, *band.sizes, lse.shape[-1],
-        int(sinks is not None), batch_step, head_step, row_step, rows,
+        int(sinks is not None), batch_step, head_step, row_step, rows, part_keys,
         **_checked_settings(band) | {"BM": 16},
     )  # fmt: skip
 
@@ -162,7 +167,8 @@ def survey_rows(
                                                        without elements
     entropy, overfull (batch, heads, query)            weights, found (batch, heads, query, top)
 
-    A cell of the map has `cell_rows` x `cell_keys` weights. A row is overfull where more keys might
+    A cell of the map has `cell_rows` x `cell_keys` weights, whose sum is averaged over the rows;
+    `fits_tiles` holds for them. A row is overfull where more keys might
     be among its top than `search_capacity` has room for: it was searched from its first key to its
     last. norms (batch, heads, key) are summed into carried (batch, heads, query), and largest and
     largest_row (batch, heads, key) are raised, unless None.
@@ -185,10 +191,18 @@ def survey_rows(
         None if carried is None else band.rows_of(carried), largest, largest_row,
         *band.sizes, row_tiles, lse.shape[-1], cell_rows, cell_keys, pooled.shape[-1],
         pooled.shape[-2] * pooled.shape[-1], band.first,
-        BLOCK=sizes.block, GROUP=ALL_TILES if largest is None else GROUP, **_tile_settings(band),
+        BLOCK=sizes.block, GROUP=ALL_TILES if largest is None else GROUP, CELL=min(cell_keys, BN),
+        **_tile_settings(band),
     )  # fmt: skip
     if maxima is not None:
         _search_top(launch, band, arguments, sizes, lse, maxima, weights, found, overfull)
+
+
+def fits_tiles(cell_rows: int, cell_keys: int) -> bool:
+    """Return whether `survey_rows` can sum a map with cells of this size: 16 rows of a tile and a
+    power of two of its keys lie in one cell.
+    """
+    return cell_rows % 16 == 0 == cell_keys % 16 and (BN % cell_keys == 0 or cell_keys % BN == 0)
 
 
 def _search_top(
@@ -348,25 +362,39 @@ def _factors(query_weights: Tensor, dtype: torch.dtype) -> Tensor:
 
 @_launcher("pooled")
 def survey_map(
-    launch: Any, band: Band, lse: Tensor, row_runs: Tensor, key_runs: Tensor, run_of_key: Tensor,
-    pooled: Tensor, how: str, by_row: bool,
+    launch: Any, band: Band, lse: Tensor, row_cell: Tensor | None, runs: Tensor | None,
+    run_of_key: Tensor | None, pooled: Tensor, how: str, cell_keys: int,
 ) -> None:  # fmt: skip
     """Add the band's rows to the map pooled (batch, heads, rows, columns); how is "share" or "max".
 
-    row_runs (3, run) and key_runs (3, run) are the runs of neighbours in one cell: first, stop and
-    cell. A run of rows has at most BM, one of keys at most BN. run_of_key (key,) is the number of
-    each key's run. With by_row, every row of a run has a row of the map of its own, from that of
-    the run on.
+    A cell has at most `cell_keys` keys. Without row_cell, runs and run_of_key, cells are those of
+    `requests.grid`, and shares are averaged over their rows. Else row_cell (row,) is the row of the
+    map that each row of the band falls into; runs (3, run) are neighbouring keys in one cell, at
+    most `run_keys` of them: first, stop and cell; run_of_key (key,) is the number of each key's
+    run.
     """
     from .kernels import pools
 
     q, k, rule, _ = band.kernel_arguments()
+    width = run_keys(cell_keys)
+    runs_per_cell = -(-cell_keys // width)
+    row_tiles = band.tiles.shape[-1]
+    columns = pooled.shape[-1]
+    # Where rows are few, several programs share their keys.
+    parts = FILLING // (row_tiles * band.matrices)
+    parts = max(1, min(parts, columns * runs_per_cell if runs is None else runs.shape[-1]))
     launch(
-        pools.pool, (row_runs.shape[-1], band.matrices),
-        q, k, band.rows_of(lse), rule, tuple(row_runs), tuple(key_runs), run_of_key, pooled,
-        *band.sizes, lse.shape[-1], pooled.shape[-1], pooled[0, 0].numel(),
-        SHARE=how == "share", BY_ROW=by_row, **_checked_settings(band),
+        pools.pool, (row_tiles, parts, band.matrices),
+        q, k, band.rows_of(lse), rule, row_cell, *((None,) * 3 if runs is None else runs),
+        run_of_key, pooled, *band.sizes, lse.shape[-1], band.first, pooled.shape[-2], columns,
+        runs_per_cell,
+        SHARE=how == "share", **_checked_settings(band) | {"BN": width},
     )  # fmt: skip
+
+
+def run_keys(cell_keys: int) -> int:
+    """Return how many keys of a cell are multiplied at a time: a tile no wider than the cells."""
+    return min(BN, max(LEAST_RUN, next_power(cell_keys)))
 
 
 @_launcher("share", "seen")

@@ -20,9 +20,13 @@ from ..attention import Attention, has_data
 from .blocks import obstacle, sink_of
 from .device import compile_ahead, run_within_memory
 from .launch import (
+    CHECKED_PARTS,
+    CHECKED_TILES,
     by_group,
     compiled_for,
+    fits_tiles,
     run,
+    run_keys,
     survey_check,
     survey_largest_rows,
     survey_lse,
@@ -30,7 +34,7 @@ from .launch import (
     survey_rows,
     survey_weighted,
 )
-from .matrix import BM, BN, LOG2_E, Band, Matrix, aligned_rows
+from .matrix import BN, LOG2_E, Band, Matrix, aligned_rows
 from .requests import Cells, Extras, QueryWeights
 from .summary import Keys, Map, PerQuery, PerSet, Queries, Summary
 
@@ -83,12 +87,10 @@ def summarize(
         summary = _survey(partial(matrix.bands, top=top), known, keys.shape[-2], top, cells, extras)
         if extras.weighted is not None:
             summary = replace(summary, weighted=_weigh(matrix, known, extras.weighted))
-        if cells is None:
-            return summary
         # A map whose cells fit the tiles was summed on the way; any other takes a pass.
-        pooled = summary.map
-        pooled = _pool(matrix, known, cells) if pooled is None else cells.averaged(pooled)
-        return replace(summary, map=pooled)
+        if cells is not None and summary.map is None:
+            summary = replace(summary, map=_pool(matrix, known, cells))
+        return summary
 
     return _with_matrix(within, queries, keys, attention)
 
@@ -97,12 +99,17 @@ def pool(
     queries: Queries, keys: Keys, attention: Attention, lse: PerQuery | None, cells: Cells
 ) -> Map:
     """Return the map of these cells alone."""
-    return _with_matrix(
-        lambda matrix: _pool(matrix, _known_lse(matrix, attention, lse), cells),
-        queries,
-        keys,
-        attention,
-    )
+
+    def within(matrix: Matrix) -> Map:
+        known = _known_lse(matrix, attention, lse)
+        if not _fits_tiles(cells):
+            return _pool(matrix, known, cells)
+        # The kernel of a survey reads larger tiles, and fewer of them, than that of a map.
+        pooled = _survey(matrix.bands, known, keys.shape[-2], 0, cells, Extras()).map
+        assert pooled is not None
+        return pooled
+
+    return _with_matrix(within, queries, keys, attention)
 
 
 def weigh(
@@ -144,10 +151,14 @@ def row_numbers(
     if matrix.has_tables:
         return None
     (band,) = matrix.bands()  # without tables and a search one band has all rows
-    numbers = matrix.start.new_empty(4, len(batch), len(heads), len(rows), dtype=torch.float32)
     lse = lse.float().contiguous()
+    # Several programs share the keys: one alone would take longer than a survey.
+    parts = min(-(-keys.shape[-2] // (CHECKED_TILES * BN)), CHECKED_PARTS)
+    numbers = lse.new_empty(4, parts, len(batch), len(heads), len(rows))
     run(survey_check, band, _sinks(attention, lse), lse, batch.step, heads.step, rows.step, numbers)
-    return numbers
+    # The one copy from the GPU, and the one wait for it.
+    numbers = numbers.cpu()
+    return torch.cat([numbers[:2].sum(1), numbers[2:].amax(1)])
 
 
 def _with_matrix(
@@ -175,7 +186,7 @@ def _survey(
     """Return the summary of all bands, with the sums of a map whose cells fit the tiles."""
     # What kernels add to is zero at first: one piece of memory, so that one kernel clears it.
     batch, heads, rows = lse.shape
-    tiled = cells if cells is not None and _fits_tiles(cells) else None
+    tiled = cells if _fits_tiles(cells) else None
     map_size = (0, 0) if tiled is None else (tiled.rows, tiled.columns)
     shapes = ((columns,), (rows,), map_size)
     counts = [batch * heads * torch.Size(shape).numel() for shape in shapes]
@@ -214,9 +225,11 @@ def _survey(
     )
 
 
-def _fits_tiles(cells: Cells) -> bool:
-    """Return whether `survey_rows` can sum the map: every tile lies in one cell."""
-    return cells.how == "share" and cells.row_size % BM == 0 == cells.key_size % BN
+def _fits_tiles(cells: Cells | None) -> bool:
+    """Return whether `survey_rows` sums the map on its way."""
+    if cells is None or cells.how != "share":
+        return False
+    return fits_tiles(cells.row_size, cells.key_size)
 
 
 def _weigh(matrix: Matrix, lse: Tensor, query_weights: Tensor) -> PerSet:
@@ -248,36 +261,44 @@ def _sinks(attention: Attention, lse: Tensor) -> Tensor | None:
 
 def _pool(matrix: Matrix, lse: Tensor, cells: Cells) -> Map:
     pooled = lse.new_zeros(*lse.shape[:2], cells.rows, cells.columns)
+    cell_keys = _most_cell_keys(cells)
+    if cell_keys is not None:
+        for band in matrix.bands():
+            run(survey_map, band, lse, None, None, None, pooled, cells.how, cell_keys)
+        return pooled
     # Sequences with cells of their own are pooled one by one.
     numbered = max(len(cells.row_of_query), len(cells.column_of_key))
     for b in range(numbered):
         batch = slice(None) if numbered == 1 else slice(b, b + 1)
-        # Neighbours in one cell are summed together, at most a tile of them.
-        key_runs, run_of_key = _runs(cells.column_of_key[b % len(cells.column_of_key)], BN)
-        row_of_query = cells.row_of_query[b % len(cells.row_of_query)]
+        row_cell = cells.row_of_query[b % len(cells.row_of_query)].int()
+        runs, run_of_key = _runs(cells.column_of_key[b % len(cells.column_of_key)], BN)
         for band in matrix.bands(batch):
-            rows = row_of_query[band.first : band.first + band.queries.shape[-2]]
-            row_runs, _ = _runs(rows, BM, as_one=cells.by_query)
             run(
-                survey_map, band, lse[batch], row_runs, key_runs, run_of_key, pooled[batch],
-                cells.how, cells.by_query,
+                survey_map, band, lse[batch], row_cell[band.first :], runs, run_of_key,
+                pooled[batch], cells.how, BN,
             )  # fmt: skip
     return cells.averaged(pooled) if cells.how == "share" else pooled
 
 
+def _most_cell_keys(cells: Cells) -> int | None:
+    """Return how many keys a column of the map has at most, if the kernel can compute the cell of
+    each row and key by itself; else None.
+    """
+    if cells.of is None or max(cells.of[0] * cells.rows, cells.of[1] * cells.columns) >= 2**31:
+        return None
+    return -(-cells.of[1] // cells.columns)
+
+
 def _runs(
-    cell: Int[Tensor, " position"], most: int, *, as_one: bool = False
+    cell: Int[Tensor, " position"], most: int
 ) -> tuple[Int[Tensor, "3 run"], Int[Tensor, " position"]]:
     """Return runs of at most `most` neighbours in one cell, as (first, stop, cell), and the run of
     each position.
-
-    With as_one, neighbours belong to one run whatever their cells; the cell of a run is that of its
-    first.
     """
     positions = torch.arange(len(cell), device=cell.device)
     # A run begins where the cell changes, and after every `most` neighbours.
     changes = torch.ones_like(cell, dtype=torch.bool)
-    changes[1:] = False if as_one else cell[1:] != cell[:-1]
+    changes[1:] = cell[1:] != cell[:-1]
     since_change = positions - torch.where(changes, positions, 0).cummax(0).values
     first = (since_change % most == 0).nonzero().flatten()
     stop = torch.cat([first[1:], first.new_tensor([len(cell)])])
@@ -306,7 +327,7 @@ def _compile_once(
         compiled_for(queries.dtype, queries.shape[-2], *matrix.keys.shape[-2:], top),
         queries.device,
         needs_lse,
-        None if cells is None else (cells.how, _fits_tiles(cells), cells.by_query),
+        None if cells is None else _compiled_for_map(cells),
         (extras.sets, extras.carried is None, extras.largest),
         *(part is None for part in optional),
     )
@@ -314,6 +335,14 @@ def _compile_once(
         band = next(matrix.bands(top=top))
         compile_ahead(queries.device, partial(_rehearse, band, needs_lse, top, cells, extras))
         _compiled.add(kind)
+
+
+def _compiled_for_map(cells: Cells) -> tuple[Any, ...]:
+    """Return what the kernel that sums a map is compiled for."""
+    if _fits_tiles(cells):
+        return ("tiles", min(cells.key_size, BN))
+    cell_keys = _most_cell_keys(cells)
+    return (cells.how, None if cell_keys is None else run_keys(cell_keys))
 
 
 def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras: Extras) -> None:
@@ -325,14 +354,19 @@ def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras
     if needs_lse:
         survey_lse(band, None, lse)
     elif band.bias is None and band.mask is None:
-        survey_check(band, None, lse, 1, 1, 1, lse.new_empty(4, 1, 1, 1))
+        survey_check(band, None, lse, 1, 1, 1, lse.new_empty(4, 1, 1, 1, 1))
     # The same calls as in a survey, so that no kernel is forgotten.
     _survey(lambda: [band], lse, columns, top, cells, extras)
     if extras.weighted is not None:
         weighted = lse.new_empty(*lse.shape[:2], extras.sets, columns)
         survey_weighted(band, lse, extras.weighted.float(), weighted)
     if cells is not None and not _fits_tiles(cells):
-        runs = aligned_rows(band.start.new_empty(3, 1))
-        run_of_key = band.start.new_empty(columns)
         pooled = lse.new_empty(*lse.shape[:2], cells.rows, cells.columns)
-        survey_map(band, lse, runs, runs, run_of_key, pooled, cells.how, cells.by_query)
+        cell_keys = _most_cell_keys(cells)
+        if cell_keys is not None:
+            survey_map(band, lse, None, None, None, pooled, cells.how, cell_keys)
+        else:
+            row_cell = band.start.new_empty(lse.shape[-1])
+            runs = aligned_rows(band.start.new_empty(3, 1))
+            run_of_key = band.start.new_empty(columns)
+            survey_map(band, lse, row_cell, runs, run_of_key, pooled, cells.how, BN)
