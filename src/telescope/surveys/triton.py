@@ -12,6 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+import numpy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,13 +21,9 @@ from ..attention import Attention, has_data
 from .blocks import obstacle, sink_of
 from .device import compile_ahead, run_within_memory
 from .launch import (
-    CHECKED_PARTS,
-    CHECKED_TILES,
     by_group,
     compiled_for,
-    fits_tiles,
     run,
-    run_keys,
     survey_check,
     survey_largest_rows,
     survey_lse,
@@ -34,7 +31,7 @@ from .launch import (
     survey_rows,
     survey_weighted,
 )
-from .matrix import BN, LOG2_E, Band, Matrix, aligned_rows
+from .matrix import BN, LOG2_E, Band, Matrix, aligned_rows, next_power
 from .requests import Cells, Extras, QueryWeights
 from .summary import Keys, Map, PerQuery, PerSet, Queries, Summary
 
@@ -44,6 +41,9 @@ MEMORY = 2**29
 LEAST = 2**22  # bytes below which a band would hardly have a tile of rows
 MOST = 64  # the longest top a row is searched for
 MOST_FEATURES = 256  # of a head: a tile of more does not fit into shared memory
+LEAST_RUN = 32  # keys of the narrowest tile that a map is pooled by
+CHECKED_TILES = 4  # of keys that one program of the check reads, up to CHECKED_PARTS programs
+CHECKED_PARTS = 64
 INSTALLED = find_spec("triton") is not None  # looked up once, not for every survey
 
 Result = TypeVar("Result")
@@ -156,9 +156,9 @@ def row_numbers(
     parts = min(-(-keys.shape[-2] // (CHECKED_TILES * BN)), CHECKED_PARTS)
     numbers = lse.new_empty(4, parts, len(batch), len(heads), len(rows))
     run(survey_check, band, _sinks(attention, lse), lse, batch.step, heads.step, rows.step, numbers)
-    # The one copy from the GPU, and the one wait for it.
-    numbers = numbers.cpu()
-    return torch.cat([numbers[:2].sum(1), numbers[2:].amax(1)])
+    # The one copy from the GPU, and the one wait for it. What few numbers are left is numpy's.
+    copied = numbers.cpu().numpy()
+    return torch.from_numpy(numpy.concatenate([copied[:2].sum(1), copied[2:].max(1)]))
 
 
 def _with_matrix(
@@ -188,25 +188,23 @@ def _survey(
     batch, heads, rows = lse.shape
     tiled = cells if _fits_tiles(cells) else None
     map_size = (0, 0) if tiled is None else (tiled.rows, tiled.columns)
-    shapes = ((columns,), (rows,), map_size)
-    counts = [batch * heads * torch.Size(shape).numel() for shape in shapes]
-    zeros = lse.new_zeros(sum(counts))
-    received, entropy, pooled = (
-        part.view(batch, heads, *shape)
-        for part, shape in zip(torch.split(zeros, counts), shapes, strict=True)
-    )
-    weights = lse.new_empty(*lse.shape, top)
-    found = lse.new_empty(*lse.shape, top, dtype=torch.int32)
-    overfull = lse.new_empty(lse.shape if top else (0,), dtype=torch.bool)
+    matrices = batch * heads
+    counts = [matrices * columns, matrices * rows, matrices * map_size[0] * map_size[1]]
+    zeros = lse.new_zeros(sum(counts)).split_with_sizes(counts)
+    received = zeros[0].view(batch, heads, columns)
+    entropy = zeros[1].view(batch, heads, rows)
+    pooled = None if tiled is None else zeros[2].view(batch, heads, *map_size)
     cell_sizes = (1, 1) if tiled is None else (tiled.row_size, tiled.key_size)
+    weights = lse.new_empty((batch, heads, rows, top))
+    found = lse.new_empty((batch, heads, rows, top), dtype=torch.int32)
     carried = None if extras.carried is None else torch.zeros_like(lse)
     largest = torch.zeros_like(received) if extras.largest else None
     query = torch.full_like(received, -1, dtype=torch.int32) if extras.largest else None
 
     for band in bands():
         run(
-            survey_rows, band, lse, received, entropy, weights, found, overfull, pooled,
-            *cell_sizes, extras.carried, carried, largest, query,
+            survey_rows, band, lse, received, entropy, weights, found, pooled, *cell_sizes,
+            extras.carried, carried, largest, query,
         )  # fmt: skip
     if query is not None:  # so far it is known in which group of rows the largest weight is
         order = by_group(query)
@@ -218,7 +216,7 @@ def _survey(
         entropy=entropy,
         top_weights=weights,
         top_keys=found,
-        map=None if tiled is None else pooled,
+        map=pooled,
         carried=carried,
         largest_weight=largest,
         largest_query=query,
@@ -226,10 +224,13 @@ def _survey(
 
 
 def _fits_tiles(cells: Cells | None) -> bool:
-    """Return whether `survey_rows` sums the map on its way."""
+    """Return whether `survey_rows` sums the map on its way: 16 rows of a tile and a power of two of
+    its keys lie in one cell.
+    """
     if cells is None or cells.how != "share":
         return False
-    return fits_tiles(cells.row_size, cells.key_size)
+    keys = cells.key_size
+    return cells.row_size % 16 == 0 == keys % 16 and (BN % keys == 0 or keys % BN == 0)
 
 
 def _weigh(matrix: Matrix, lse: Tensor, query_weights: Tensor) -> PerSet:
@@ -261,10 +262,10 @@ def _sinks(attention: Attention, lse: Tensor) -> Tensor | None:
 
 def _pool(matrix: Matrix, lse: Tensor, cells: Cells) -> Map:
     pooled = lse.new_zeros(*lse.shape[:2], cells.rows, cells.columns)
-    cell_keys = _most_cell_keys(cells)
-    if cell_keys is not None:
+    even = _even_runs(cells)
+    if even is not None:
         for band in matrix.bands():
-            run(survey_map, band, lse, None, None, None, pooled, cells.how, cell_keys)
+            run(survey_map, band, lse, None, None, None, pooled, cells.how, *even)
         return pooled
     # Sequences with cells of their own are pooled one by one.
     numbered = max(len(cells.row_of_query), len(cells.column_of_key))
@@ -275,18 +276,22 @@ def _pool(matrix: Matrix, lse: Tensor, cells: Cells) -> Map:
         for band in matrix.bands(batch):
             run(
                 survey_map, band, lse[batch], row_cell[band.first :], runs, run_of_key,
-                pooled[batch], cells.how, BN,
+                pooled[batch], cells.how, BN, 1,
             )  # fmt: skip
     return cells.averaged(pooled) if cells.how == "share" else pooled
 
 
-def _most_cell_keys(cells: Cells) -> int | None:
-    """Return how many keys a column of the map has at most, if the kernel can compute the cell of
-    each row and key by itself; else None.
+def _even_runs(cells: Cells) -> tuple[int, int] | None:
+    """Return how many keys of a cell are multiplied at a time, and in how many steps, if the kernel
+    can compute the cell of each row and key by itself; else None.
     """
+    # The kernel multiplies positions with cells, in 32 bits.
     if cells.of is None or max(cells.of[0] * cells.rows, cells.of[1] * cells.columns) >= 2**31:
         return None
-    return -(-cells.of[1] // cells.columns)
+    most = -(-cells.of[1] // cells.columns)
+    # A tile no wider than the cells: the rest of a tile would be computed for nothing.
+    width = min(BN, max(LEAST_RUN, next_power(most)))
+    return width, -(-most // width)
 
 
 def _runs(
@@ -341,8 +346,8 @@ def _compiled_for_map(cells: Cells) -> tuple[Any, ...]:
     """Return what the kernel that sums a map is compiled for."""
     if _fits_tiles(cells):
         return ("tiles", min(cells.key_size, BN))
-    cell_keys = _most_cell_keys(cells)
-    return (cells.how, None if cell_keys is None else run_keys(cell_keys))
+    even = _even_runs(cells)
+    return (cells.how, None if even is None else even[0])
 
 
 def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras: Extras) -> None:
@@ -362,11 +367,11 @@ def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras
         survey_weighted(band, lse, extras.weighted.float(), weighted)
     if cells is not None and not _fits_tiles(cells):
         pooled = lse.new_empty(*lse.shape[:2], cells.rows, cells.columns)
-        cell_keys = _most_cell_keys(cells)
-        if cell_keys is not None:
-            survey_map(band, lse, None, None, None, pooled, cells.how, cell_keys)
+        even = _even_runs(cells)
+        if even is not None:
+            survey_map(band, lse, None, None, None, pooled, cells.how, *even)
         else:
             row_cell = band.start.new_empty(lse.shape[-1])
             runs = aligned_rows(band.start.new_empty(3, 1))
             run_of_key = band.start.new_empty(columns)
-            survey_map(band, lse, row_cell, runs, run_of_key, pooled, cells.how, BN)
+            survey_map(band, lse, row_cell, runs, run_of_key, pooled, cells.how, BN, 1)

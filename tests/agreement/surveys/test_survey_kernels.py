@@ -212,7 +212,7 @@ def test_a_map_that_fits_the_tiles(monkeypatch, size, memory):
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 2), (53, 1), (7, 90), (53, 90)], ids=str)
 def test_a_map_of_even_cells(monkeypatch, how, size):
     """Cells wider than a tile, narrower, and of one weight; rows and columns that differ by one."""
-    monkeypatch.setattr(launch, "LEAST_RUN", 16)
+    monkeypatch.setattr(engine, "LEAST_RUN", 16)
     q, k, _ = tensors(Shape(1, 2, 1, 53, 90, 16), dtype=torch.float32)
     attention = ts.Attention(mask=ts.causal & ts.window(60), sink=0.5)
     cells = grid(*size, how, of=(53, 90), device=q.device)
