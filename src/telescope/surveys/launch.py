@@ -131,15 +131,15 @@ def survey_lse(launch: Any, band: Band, sinks: Tensor | None, lse: Tensor) -> No
 @_launcher("numbers")
 def survey_check(
     launch: Any, band: Band, sinks: Tensor | None, lse: Tensor, batch_step: int, head_step: int,
-    row_step: int, numbers: Tensor,
+    row_step: int, parts: int, numbers: Tensor,
 ) -> None:  # fmt: skip
-    """Write `reference.row_numbers` of each part of the keys into numbers (4, part, batch, heads,
-    row), of at most 16 rows; the band has all rows.
+    """Write `reference.row_numbers` into numbers (4, batch, heads, row), zeros at first, of at most
+    16 rows; the band has all rows. `parts` programs share the keys of a head.
     """
     from .kernels import sums
 
     q, k, rule, _ = band.kernel_arguments()
-    _, parts, batch, heads, rows = numbers.shape
+    _, batch, heads, rows = numbers.shape
     part_keys = -(-band.keys.shape[-2] // (parts * BN)) * BN
     launch(
         sums.check_rows, (heads, batch, parts),

@@ -12,7 +12,6 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-import numpy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -154,11 +153,10 @@ def row_numbers(
     lse = lse.float().contiguous()
     # Several programs share the keys: one alone would take longer than a survey.
     parts = min(-(-keys.shape[-2] // (CHECKED_TILES * BN)), CHECKED_PARTS)
-    numbers = lse.new_empty(4, parts, len(batch), len(heads), len(rows))
-    run(survey_check, band, _sinks(attention, lse), lse, batch.step, heads.step, rows.step, numbers)
-    # The one copy from the GPU, and the one wait for it. What few numbers are left is numpy's.
-    copied = numbers.cpu().numpy()
-    return torch.from_numpy(numpy.concatenate([copied[:2].sum(1), copied[2:].max(1)]))
+    numbers = lse.new_zeros(4, len(batch), len(heads), len(rows))
+    steps = (batch.step, heads.step, rows.step)
+    run(survey_check, band, _sinks(attention, lse), lse, *steps, parts, numbers)
+    return numbers
 
 
 def _with_matrix(
@@ -359,7 +357,7 @@ def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras
     if needs_lse:
         survey_lse(band, None, lse)
     elif band.bias is None and band.mask is None:
-        survey_check(band, None, lse, 1, 1, 1, lse.new_empty(4, 1, 1, 1, 1))
+        survey_check(band, None, lse, 1, 1, 1, 1, lse.new_empty(4, 1, 1, 1))
     # The same calls as in a survey, so that no kernel is forgotten.
     _survey(lambda: [band], lse, columns, top, cells, extras)
     if extras.weighted is not None:

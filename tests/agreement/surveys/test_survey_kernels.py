@@ -92,8 +92,8 @@ def test_the_check_of_an_lse_agrees(shape, attention, off):
     batch, heads, rows = (range(0, size, max(1, size - 1)) for size in lse.shape)
     got = engine.row_numbers(q, k, attention, lse, batch, heads, rows)
     exact = reference.row_numbers(q, k, attention, lse, batch, heads, rows)
-    seen = exact[3].isfinite()
-    assert torch.equal(got[3].isfinite(), seen)
+    seen = exact[3] > 0
+    assert torch.equal(got[3] > 0, seen)
     assert_near(got[:, seen], exact[:, seen], torch.float32, unit=32.0)
 
 

@@ -91,13 +91,12 @@ def check_rows(
     row_count, part_keys,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write, for row_count rows of a head and part_keys of the keys, with the sink as one more
-    score of the first part: the sum of their weights, the sum if LSE were to base two, the largest
-    absolute score and the largest score; to NUMBERS (4, part, batch, heads, row_count).
+    """Bring what part_keys of the keys contribute to NUMBERS (4, batch, heads, row_count), which
+    are 0 at first: for row_count rows of a head, with the sink as one more score, the sum of their
+    weights, the sum if LSE were to base two, the largest absolute score, and 1 if there is a score.
     """
     part = tl.program_id(2)
-    program = (part * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0)
-    program += tl.program_id(0)
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     b = tl.program_id(1).to(tl.int64) * batch_step
     h = tl.program_id(0) * head_step
     slot = tl.arange(0, BM)
@@ -111,13 +110,13 @@ def check_rows(
     total = tl.zeros([BM], tl.float32)
     total_base_2 = tl.zeros([BM], tl.float32)
     absolute = tl.zeros([BM], tl.float32)
-    largest = tl.full([BM], HIDDEN, tl.float32)
+    seen = tl.zeros([BM], tl.float32)
     if (has_sinks != 0) & (part == 0):
         sink = tl.load(SINKS + h)
         total += tl.exp2(sink - lse * LOG2_E)
         total_base_2 += tl.exp2(sink - lse)
         absolute = tl.maximum(absolute, tl.abs(sink))
-        largest = tl.maximum(largest, sink)
+        seen = tl.where(sink > NOWHERE, 1.0, seen)
     for n in range(part * part_keys, tl.minimum(keys, (part + 1) * part_keys), BN):
         key = (n + cn)[None, :]
         key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
@@ -128,14 +127,14 @@ def check_rows(
         total += tl.sum(tl.exp2(x - (lse * LOG2_E)[:, None]), 1)
         total_base_2 += tl.sum(tl.exp2(x - lse[:, None]), 1)
         absolute = tl.maximum(absolute, tl.max(tl.where(x > NOWHERE, tl.abs(x), 0.0), 1))
-        largest = tl.maximum(largest, tl.max(x, 1))
-    # Write the four numbers, those of scores in natural units.
+        seen = tl.where(tl.max(x, 1) > NOWHERE, 1.0, seen)
+    # Join the four numbers with those of the other parts, scores in natural units.
     at = NUMBERS + program * row_count + slot
-    step = tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2) * row_count
-    tl.store(at, total, mask=valid)
-    tl.store(at + step, total_base_2, mask=valid)
-    tl.store(at + 2 * step, absolute * LN_2, mask=valid)
-    tl.store(at + 3 * step, tl.where(largest > NOWHERE, largest * LN_2, float("-inf")), mask=valid)
+    step = tl.num_programs(0) * tl.num_programs(1) * row_count
+    tl.atomic_add(at, total, mask=valid, sem="relaxed")
+    tl.atomic_add(at + step, total_base_2, mask=valid, sem="relaxed")
+    tl.atomic_max(at + 2 * step, absolute * LN_2, mask=valid, sem="relaxed")
+    tl.atomic_max(at + 3 * step, seen, mask=valid, sem="relaxed")
 
 
 @helper
