@@ -22,7 +22,7 @@ from .table import (
     HeadRows,
     IsMark,
     Measure,
-    kind_of,
+    kinds_of,
     punctuation_test,
 )
 
@@ -52,7 +52,7 @@ __all__ = [
     "bucket_limits",
     "counted",
     "habit_sums",
-    "kind_of",
+    "kinds_of",
     "punctuation_test",
     "sample_rows",
     "streaming_share",

@@ -29,7 +29,7 @@ from ..attention import (
 )
 from ..engines import torch_modes
 from ..measures import BatchTokens, Places, Written
-from ..surveys import Size, Survey
+from ..surveys import Size, Summary, Survey
 from ..traces import Tokens, Trace
 from ..words import whole_number
 from .attention_call import (
@@ -397,6 +397,10 @@ class RecordedCall(ABC):
     @abstractmethod
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         """Return the survey of all heads; see `ts.survey`."""
+
+    def summary(self) -> Summary:
+        """Return the summary of the survey of all heads; its tensors must not be written to."""
+        return self.survey().summary
 
     @abstractmethod
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
