@@ -126,9 +126,10 @@ class CallTexts:
             return None
         if (text, device) not in self._marks:
             # Test each token of the text once, however often the token occurs.
-            tokens, where = torch.unique(self._ids[text], return_inverse=True)
-            is_mark = torch.tensor([*map(self._is_mark, tokens.tolist())], device="cpu")
-            self._marks[text, device] = is_mark.bool()[where].to(device)
+            tokens = self._ids[text].flatten().tolist()
+            is_mark = {token: self._is_mark(token) for token in set(tokens)}
+            marks = torch.tensor([is_mark[token] for token in tokens], dtype=torch.bool)
+            self._marks[text, device] = marks.view_as(self._ids[text]).to(device)
         return self._marks[text, device]
 
 
@@ -237,7 +238,7 @@ def _measure(calls: Sequence[RecordedCall], shared: SharedFacts) -> Float[Tensor
 
     # What only a recorded call knows, then everything that the summary of the survey has.
     unknown = torch.full_like(rows.counts["given"], nan)
-    copied, written = _retrieval(seen.top_keys, shared.written) or (unknown, unknown)
+    copied, written = _retrieval(seen.top_keys, rows.seen, shared.written) or (unknown, unknown)
     streaming = _streaming(calls, rows.counted)
     above = {"streaming": unknown if streaming is None else streaming, "retrieval": copied}
     above |= {name: MEASURES[name].sums(rows)[0] for name in QUOTIENTS if name not in above}
@@ -374,7 +375,9 @@ def _written_tokens(call: RecordedCall, places: Places) -> WrittenTokens | None:
 
 
 def _retrieval(
-    top_keys: Int[Tensor, "batch heads query top"], written: WrittenTokens | None
+    top_keys: Int[Tensor, "batch heads query top"],
+    seen: Bool[Tensor, "batch heads query"],
+    written: WrittenTokens | None,
 ) -> tuple[Float[Tensor, "batch heads"], Float[Tensor, "batch heads"]] | None:
     """Return how many written tokens have the largest weight on an earlier copy, and how many have
     an earlier copy; None where that is not known.
@@ -382,14 +385,13 @@ def _retrieval(
     if written is None or not top_keys.shape[-1]:
         return None
     which = written.which
-    peak = top_keys[:, :, which, 0].long()
+    peak = top_keys[:, :, which, 0].clamp(min=0).long()
     # Compare the token under the largest weight with the token that was written.
-    under = written.keys.gather(1, peak.clamp(min=0).flatten(1)).view_as(peak)
-    found = under == written.tokens[:, None]
-    counts = written.has_copy[:, None] & (peak >= 0)
+    found = written.keys.gather(1, peak.flatten(1)).view_as(peak) == written.tokens[:, None]
+    counts = written.has_copy[:, None] & seen[:, :, which]
     # The token after the last real one is padding.
     if isinstance(which, slice):
-        counts = counts & (top_keys[:, :, which.start + 1 : which.stop + 1, 0] >= 0)
+        counts = counts & seen[:, :, which.start + 1 : which.stop + 1]
     return (found & counts).sum(2).double(), counts.sum(2).double()
 
 

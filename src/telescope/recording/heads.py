@@ -277,22 +277,21 @@ def heads_of(
     )
     columns, shares, kinds = _columns(sums, which, len(rows))
 
-    # Heads are made from columns: nothing above is done once for each head.
+    # The fields of `Head`, column by column: only this is done once for each head.
     names = () if segments is None else segments.names
-    measures = [dict(zip(COLUMNS, own, strict=True)) for own in columns.T.tolist()]
     by_segment = [dict(zip(names, own, strict=True)) for own in shares.T.tolist()]
-    found = [
-        Head(*row, kind, **numbers, segments=own)
-        for row, kind, numbers, own in zip(rows, kinds, measures, by_segment, strict=True)
-    ]
+    layers = [name for name, _ in rows]
+    own_numbers = [number for _, number in rows]
+    each = zip(layers, own_numbers, kinds, *columns.tolist(), by_segment, strict=True)
+    found = [Head(*values) for values in each]
     return Heads(found, list(attentions), left_out=left_out)
 
 
 def _columns(
     sums: HeadSums, which: Int[Tensor, " measured"], count: int
 ) -> tuple[Float[Tensor, "column head"], Float[Tensor, "segment head"], list[str]]:
-    """Return the COLUMNS of `count` heads, the shares of segments, and the kinds; `which` tells the
-    head of each column of the sums.
+    """Return the numbers of `count` heads in the order of the fields of `Head`, the shares of
+    segments, and the kinds; `which` tells the head of each column of the sums.
     """
     below = dict(zip(DENOMINATORS, sums.below, strict=True))
     each = torch.stack([below[per] for per in QUOTIENTS.values()])
@@ -324,7 +323,7 @@ def _columns(
         torch.stack([measures[name] for name in HABITS]),
         below["repeated"] / _positive(below["queries"]),
     )
-    columns = torch.stack([measures[name] for name in COLUMNS])
+    columns = torch.stack([measures[each.name] for each in fields(Head) if each.name in measures])
     return columns, segments / _positive(below["given"]), kinds
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..files import frame
-from ..measures import Decode, IsMark, punctuation_test
+from ..measures import IsMark, punctuation_test
 from ..traces import render_text
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall, KeepOptions
@@ -79,8 +79,7 @@ class Recording(Mapping[str, Watched]):
         self.decode = decode
         self.token_name = token_name
         """Returns the tokenizer's name of a token, for tokens without text, such as </s>."""
-        self._is_mark: tuple[Decode, IsMark] | None = None
-        """What `_punctuation_test` returned, and of which function."""
+        self._is_mark: tuple[Any, IsMark | None] = (None, None)  # by the `decode` it is made of
         self._left_out: dict[str, str] = {}
         self.expected_bytes = 0
         """How many bytes the latest run was expected to take when it began."""
@@ -284,13 +283,10 @@ class Recording(Mapping[str, Watched]):
                 len(every[0].text_columns(i).keys) for i in range(every[0].facts.shape[0])
             )
             named = read_segments(segments, longest)
-        return heads_of(self._calls, self._punctuation_test(), named, self.left_out).sort()
-
-    def _punctuation_test(self) -> IsMark | None:
-        """Return the test of tokens, which decodes each token once; None without a tokenizer."""
-        if self.decode is not None and (self._is_mark is None or self._is_mark[0] != self.decode):
-            self._is_mark = self.decode, punctuation_test(self.decode)
-        return None if self.decode is None or self._is_mark is None else self._is_mark[1]
+        # The test of punctuation decodes each token once: keep it for the next table.
+        if self._is_mark[0] != self.decode:
+            self._is_mark = self.decode, self.decode and punctuation_test(self.decode)
+        return heads_of(self._calls, self._is_mark[1], named, self.left_out).sort()
 
     def queries_without_keys(self) -> dict[str, Bool[Tensor, "batch heads query"]]:
         """Return which queries saw no key, of the attentions that have such queries: their context

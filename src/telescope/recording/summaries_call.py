@@ -269,14 +269,14 @@ class SummariesCall(RecordedCall, GrowingCall):
         """Return the numbers as they are kept: what keys receive is float64 where a text grew, and
         changes with it.
         """
-        numbers = {name: part.tensor for name, part in self.parts.items()}
+        parts = self.parts
         return Summary(
-            lse=numbers.get("lse"),
-            received=numbers["received"],
-            entropy=numbers["entropy"],
-            top_weights=numbers["top_weights"],
-            top_keys=numbers["top_keys"],
-            map=numbers.get("map"),
+            lse=parts["lse"].tensor if "lse" in parts else None,
+            received=parts["received"].tensor,
+            entropy=parts["entropy"].tensor,
+            top_weights=parts["top_weights"].tensor,
+            top_keys=parts["top_keys"].tensor,
+            map=parts["map"].tensor if "map" in parts else None,
         )
 
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
