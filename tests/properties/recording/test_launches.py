@@ -74,3 +74,10 @@ def test_heads_are_copied_to_the_host_once(tokenizer, copies):
     assert before.count("cpu") == copies
     # What is read before the last copy was copied already: the tokens.
     assert [name for name in before if name != "cpu"] == ([] if tokenizer is None else ["numpy", "tolist"])
+
+
+@pytest.mark.parametrize("how", ["weights", "carried"])
+def test_sources_of_alike_layers_are_computed_together(how):
+    """A CPU stacks at most eight layers: twelve take two stretches."""
+    few, many = (recorded(blocks, keep="queries-keys", also="norms") for blocks in (4, 12))
+    assert launches(lambda: many.sources((30, 40), how)) < 2.5 * launches(lambda: few.sources((30, 40), how))
