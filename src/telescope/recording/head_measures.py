@@ -314,7 +314,7 @@ def _members(
     """
     ids = segments.ids.to(call.facts.device)
     member = (ids == torch.arange(len(segments.names), device=ids.device)[:, None]).double()
-    every = [call.text_columns(sequence).keys for sequence in range(call.facts.shape[0])]
+    every = [own.keys for own in call.all_text_columns()]
     return [(keys, member[:, : len(keys)]) for keys in every]
 
 

@@ -640,12 +640,16 @@ class RecordedCall(ABC):
         A position counts these tokens from 0: `columns.keys[position]` is its index into a tensor
         of the recording.
         """
+        return self.all_text_columns()[sequence]
+
+    def all_text_columns(self) -> "list[TextColumns]":
+        """Return `text_columns` of every sequence, whose masks are read once."""
         queries, keys = self.size
         # Without padding, every column is a token of the sequence.
         if not self._has_padding():
-            return TextColumns(range(queries), range(keys))
-        rows, columns = self.real_tokens()
-        return TextColumns(range_of(rows[sequence]), range_of(columns[sequence]))
+            return [TextColumns(range(queries), range(keys))] * self.facts.shape[0]
+        own = zip(*self.real_tokens(), strict=True)
+        return [TextColumns(range_of(rows), range_of(columns)) for rows, columns in own]
 
     def _has_padding(self) -> bool:
         """Return whether some tokens may not count."""

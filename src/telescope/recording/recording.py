@@ -279,9 +279,7 @@ class Recording(Mapping[str, Watched]):
                     f"segments belong to one text, and keys of {len(counts)} lengths were recorded"
                 )
             # Texts of a batch may differ in length, without padding; segments fit the longest.
-            longest = max(
-                len(every[0].text_columns(i).keys) for i in range(every[0].facts.shape[0])
-            )
+            longest = max(len(own.keys) for own in every[0].all_text_columns())
             named = read_segments(segments, longest)
         # The test of punctuation decodes each token once: keep it for the next table.
         if self._is_mark[0] != self.decode:
