@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..measures import COLUMNS, MEASURES, NO_TOKEN, SUMS, HeadRows, IsMark, Places, counted
-from ..surveys import Summary
+from ..surveys import Summary, to_host
 from .recorded_call import RecordedCall
 from .sources import Segments
 from .summaries_call import SummariesCall
@@ -24,8 +24,9 @@ from .summaries_call import SummariesCall
 QUOTIENTS = {name: MEASURES[name].per or "" for name in COLUMNS if MEASURES[name].per is not None}
 """The measures that are quotients of two sums, and what each is divided by."""
 DENOMINATORS = tuple(dict.fromkeys(QUOTIENTS.values()))
-# Bytes of the calls that are measured as one. A CPU is fastest while they fit into its cache. A GPU
-# reads as many in about the time in which its host launches the kernels once more.
+# Bytes of the calls that are measured as one: more do not fit into the cache of a CPU, and a GPU
+# reads as many in about the time in which its host launches the kernels once more. A CPU measures
+# 28 layers of 12 heads after 4,096 tokens in 66 ms, with 2**22 and 2**26 bytes in 84 and 105 ms.
 JOINED_BYTES = {"cpu": 2**24, "cuda": 2**29}
 
 
@@ -100,18 +101,9 @@ class CallTexts:
 
     def _number(self, tensors: dict[Hashable, Tensor]) -> dict[Hashable, int]:
         """Return the number of the text in each tensor: tensors of equal ids are one text."""
-        # Copy all ids of a device at once.
-        on_host: dict[Hashable, Tensor] = {}
-        for device in dict.fromkeys(ids.device for ids in tensors.values()):
-            here = {key: ids for key, ids in tensors.items() if ids.device == device}
-            joined = torch.cat([ids.flatten() for ids in here.values()]).cpu()
-            parts = torch.split(joined, [ids.numel() for ids in here.values()])
-            on_host |= {
-                key: part.view_as(ids) for (key, ids), part in zip(here.items(), parts, strict=True)
-            }
         texts: dict[Hashable, int] = {}
         number: dict[Hashable, int] = {}
-        for key, ids in on_host.items():
+        for key, ids in zip(tensors, to_host([*tensors.values()]), strict=True):
             # Equal texts have equal bytes.
             content = (ids.shape, ids.numpy().tobytes())
             number[key] = texts.setdefault(content, len(texts))
@@ -135,7 +127,7 @@ class CallTexts:
 
 def _memory(ids: Tensor | None) -> Hashable:
     """Return where a tensor of ids lies; None for none."""
-    return None if ids is None else (ids.data_ptr(), ids.shape, ids.device)
+    return None if ids is None else (ids.data_ptr(), ids.shape, ids.stride(), ids.device)
 
 
 def _alike(calls: Sequence[RecordedCall], texts: CallTexts) -> list[list[int]]:
