@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..files import import_optional
-from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kind_of
+from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kinds_of
 from ..recording import Heads, list_names, natural_order, open_recording
 from ..traces import render_text
 from ..words import check_index, hint
@@ -141,13 +141,13 @@ class Atlas:
         corpus.
         """
         queries = _positive(self.sums.denominator.value)  # NaN where no query counts
-        shares = (self.sums.numerator.value / queries).T.tolist()
+        shares = self.sums.numerator.value / queries
         counts = dict(zip(OF_TEXTS, queries, strict=True))
-        repeated = (counts["induction"] / counts["first"]).tolist()  # see `kind_of`
-        found = []
-        for place, values, own in zip(self.places, shares, repeated, strict=True):
-            measures = dict(zip(OF_TEXTS, values, strict=True))
-            found.append(Head(*place, kind_of(measures, own), **measures))
+        kinds = kinds_of(shares[: len(HABITS)], counts["induction"] / counts["first"])
+        found = [
+            Head(*place, kind, **dict(zip(OF_TEXTS, values, strict=True)))
+            for place, kind, values in zip(self.places, kinds, shares.T.tolist(), strict=True)
+        ]
         return Heads(found, self.layers, left_out=self.left_out).sort()
 
     def statistic(self, layer: str, head: int, name: str) -> Statistic:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..measures import CLEAR, HABIT_KEYS
+from ..measures import CLEAR, HABIT_KEYS, punctuation_test
 from ..recording import heads_of
 from ..tiles import BUDGET, Tiles
 from ..traces import Words, cosines, plane
@@ -147,7 +147,8 @@ def _picture(
 def _habits(view: AttentionView, which: list[int]) -> list[HeadMeasures]:
     """Return the measured habits of some heads, by their numbers in the model."""
     found = []
-    for measured in heads_of({view.name: [view.call]}, view.decode).to_dict():
+    is_mark = None if view.decode is None else punctuation_test(view.decode)
+    for measured in heads_of({view.name: [view.call]}, is_mark).to_dict():
         number = measured.pop("number")
         # The layer is popped because the page knows it; it is never empty.
         if measured.pop("layer") and number in which:

@@ -5,7 +5,7 @@ Imports attention and surveys. Read table.py first, then places.py and habits.py
 """
 
 from .habits import counted, habit_sums, streaming_share
-from .places import NO_TOKEN, BatchTokens, Places, Written
+from .places import NO_TOKEN, BatchTokens, Places, Written, is_causal
 from .row_sample import BACK, BUCKETS, ROWS, RowSample, bucket_limits, sample_rows
 from .table import (
     CLEAR,
@@ -22,7 +22,7 @@ from .table import (
     HeadRows,
     IsMark,
     Measure,
-    kind_of,
+    kinds_of,
     punctuation_test,
 )
 
@@ -52,7 +52,8 @@ __all__ = [
     "bucket_limits",
     "counted",
     "habit_sums",
-    "kind_of",
+    "is_causal",
+    "kinds_of",
     "punctuation_test",
     "sample_rows",
     "streaming_share",

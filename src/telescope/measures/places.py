@@ -197,7 +197,7 @@ class Places:
             keys=size[1] - evicted,
             evicted=evicted,
             across=across,
-            causal=_is_causal(attention.mask),
+            causal=is_causal(attention.mask),
             ids=ids,
             padded=padded,
         )
@@ -328,8 +328,8 @@ class Places:
                 return (tokens == own) & (key < place) & (key + self.evicted >= back)
 
 
-def _is_causal(mask: Mask) -> bool:
+def is_causal(mask: Mask) -> bool:
     """Return whether the mask is known to hide every key after a query."""
     if isinstance(mask, Both):
-        return any(map(_is_causal, mask.masks))
-    return _is_causal(mask.mask) if isinstance(mask, Renumbered) else isinstance(mask, Causal)
+        return any(map(is_causal, mask.masks))
+    return is_causal(mask.mask) if isinstance(mask, Renumbered) else isinstance(mask, Causal)

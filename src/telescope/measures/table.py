@@ -327,26 +327,31 @@ class Head:
     """To each segment of heads(segments=...), of all weight given."""
 
 
-def kind_of(shares: Mapping[str, float], repeated: float) -> str:
-    """Return the habit with the largest share, if at least CLEAR, else "mixed"; "far" only if no
-    other is clear.
+def kinds_of(shares: Float[Tensor, "habit head"], repeated: Float[Tensor, " head"]) -> list[str]:
+    """Return for each head the habit with the largest share, if at least CLEAR, else "mixed"; "far"
+    only if no other is clear.
 
-    `same` and `induction` are means over the queries whose token occurred before; `repeated` is the
-    part of all queries that these are. A head that has nothing to match rests on the first token,
-    so `first` is compared with these two on the repeated queries alone.
+    `shares` has a row for each of HABITS. `same` and `induction` are means over the queries whose
+    token occurred before; `repeated` is the part of all queries that these are. A head that has
+    nothing to match rests on the first token, so `first` is compared with these two on the repeated
+    queries alone.
     """
-    clear = {name: shares[name] for name in HABITS if shares[name] >= CLEAR}  # NaN is not clear
-    is_far = clear.pop("far", None) is not None
-    if not clear:
-        return "far" if is_far else "mixed"
+    # The first of the rows is the largest where several are; NaN is not clear.
+    clear = torch.where(shares >= CLEAR, shares, -torch.inf)
+    is_far = clear[HABITS.index("far")] > 0
+    clear[HABITS.index("far")] = -torch.inf
+    share, kind = clear.max(0)
+    kind = torch.where(share > 0, kind, torch.where(is_far, HABITS.index("far"), len(HABITS)))
 
     # How much the first token gets from the repeated queries is not stored. The least it can be:
     # all other queries give it everything.
-    besides = {name: share for name, share in clear.items() if name != "first"}
-    best = max(besides, key=lambda name: besides[name], default="first")
-    if is_repeated(best) and besides[best] > 1 - (1 - shares["first"]) / repeated:
-        return best
-    return max(clear, key=lambda name: clear[name])
+    first = HABITS.index("first")
+    clear[first] = -torch.inf
+    share, best = clear.max(0)
+    matches = torch.tensor([*map(is_repeated, HABITS)], device=clear.device)[best]
+    is_match = matches & (share > 0) & (share > 1 - (1 - shares[first]) / repeated)
+    names = (*HABITS, "mixed")
+    return [names[i] for i in torch.where(is_match, best, kind).tolist()]
 
 
 Decode = Callable[[list[int]], str]

@@ -16,7 +16,7 @@ from .attention_call import (
 )
 from .continuation import ROOM
 from .edits import SavedEdit
-from .find_sources import head_places, source_kind, sources_of_scores, stack_of
+from .find_sources import source_kind, sources_of_scores, stack_of
 from .forward_pass import ForwardPass
 from .heads import Heads, heads_of, natural_order
 from .names import (
@@ -40,6 +40,7 @@ from .queries_keys_call import StepsCall, one_head
 from .recorded_call import RecordedCall
 from .recording import KEEP, Recording
 from .row_in_float64 import RowInFloat64, check_dropout
+from .row_weights import head_places
 from .saving import FILE
 from .source_question import AnswerPositions, Calls, NotKeptError, Question, ask
 from .sources import ANSWER, KINDS, Source, Sources

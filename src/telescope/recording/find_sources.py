@@ -4,18 +4,26 @@ A token is written by the query before it: the rows of a span are those of its t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from ..attention import Attention, restrict_to_queries
-from ..engines import torch_modes
-from ..surveys import StreamEvent, choose, record_event, side_stream, weigh
+from ..measures import is_causal
+from ..surveys import StreamEvent, record_event, side_stream
 from ..words import hint
 from .names import HeadNumbers, Layers, stack_and_number
 from .recorded_call import RecordedCall
+from .row_weights import (
+    Fetched,
+    Rows,
+    head_index,
+    head_places,
+    need,
+    row_weights,
+    span_weights,
+)
 from .source_question import NotKeptError, Question, ask
 from .sources import ANSWER, KINDS, Sources, token_texts
 
@@ -102,25 +110,15 @@ def sources_of_scores(
     )
 
 
-def _need(call: RecordedCall, how: str, part: str, keep: str) -> None:
-    """Raise a NotKeptError if a recording kept too little."""
-    if part not in call.parts:
-        raise NotKeptError(
-            f'sources(how="{how}") needs {part}, which were not kept: ts.watch(model, {keep}) '
-            "keeps them"
-        )
-
-
 # --------------------------------------------------------------------- weights, and what they carry
 
 
 @source_kind("weights")
 def by_weights(question: Question, model: Any) -> Float[Tensor, " token"]:
     """Return the weight of every key, the mean of the span's rows, the heads and the layers."""
-    found = [
-        _weights(question, call, "weights", None).mean(0) for call in question.select(question.readers).values()
-    ]  # fmt: skip
-    return torch.stack(found).mean(0)
+    calls = [*question.select(question.readers).values()]
+    found = [weights.mean(1) for _, weights in span_weights(question, calls, "weights")]
+    return torch.cat(found).mean(0)
 
 
 @source_kind("carried")
@@ -128,127 +126,19 @@ def by_norms(question: Question, model: Any) -> Float[Tensor, " token"]:
     """Return Σ weight · ‖W_O v‖ of every key over rows and heads, as shares of each layer; the mean
     of the layers.
     """
+    calls = [*question.select(question.readers).values()]
+    for call in calls:
+        need(call, "carried", "norms", 'keep="queries-keys", also="norms"')
     found = []
-    for call in question.select(question.readers).values():
-        _need(call, "carried", "norms", 'keep="queries-keys", also="norms"')
+    for alike, weights in span_weights(question, calls, "carried"):
         # The norms are kept for each head; take those that were asked for.
-        norms = call.parts["norms"].tensor[question.sequence, head_places(question, call)]
-        carried = (
-            _weights(question, call, "carried", None) * norms.to(call.facts.device).double()
-        ).sum(0)
+        norms = torch.stack([call.parts["norms"].tensor[question.sequence] for call in alike])
+        norms = norms[:, head_index(question, alike[0])]
+        carried = (weights * norms.to(weights.device).double()).sum(1)
         # Divide by the layer's total: layers with large values must not outweigh the others.
-        found.append(carried / carried.sum().clamp(min=torch.finfo(torch.float64).tiny))
-    return torch.stack(found).mean(0)
-
-
-def head_places(question: Question, call: RecordedCall) -> list[int]:
-    """Return the places of the heads that were asked for, all unless some were."""
-    if question.heads is None:
-        return list(range(len(call.heads)))
-    places = [call.head_index(number) for number in question.heads]
-    # Two numbers may be one head: -1 and the last.
-    if len({*places}) < len(places):
-        raise ValueError(
-            f'heads={[*question.heads]} names a head of "{call.name}" twice; name each once'
-        )
-    return places
-
-
-class Fetched(NamedTuple):
-    """What a layer's matrix is computed from."""
-
-    queries: Tensor
-    keys: Tensor
-    lse: Tensor | None
-
-
-def _weights(
-    question: Question,
-    call: RecordedCall,
-    how: str,
-    factors: Tensor | None,
-    fetched: Fetched | None = None,
-) -> Float[Tensor, "head token"]:
-    """Return what each key gets from some rows, each with its factor, for the heads that were asked
-    for.
-
-    Without factors, the rows are those of the span, and each counts equally. `fetched` are queries,
-    keys and lse, where they were copied to the device already.
-    """
-    _need(call, how, "queries", 'keep="queries-keys"')
-    # The position of the first query; in cross-attention, queries have none among the keys.
-    first = 0 if call.across else call.size[1] - call.size[0]
-    device = call.facts.device
-    if factors is None:
-        # Without factors, take the span's rows, and divide by their number for the mean.
-        rows = torch.tensor(question.rows) - first
-        share = torch.full((len(rows),), 1.0 / len(rows), dtype=torch.float64)
-    else:
-        # With factors, leave out the rows whose factor is 0.
-        rows = factors.nonzero().flatten()
-        # If most rows count, zeros for the others cost less than a copy of those that count.
-        every = 2 * len(rows) > call.size[0] and call.facts.rows is None
-        share = factors if every else factors[rows]
-        rows = torch.arange(call.size[0]) if every else rows.cpu()
-
-    # Select the rows; the queries may be a part of all already, the keys are all needed.
-    queries, keys, lse = fetched or Fetched(call.queries, call.keys, call.lse)
-    attention = call.attention
-    if call.facts.rows is not None or len(rows) < queries.shape[2]:
-        places = _places(call, rows, first, how).to(queries.device)
-        queries = queries[:, :, places]
-        lse = None if lse is None else lse[:, :, places.to(lse.device)]
-    # A mask of all rows serves as it is.
-    if len(rows) < call.size[0]:
-        attention = _restricted(question, call, rows)
-
-    # Compute on the model's device, wherever the tensors were kept.
-    queries = queries.to(device, non_blocking=True)
-    keys = keys.to(device, non_blocking=True)
-    # A caller's autocast must not change the precision of the result.
-    with torch_modes.without_autocast(device):
-        engine = choose(queries, keys, attention, 0, None)
-        given = share.to(device, torch.promote_types(queries.dtype, torch.float32))[
-            None, None, None
-        ]
-        found = weigh(
-            engine, queries, keys, attention, None if lse is None else lse.to(device), given
-        )
-    return found[question.sequence, head_places(question, call), 0].double()
-
-
-def _restricted(question: Question, call: RecordedCall, rows: Tensor) -> Attention:
-    """Return the attention of these rows; the same object for layers of one definition, whose masks
-    are read once.
-    """
-    # One definition may be asked for with other rows, so that size and rows are compared, too.
-    which = (call.size, tuple(rows.tolist()))
-    attention = call.attention
-    known = question.restricted.get(id(attention))
-    if known is None or known[0] != which:
-        # Keep the definition: its identity is the key of the cache.
-        known = which, attention, restrict_to_queries(attention, rows, call.size)
-        question.restricted[id(attention)] = known
-    return known[2]
-
-
-def _places(call: RecordedCall, rows: Tensor, first: int, how: str) -> Int[Tensor, " row"]:
-    """Return where the queries of these rows stand among those that were kept; raise a NotKeptError
-    if one does not.
-    """
-    if call.facts.rows is None:
-        return rows
-    # The recording kept some queries: find each wanted row among them.
-    place = {row: place for place, row in enumerate(call.facts.rows)}
-    wanted = rows.tolist()
-    missing = next((row for row in wanted if row not in place), None)
-    if missing is not None:
-        raise NotKeptError(
-            f'sources(how="{how}") needs the query of token {missing + first + 1} of '
-            f'"{call.name}", which was not '
-            "kept: leave queries= out of ts.watch"
-        )
-    return torch.tensor([place[row] for row in wanted])
+        total = carried.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        found.append(carried / total)
+    return torch.cat(found).mean(0)
 
 
 # ------------------------------------------------------------------------------------------ rollout
@@ -279,11 +169,14 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
     decoding = {stack_of(name) for name in question.readers}
     device = question.reader.facts.device
     answer = torch.zeros(_length(question.reader), dtype=torch.float64, device=device)
-    answer[question.rows] = 1.0 / len(question.rows)
+    answer[question.rows[0] : question.rows[-1] + 1] = 1.0 / len(question.rows)
     # The source has relevance of its own, which the cross-attentions fill.
     context = torch.zeros(
         question.reader.size[1] if question.across else 0, dtype=torch.float64, device=device
     )
+    # The tokens of the answer and of the source that may have relevance, known on the host.
+    live = range(question.rows[0], question.rows[-1] + 1)
+    live_context = range(0)
     for name, call, fetched in _fetched_ahead([*reversed([*calls.items()])]):
         # The relevance of every token is followed, which takes a query for each.
         if call.size[0] != call.size[1] and not call.across:
@@ -294,18 +187,24 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
         # Layers of the decoder move relevance in the answer, those of the encoder in the source.
         of_answer = call.across or not question.across or stack_of(name) in decoding
         relevance = answer if of_answer else context
+        rows = live if of_answer else live_context
         # Pass half on along the weights; what a sink would take stays with the token.
-        passed_on = 0.5 * _passed_on(question, call, relevance, fetched).to(device)
+        passed_on = 0.5 * _passed_on(question, call, relevance, rows, fetched).to(device)
         given = _given(call, question)
         stays = relevance * (1.0 - 0.5 * (1.0 if given is None else given.to(device)))
+        # Under a causal mask no later token gets anything.
+        reached = range(rows.stop if is_causal(call.attention.mask) else call.size[1])
         # Cross-attention moves relevance from the answer to the source.
         if call.across:
             answer = stays
             context = context + passed_on
+            live_context = range(call.size[1])
         elif of_answer:
             answer = stays + passed_on
+            live = reached
         else:
             context = stays + passed_on
+            live_context = reached if rows else rows
     return context if question.across else answer
 
 
@@ -353,14 +252,24 @@ def _length(reader: RecordedCall) -> int:
 
 
 def _passed_on(
-    question: Question, call: RecordedCall, relevance: Tensor, fetched: Fetched | None
+    question: Question, call: RecordedCall, relevance: Tensor, live: range, fetched: Fetched | None
 ) -> Float[Tensor, " token"]:
-    """Return Aᵀr, the mean of the heads."""
-    # Relevance that is 0 everywhere needs no pass over the matrix.
-    if not relevance.any():
-        return relevance.new_zeros(call.size[1])
+    """Return Aᵀr, the mean of the heads; only the tokens of `live` may have relevance."""
     relevance = relevance.to(call.facts.device)  # a model's layers may be on several
-    return _weights(question, call, "rollout", relevance, fetched).mean(0)
+    rows: Sequence[int] = live
+    # Look which rows count where that costs nothing, or where not every query was kept.
+    if relevance.device.type == "cpu" or call.facts.rows is not None:
+        rows = relevance.nonzero().flatten().tolist()
+    # Relevance that is 0 everywhere needs no pass over the matrix.
+    if not rows:
+        return relevance.new_zeros(call.size[1])
+    need(call, "rollout", "queries", 'keep="queries-keys"')
+    # If most rows count, zeros for the others cost less than a copy of those that count.
+    if 2 * len(rows) > call.size[0] and call.facts.rows is None:
+        rows = range(call.size[0])
+    factors = relevance[rows.start : rows.stop] if isinstance(rows, range) else relevance[rows]
+    chosen = Rows(rows, factors)
+    return row_weights(question, [call], "rollout", chosen, fetched)[0].mean(0)
 
 
 def _given(call: RecordedCall, question: Question) -> Tensor | None:
@@ -377,7 +286,7 @@ def _given(call: RecordedCall, question: Question) -> Tensor | None:
     )
     # exp(sink - lse) is the weight of the sink.
     return (1.0 - torch.exp(sink - lse[question.sequence].double()))[
-        head_places(question, call)
+        head_index(question, call)
     ].mean(0)
 
 

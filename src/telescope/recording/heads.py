@@ -5,15 +5,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib import import_module
 from math import isnan, nan
+from operator import attrgetter
 from typing import Any, overload
 
+import torch
+from jaxtyping import Float, Int
 from rich.table import Table
+from torch import Tensor
 
 from ..files import Columns, Names, frame
-from ..measures import COLUMNS, HABITS, MEASURES, Decode, Head, kind_of, punctuation_test
+from ..measures import COLUMNS, HABITS, MEASURES, Head, IsMark, kinds_of
 from ..traces import FirstThatFits, render_text, round_numbers
 from ..words import hint, index_range, whole_number
-from .head_measures import CallMeasures, measure
+from .head_measures import DENOMINATORS, QUOTIENTS, HeadSums, measure_heads
 from .names import Layers, list_names, select_layers
 from .recorded_call import RecordedCall
 from .sources import Segments
@@ -36,8 +40,9 @@ class Heads(Sequence[Head]):
     ) -> None:
         self._heads = tuple(heads)
         # Without a model's order, sort by name, numbers by value.
-        known = sorted({head.layer for head in self._heads}, key=natural_order)
-        self.layers = tuple(known if layers is None else layers)
+        if layers is None:
+            layers = sorted({head.layer for head in self._heads}, key=natural_order)
+        self.layers = tuple(layers)
         self.left_out = tuple(left_out)
         # The highest number of a layer, last in this order, tells how many heads it has.
         if counts is None:
@@ -247,20 +252,84 @@ class Heads(Sequence[Head]):
 
 def heads_of(
     attentions: Mapping[str, Sequence[RecordedCall]],
-    decode: Decode | None,
+    is_mark: IsMark | None,
     segments: Segments | None = None,
     left_out: Sequence[str] = (),
 ) -> Heads:
     """Return the heads of every attention that was called, each measured over all of its calls."""
-    is_mark = None if decode is None else punctuation_test(decode)
-    found: list[Head] = []
-    for layer, calls in attentions.items():
-        # Calls with other heads than the last call's cannot be added up.
-        numbers = calls[-1].heads if calls else ()
-        parts = [measure(call, is_mark, segments) for call in calls if call.heads == numbers]
-        names = () if segments is None else segments.names
-        found += [_head(layer, number, place, parts, names) for place, number in enumerate(numbers)]
+    # Calls with other heads than the last call's cannot be added up.
+    numbers = {name: calls[-1].heads for name, calls in attentions.items() if calls}
+    named = [
+        (name, call)
+        for name, calls in attentions.items()
+        for call in calls
+        if call.heads == numbers[name]
+    ]
+    sums = measure_heads([call for _, call in named], is_mark, segments)
+
+    # The row in the table of each head that was measured: calls of an attention share their rows.
+    rows = [(name, number) for name, own in numbers.items() for number in own]
+    place = {row: i for i, row in enumerate(rows)}
+    which = torch.tensor(
+        [place[name, number] for name, call in named for number in call.heads],
+        dtype=torch.long,
+        device="cpu",
+    )
+    columns, shares, kinds = _columns(sums, which, len(rows))
+
+    # The fields of `Head`, column by column: only this is done once for each head.
+    names = () if segments is None else segments.names
+    by_segment = [dict(zip(names, own, strict=True)) for own in shares.T.tolist()]
+    layers = [name for name, _ in rows]
+    own_numbers = [number for _, number in rows]
+    each = zip(layers, own_numbers, kinds, *columns.tolist(), by_segment, strict=True)
+    found = [Head(*values) for values in each]
     return Heads(found, list(attentions), left_out=left_out)
+
+
+def _columns(
+    sums: HeadSums, which: Int[Tensor, " measured"], count: int
+) -> tuple[Float[Tensor, "column head"], Float[Tensor, "segment head"], list[str]]:
+    """Return the numbers of `count` heads in the order of the fields of `Head`, the shares of
+    segments, and the kinds; `which` tells the head of each column of the sums.
+    """
+    below = dict(zip(DENOMINATORS, sums.below, strict=True))
+    each = torch.stack([below[per] for per in QUOTIENTS.values()])
+    # Calls in which a measure is unknown do not count, with their denominators.
+    known = ~sums.above.isnan() & (each > 0)
+    has_logit = ~sums.largest_logit.isnan()
+    parts = [
+        torch.where(known, sums.above, 0.0),
+        torch.where(known, each, 0.0),
+        sums.below.nan_to_num(0.0),
+        sums.segments,
+        has_logit.double()[None],
+    ]
+
+    # Add up the calls of each head.
+    numbers = torch.cat(parts)
+    total = numbers.new_zeros(len(numbers), count)
+    total.scatter_add_(1, which.expand(len(numbers), -1), numbers)
+    above, each, denominators, segments, logits = torch.split(total, [len(part) for part in parts])
+
+    # Divide the sums of all calls, which weighs each query alike.
+    below = dict(zip(DENOMINATORS, denominators, strict=True))
+    measures = dict(zip(QUOTIENTS, above / _positive(each), strict=True))
+    largest = torch.where(has_logit, sums.largest_logit, -torch.inf)
+    highest = total.new_full((count,), -torch.inf).scatter_reduce_(0, which, largest, "amax")
+    measures["largest_logit"] = torch.where(logits[0] > 0, highest, nan)
+    # The part of the queries whose token occurred before names kinds; see `kinds_of`.
+    kinds = kinds_of(
+        torch.stack([measures[name] for name in HABITS]),
+        below["repeated"] / _positive(below["queries"]),
+    )
+    columns = torch.stack([measures[each.name] for each in fields(Head) if each.name in measures])
+    return columns, segments / _positive(below["given"]), kinds
+
+
+def _positive(count: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """Return the numbers above 0, and NaN for the others: a share of nothing is not known."""
+    return torch.where(count > 0, count, nan)
 
 
 def _value(head: Head, name: str) -> Any:
@@ -268,49 +337,18 @@ def _value(head: Head, name: str) -> Any:
     return head.segments[name] if name in head.segments else getattr(head, name)
 
 
-def _head(
-    layer: str, number: int, place: int, parts: list[CallMeasures], segments: Sequence[str]
-) -> Head:
-    """Return the head at index `place`, averaged over the calls."""
-
-    def total(name: str) -> tuple[float, float]:
-        """Return a measure's numerator and denominator, over the calls where it is known."""
-        sums = [
-            (float(above[place]), float(below[place]))
-            for above, below in (part.sums[name] for part in parts)
-        ]
-        # Calls in which the measure is unknown do not count, with their denominators.
-        known = [(above, below) for above, below in sums if not isnan(above) and below > 0]
-        return sum(above for above, _ in known), sum(below for _, below in known)
-
-    measures = {}
-    # Divide the sums of all calls, which weighs each query alike.
-    for name in COLUMNS:
-        if MEASURES[name].per is not None:
-            above, below = total(name)
-            measures[name] = above / below if below else nan
-    measures["largest_logit"] = max(
-        (float(part.largest_logit[place]) for part in parts), default=nan
-    )
-    # All weight that was given is the denominator of "sink".
-    given = sum(float(part.sums["sink"][1][place]) for part in parts)
-    shares = {
-        name: sum(float(part.segments[i, place]) for part in parts) / given if given else nan
-        for i, name in enumerate(segments)
-    }
-    # The part of the queries whose token occurred before, which names kinds; see `kind_of`.
-    queries = sum(float(part.sums["first"][1][place]) for part in parts)
-    counts = [float(part.sums["induction"][1][place]) for part in parts]
-    repeated = sum(count for count in counts if not isnan(count)) / queries if queries else nan
-    return Head(layer, number, kind_of(measures, repeated), **measures, segments=shares)
-
-
 def _clearest(head: Head) -> float:
     """Return the share of the habit that names the head's kind, or the largest share of a mixed
     head.
     """
-    known = [getattr(head, name) for name in HABITS if not isnan(getattr(head, name))]
-    return max(known, default=0.0) if head.kind == "mixed" else float(getattr(head, head.kind))
+    if head.kind != "mixed":
+        return float(getattr(head, head.kind))
+    # Only NaN differs from itself.
+    return max([share for share in _habits(head) if share == share], default=0.0)
+
+
+_habits = attrgetter(*HABITS)
+"""Return the shares of a head's habits."""
 
 
 def _check_known(name: object, known: Sequence[str], what: str) -> None:

@@ -29,7 +29,7 @@ from ..attention import (
 )
 from ..engines import torch_modes
 from ..measures import BatchTokens, Places, Written
-from ..surveys import Size, Survey
+from ..surveys import Size, Summary, Survey
 from ..traces import Tokens, Trace
 from ..words import whole_number
 from .attention_call import (
@@ -398,6 +398,10 @@ class RecordedCall(ABC):
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         """Return the survey of all heads; see `ts.survey`."""
 
+    def summary(self) -> Summary:
+        """Return the summary of the survey of all heads; its tensors must not be written to."""
+        return self.survey().summary
+
     @abstractmethod
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
         """Return the share of each habit of each head, summed over the queries; see
@@ -639,12 +643,16 @@ class RecordedCall(ABC):
         A position counts these tokens from 0: `columns.keys[position]` is its index into a tensor
         of the recording.
         """
+        return self.all_text_columns()[sequence]
+
+    def all_text_columns(self) -> "list[TextColumns]":
+        """Return `text_columns` of every sequence, whose masks are read once."""
         queries, keys = self.size
         # Without padding, every column is a token of the sequence.
         if not self._has_padding():
-            return TextColumns(range(queries), range(keys))
-        rows, columns = self.real_tokens()
-        return TextColumns(range_of(rows[sequence]), range_of(columns[sequence]))
+            return [TextColumns(range(queries), range(keys))] * self.facts.shape[0]
+        own = zip(*self.real_tokens(), strict=True)
+        return [TextColumns(range_of(rows), range_of(columns)) for rows, columns in own]
 
     def _has_padding(self) -> bool:
         """Return whether some tokens may not count."""

@@ -9,6 +9,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..files import frame
+from ..measures import IsMark, punctuation_test
 from ..traces import render_text
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall, KeepOptions
@@ -78,6 +79,7 @@ class Recording(Mapping[str, Watched]):
         self.decode = decode
         self.token_name = token_name
         """Returns the tokenizer's name of a token, for tokens without text, such as </s>."""
+        self._is_mark: tuple[Any, IsMark | None] = (None, None)  # by the `decode` it is made of
         self._left_out: dict[str, str] = {}
         self.expected_bytes = 0
         """How many bytes the latest run was expected to take when it began."""
@@ -286,11 +288,12 @@ class Recording(Mapping[str, Watched]):
                     f"segments belong to one text, and keys of {len(counts)} lengths were recorded"
                 )
             # Texts of a batch may differ in length, without padding; segments fit the longest.
-            longest = max(
-                len(every[0].text_columns(i).keys) for i in range(every[0].facts.shape[0])
-            )
+            longest = max(len(own.keys) for own in every[0].all_text_columns())
             named = read_segments(segments, longest)
-        return heads_of(self._calls, self.decode, named, self.left_out).sort()
+        # The test of punctuation decodes each token once: keep it for the next table.
+        if self._is_mark[0] != self.decode:
+            self._is_mark = self.decode, self.decode and punctuation_test(self.decode)
+        return heads_of(self._calls, self._is_mark[1], named, self.left_out).sort()
 
     def queries_without_keys(self) -> dict[str, Bool[Tensor, "batch heads query"]]:
         """Return which queries saw no key, of the attentions that have such queries: their context

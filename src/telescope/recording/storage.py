@@ -178,7 +178,16 @@ class GrowingTensor(StoredTensor):
         if self.copied is not None:
             self.copied.synchronize()
             self.copied = None
+        # Without spare room no view is needed: a recording reads hundreds of these.
+        if self.memory.shape[self.axis] == self.size:
+            return self.memory
         return self.memory.narrow(self.axis, 0, self.size)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        kept = list(self.memory.shape)
+        kept[self.axis] = self.size
+        return tuple(kept)
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -232,8 +233,8 @@ class SummariesCall(RecordedCall, GrowingCall):
         """Return the survey that was kept, with at most the `top` and exactly the `map` of
         `ts.watch`.
         """
-        numbers = {name: part.tensor for name, part in self.parts.items()}
-        kept = numbers["top_keys"].shape[-1]
+        numbers = self.summary()
+        kept = numbers.top_keys.shape[-1]
         batch, key_heads, d_q, d_k = self.facts.shape
         top = kept if top is None else top
         if not 0 <= top <= kept:
@@ -245,7 +246,7 @@ class SummariesCall(RecordedCall, GrowingCall):
             raise self._not_kept(f"map of {map[0]} x {map[1]}", "queries-keys")
 
         # Queries and keys were not kept: tensors without memory tell their shapes.
-        heads, rows = numbers["entropy"].shape[1:]
+        heads, rows = numbers.entropy.shape[1:]
         return Survey(
             queries=torch.empty(batch, heads, rows, d_q, dtype=self.facts.dtype, device="meta"),
             keys=torch.empty(
@@ -254,17 +255,29 @@ class SummariesCall(RecordedCall, GrowingCall):
             values=None,
             attention=self.kept_attention(),
             engine=self.facts.engine or "",
-            summary=Summary(
-                lse=numbers.get("lse"),
+            summary=replace(
+                numbers,
                 # A copy, since later calls add in place.
-                received=numbers["received"].to(numbers["entropy"].dtype, copy=True),
-                entropy=numbers["entropy"],
-                top_weights=numbers["top_weights"][..., :top],
-                top_keys=numbers["top_keys"][..., :top],
-                map=numbers.get("map"),
+                received=numbers.received.to(numbers.entropy.dtype, copy=True),
+                top_weights=numbers.top_weights[..., :top],
+                top_keys=numbers.top_keys[..., :top],
             ),
             recorded=self.facts.recorded,
             context=None,
+        )
+
+    def summary(self) -> Summary:
+        """Return the numbers as they are kept: what keys receive is float64 where a text grew, and
+        changes with it.
+        """
+        parts = self.parts
+        return Summary(
+            lse=parts["lse"].tensor if "lse" in parts else None,
+            received=parts["received"].tensor,
+            entropy=parts["entropy"].tensor,
+            top_weights=parts["top_weights"].tensor,
+            top_keys=parts["top_keys"].tensor,
+            map=parts["map"].tensor if "map" in parts else None,
         )
 
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:

@@ -154,7 +154,7 @@ class SurveyQueue:
         if kind != self.kind:
             self._launch()
             size = call.queries.nbytes + call.keys.nbytes
-            self.capacity = _most_at_once(call.queries.device, size)
+            self.capacity = most_at_once(call.queries.device, size)
             self.kind = kind
             self.concurrent = can_run_concurrently(inputs, call.attention)
             self.stacked = {1: call.attention.clone()}
@@ -210,7 +210,7 @@ class SurveyQueue:
         first = self.waiting[0].due_rows()
         alike = [first]
         most = min(
-            most, _most_at_once(first.queries.device, first.queries.nbytes + first.keys.nbytes)
+            most, most_at_once(first.queries.device, first.queries.nbytes + first.keys.nbytes)
         )
         for call in self.waiting[1:most]:
             rows = call.due_rows()
@@ -408,7 +408,7 @@ class StagingBuffer:
             memory.copy_(part)
 
 
-def _most_at_once(device: torch.device, size: int) -> int:
+def most_at_once(device: torch.device, size: int) -> int:
     """Return how many calls of this many bytes are surveyed in one launch; 0 if they are too large
     to be copied.
     """

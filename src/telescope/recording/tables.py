@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ..files import Columns, Names, atomic_folder, resolve_path, write_parquet
-from ..surveys import summary_columns
+from ..surveys import columns_of_summaries
 from ..words import hint
 from .heads import Heads
 from .recorded_call import RecordedCall
 
 TABLES = ("heads", "queries", "keys", "top", "tokens")
+COPIED_NUMBERS = 2**26  # numbers that are copied from a GPU at once: a quarter of a GiB
 Calls = Mapping[str, Sequence[RecordedCall]]
 Decode = Callable[[list[int]], str]
 
@@ -35,12 +36,18 @@ def table_parts(
     elif of == "tokens":
         yield _token_columns(calls, decode)
     else:
-        for name, recorded in calls.items():
-            for number, call in enumerate(recorded):
+        named = [
+            (name, number, call)
+            for name, recorded in calls.items()
+            for number, call in enumerate(recorded)
+        ]
+        for some in _stretches(named):
+            parts = [(call.survey().summary, call.heads, call.rows) for _, _, call in some]
+            for (name, number, call), whole in zip(
+                some, columns_of_summaries(parts, of), strict=True
+            ):
                 # Leave padding out, and number the tokens of each sequence from 0.
-                columns = _own_tokens(
-                    summary_columns(call.survey().summary, of, call.heads, call.rows), call
-                )
+                columns = _own_tokens(whole, call)
                 count = len(columns["head"])
                 yield {
                     "layer": Names.repeated(name, count),
@@ -49,11 +56,31 @@ def table_parts(
                 }
 
 
+def _stretches(
+    named: Sequence[tuple[str, int, RecordedCall]],
+) -> Iterator[list[tuple[str, int, RecordedCall]]]:
+    """Yield calls whose tables are copied at once: a GPU's calls up to COPIED_NUMBERS, others one
+    by one.
+    """
+    some: list[tuple[str, int, RecordedCall]] = []
+    count = 0
+    for one in named:
+        call = one[2]
+        # The table of the largest weights has the most columns and rows.
+        count += 8 * call.facts.shape[0] * len(call.heads) * sum(call.size)
+        some.append(one)
+        if count >= COPIED_NUMBERS or call.facts.device.type == "cpu":
+            yield some
+            some, count = [], 0
+    if some:
+        yield some
+
+
 def _own_tokens(columns: dict[str, Tensor], call: RecordedCall) -> dict[str, Tensor]:
     """Return the rows of tokens that count, with positions that count the tokens of each sequence
     from 0.
     """
-    sequences = [call.text_columns(sequence) for sequence in range(call.facts.shape[0])]
+    sequences = call.all_text_columns()
     batch = columns["batch"].long()
     kept = torch.ones(len(batch), dtype=torch.bool)
     # A table may name queries, keys, or both.
@@ -109,7 +136,7 @@ def _token_columns(calls: Calls, decode: Decode | None) -> Columns:
     found: dict[tuple[str, int], list[Tensor]] = {}
     for recorded in calls.values():
         for number, call in enumerate(recorded):
-            sequences = [call.text_columns(sequence) for sequence in range(call.facts.shape[0])]
+            sequences = call.all_text_columns()
             if call.query_ids is not None and ("queries", number) not in found:
                 rows = zip(call.query_ids.cpu(), sequences, strict=True)
                 found["queries", number] = [

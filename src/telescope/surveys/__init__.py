@@ -9,7 +9,7 @@ matrix. blocks.py and device.py serve all engines.
 """
 
 from .blocks import pairs_of_rows, sink_of
-from .device import StreamEvent, record_event, record_use, side_stream
+from .device import StreamEvent, record_event, record_use, side_stream, to_host
 from .dispatch import ENGINES, choose, plan, plan_survey, weigh
 from .reference import KEYS, check_sums, masked_rows
 from .requests import HOW, Cells, Listing, Marks
@@ -20,6 +20,7 @@ from .summary import (
     Summary,
     Top,
     can_reuse_rows,
+    columns_of_summaries,
     compute_dtype,
     summary_columns,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "check_rules",
     "check_sums",
     "choose",
+    "columns_of_summaries",
     "compute_dtype",
     "key_scores",
     "listed_weights",
@@ -58,5 +60,6 @@ __all__ = [
     "summary_columns",
     "survey",
     "survey_unchecked",
+    "to_host",
     "weigh",
 ]

@@ -41,6 +41,20 @@ _compiling = Lock()
 Result = TypeVar("Result")
 
 
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors on the CPU; those of one GPU are copied at once, as bytes."""
+    found = {i: tensor for i, tensor in enumerate(tensors) if tensor.device.type == "cpu"}
+    for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
+        here = [i for i, tensor in enumerate(tensors) if tensor.device == device]
+        # The largest numbers first, so that each tensor begins at a multiple of its numbers' size.
+        here.sort(key=lambda i: -tensors[i].element_size())
+        joined = torch.cat([tensors[i].contiguous().view(-1).view(torch.uint8) for i in here]).cpu()
+        parts = torch.split(joined, [tensors[i].nbytes for i in here])
+        for i, part in zip(here, parts, strict=True):
+            found[i] = part.view(tensors[i].dtype).view(tensors[i].shape)
+    return [found[i] for i in range(len(tensors))]
+
+
 def run_within_memory(
     run: Callable[[int], Result], most: int, least: int, queries: Tensor, keys: Tensor
 ) -> Result:

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from ..attention import Attention, Bias, Pairs, Spans, softmax
 from ..engines import torch_modes
 from ..words import hint
+from .device import to_host
 
 # The shapes that this room speaks of.
 Queries = Float[Tensor, "batch heads query d_q"]
@@ -243,8 +244,31 @@ def summary_columns(
          survey has them
          "top": batch, head, query, rank, key, weight
     """
+    return columns_of_summaries([(summary, heads, rows)], of)[0]
+
+
+def columns_of_summaries(
+    parts: Sequence[tuple[Summary, Sequence[int] | None, Sequence[int] | None]], of: str
+) -> list[dict[str, Tensor]]:
+    """Return `summary_columns` of several summaries, each with its heads and rows; the numbers of
+    all are copied from a GPU at once.
+    """
     if of not in TABLES:
         raise ValueError(f'a survey has no table of "{of}"; {hint(str(of), TABLES)}')
+    tables = [_table(*part, of) for part in parts]
+    copied = iter(to_host([column for table in tables for column in table.values()]))
+    flat = [{name: next(copied).reshape(-1) for name in table} for table in tables]
+    if of == "top":  # a query that sees fewer keys has fewer rows
+        for columns in flat:
+            seen = columns["key"] >= 0
+            columns.update({name: column[seen] for name, column in columns.items()})
+    return flat
+
+
+def _table(
+    summary: Summary, heads: Sequence[int] | None, rows: Sequence[int] | None, of: str
+) -> dict[str, Tensor]:
+    """Return the columns of one table, each with all axes, on the device of the summary."""
     # The axes of the table, each with the numbers of its rows, and the columns after them.
     batch, count, queries = summary.entropy.shape
     axes = {
@@ -270,10 +294,7 @@ def summary_columns(
     # An index column has all axes, as the numbers have.
     grids = torch.meshgrid(*(axis.int() for axis in axes.values()), indexing="ij")
     table = dict(zip(axes, grids, strict=True)) | columns
-    flat = {name: part.reshape(-1).cpu() for name, part in table.items() if part is not None}
-    if of == "top":  # a query that sees fewer keys has fewer rows
-        flat = {name: column[flat["key"] >= 0] for name, column in flat.items()}
-    return flat
+    return {name: part for name, part in table.items() if part is not None}
 
 
 def _query_columns(summary: Summary) -> dict[str, Tensor | None]:
