@@ -349,6 +349,7 @@ class TokenInputs:
         self.latest: list[TokenInput] = []  # the latest first
         self.count = 0
         self._seen: dict[str, int] = {}  # by each cross-attention: `count` when it last ran
+        self._of_steps: list[Tensor] = []
 
     def add(self, ids: Int[Tensor, "batch token"]) -> None:
         """Remember token ids: a copy that all calls share, since the model may write to its
@@ -359,6 +360,17 @@ class TokenInputs:
         with torch.inference_mode(False):
             own = ids.detach().clone()
         self.latest = [TokenInput(self.count, own), *self.latest[: INPUTS - 1]]
+        self._of_steps.append(own)
+
+    def forget_steps(self) -> None:
+        """Begin to remember the inputs of steps that are recorded together."""
+        self._of_steps.clear()
+
+    def steps(self, count: int) -> Int[Tensor, "batch token"] | None:
+        """Return the inputs of the first `count` steps as one; None if some are not known."""
+        inputs = self._of_steps[:count]
+        known = len(inputs) == count and all(one.shape == inputs[0].shape for one in inputs)
+        return torch.cat(inputs, 1) if known else None
 
     def of_call(
         self, name: str, batch: int, size: Size, across: bool, *, beams: bool = False

@@ -20,7 +20,7 @@ from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import RecordedCall, nbytes_of
 from .saving import save_recording
 from .sources import Sources, read_segments
-from .storage import STORES
+from .storage import STORES, Device
 from .summaries_call import SummariesCall
 from .survey_queue import SurveyQueue
 from .tables import joined, table_parts, write_tables
@@ -144,14 +144,14 @@ class Recording(Mapping[str, Watched]):
             self._watched = {each: self._watched[each] for each in names}
         self._last = name
         # Continue the last call of this attention, or begin another.
-        calls = self._watched[name].calls
+        calls = self._watched[name].recorded
         same_run = self._last_run.get(name) == self._run
         if calls and calls[-1].is_continued_by(call, same_run=same_run):
             calls[-1].append(call)
         else:
             # An attention that begins anew shows that the run before is over.
             self._run += 1 if same_run else 0
-            self._check_memory(call)
+            self.check_memory(call)
             calls.append(KEEP[self.keep](name, call, self._options, self._queue))
         self._last_run[name] = self._run
         if self.on_call is not None:
@@ -160,7 +160,7 @@ class Recording(Mapping[str, Watched]):
 
     def last_call(self, name: str) -> RecordedCall | None:
         """Return the latest call of an attention, if there is one."""
-        calls = self._watched[name].calls if name in self._watched else []
+        calls = self._watched[name].recorded if name in self._watched else []
         return calls[-1] if calls else None
 
     def add_edits(self, edits: Sequence[Any]) -> None:
@@ -174,8 +174,13 @@ class Recording(Mapping[str, Watched]):
         """
         self._queue.wait()
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the numbers are kept where the model runs."""
+        return isinstance(self._options.store, Device)
+
     def collect_by(self, collect: Callable[[], object] | None) -> None:
-        """Call `collect` before anybody reads: steps of the model wait elsewhere to be recorded."""
+        """Call `collect` before anybody reads: calls of the model wait elsewhere to be recorded."""
         self._queue.collect_steps = collect
 
     def survey_waiting(self) -> None:
@@ -184,15 +189,14 @@ class Recording(Mapping[str, Watched]):
 
     def flush(self) -> None:
         """Run every survey that is still due, and free the memory that waits for them."""
-        self._queue.collect()
         # Survey first queries that are queued, then the rows that wait behind them.
         self._queue.flush()
         self._queue.survey_waiting()
-        for calls in self._calls.values():
-            for call in calls:
+        for watched in self._watched.values():
+            for call in watched.recorded:
                 call.finish()
 
-    def _check_memory(self, call: AttentionCall) -> None:
+    def check_memory(self, call: AttentionCall) -> None:
         """When a run begins, raise a ValueError if what it will keep exceeds the free memory.
 
         The estimate takes all attentions to be like the first.

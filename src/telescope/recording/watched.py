@@ -33,14 +33,15 @@ class Watched:
         """The ids of the threads that called the model and are not watched."""
         self.left_out: str | None = None
         """Why a run of the attention could not be recorded; None if every run was."""
-        self._calls: list[RecordedCall] = []
+        self.recorded: list[RecordedCall] = []
+        """The calls that are recorded already."""
 
     @property
     def calls(self) -> list[RecordedCall]:
         """The calls, the first first. Steps that wait in compiled code are recorded before."""
         if self._queue is not None:
             self._queue.collect()
-        return self._calls
+        return self.recorded
 
     @property
     def call(self) -> RecordedCall:

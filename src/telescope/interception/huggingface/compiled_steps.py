@@ -10,16 +10,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import torch
 from torch import Tensor, nn
 
-from ...recording import ROOM, AttentionCall, Recording
+from ...recording import ROOM, Recording
 from ..compiled import TAP, AttentionTap, Call, Pass, Step, TokenIds
-from ..interceptor import HandledCall, StoredKeys
+from ..interceptor import StoredKeys
 from ..text import KeyMemory, version_of
-from .interface_call import InterfaceCall, share_memory
+from .interface_call import share_memory
+from .logged_passes import LateCall
 from .masks import LazyMask, is_steady
 from .transformers_internals import (
     StaticKeys,
@@ -28,23 +29,6 @@ from .transformers_internals import (
     implementation_of,
     static_keys,
 )
-
-
-class CompiledCall(InterfaceCall):
-    """A call that compiled code has made. Its output stayed in the graph."""
-
-    stored: StoredKeys | None = None
-    """Where the keys lie, if that is known; else the cache tells."""
-
-    def where_keys_lie(self, handled: HandledCall) -> StoredKeys:
-        return super().where_keys_lie(handled) if self.stored is None else self.stored
-
-    def check_output(self, handled: HandledCall, call: AttentionCall, output: Any) -> None:
-        """Compare the definition with the model's own function, which runs once more on the tensors
-        of the call; once for each kind of call.
-        """
-        self.compare(handled, call)
-
 
 # ------------------------------------------------------------------------------------------ buffers
 
@@ -124,7 +108,7 @@ class Steps:
     """Hand the compiled runs of a model to the recording of one block."""
 
     def __init__(self, interceptor: Any, recording: Recording) -> None:
-        self.interceptor = interceptor
+        self.interceptor: Any = proxy(interceptor)  # which refers to this object
         self.recording = recording
         self.count = 0
         """How many steps wait in the buffers."""
@@ -154,7 +138,7 @@ class Steps:
         if text.is_reading_prompt or self.interceptor.has_cross_attention:
             return
         layers: dict[str, WaitingLayer] = {}
-        for name, module in self._modules():
+        for name, module in self.interceptor.recorded_modules():
             cached = static_keys(cache, module)
             heads = self.interceptor.heads_of_call(module, len(ids))
             last = self.recording.last_call(name)
@@ -252,11 +236,6 @@ class Steps:
             for layer in self._layers.values()
         ]
 
-    def _modules(self) -> list[tuple[str, nn.Module]]:
-        """Return the attentions that are recorded, by name."""
-        names = self.interceptor.handler.names
-        return [pair for pair in self.interceptor.attentions.items() if pair[0] in names]
-
     # ------------------------------------------------------------------------------------ recording
 
     def flush(self) -> None:
@@ -286,7 +265,7 @@ class Steps:
 
     def _steps_of(
         self, layer: WaitingLayer, step: Step, count: int, masks: dict[Any, Any]
-    ) -> CompiledCall:
+    ) -> LateCall:
         """Return all steps of one attention as one call."""
         tap, cached, buffers, known, slid = layer
         queries = buffers.queries[:, :, :count]
@@ -315,13 +294,13 @@ class Steps:
 
     def _made(
         self, tap: AttentionTap, tensors: tuple[Tensor, Tensor, Tensor], mask: Any, options: Any
-    ) -> CompiledCall:
+    ) -> LateCall:
         """Return a call that a compiled run has made."""
         implementation = implementation_of(tap.module)
-        return CompiledCall(implementation, tap.module, tensors, mask, dict(options))
+        return LateCall(implementation, tap.module, tensors, mask, dict(options))
 
     @torch.no_grad()
-    def _record(self, made: CompiledCall, *, are_steps: bool = False) -> None:
+    def _record(self, made: LateCall, *, are_steps: bool = False) -> None:
         """Record a call; steps are known to continue what was recorded."""
         handler = self.interceptor.handler
         made.edits = self.interceptor.edits_of(made.module)

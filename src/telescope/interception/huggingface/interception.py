@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ from .attention_modules import (
 from .compiled_places import calling_compiled
 from .compiled_steps import Steps
 from .interface_call import InterfaceCall, ReadingInterceptor, Result, SoftmaxInputs
+from .logged_passes import PassLog
 from .masks import LazyMask, MaskOffsets
 from .transformers_internals import (
     ImplementationName,
@@ -73,8 +75,10 @@ class InterfaceInterceptor(ReadingInterceptor):
         self._cross = {id(module): is_cross_attention(module, {}) for module in attentions.values()}
         self._queries: dict[int, torch.Size] = {}  # the shape of the latest, by attention
         self.modules_by_id = {id(module): module for module in attentions.values()}
+        self.log: PassLog | None = None
+        """The calls that wait, of a block that records."""
         self.steps: Steps | None = None
-        """The compiled runs of a block that records."""
+        """Its compiled runs."""
 
     def handle(self, key: int, made: ModelCall) -> HandledCall:
         assert isinstance(made, InterfaceCall)
@@ -109,14 +113,25 @@ class InterfaceInterceptor(ReadingInterceptor):
         # In another thread, the block of this interceptor may have just been left: its configs are
         # not to be changed.
         if self.is_active():
-            # Steps that wait belong to the pass before.
-            if self.steps is not None:
-                self.steps.flush()
-            _adopt_implementation(model, self.configs, self.attentions)
+            ids = token_ids(args, kwargs)
             for attention in inside:
                 self._passes.pop(attention, None)
+            if self.log is not None and self.log.continues(kwargs, ids):
+                return
+            # What waits belongs to the passes before.
+            self.collect()
+            _adopt_implementation(model, self.configs, self.attentions)
             if self.handler.follows_text:
                 self.text.begin_pass(cache_of(kwargs))
+            if self.log is not None:
+                self.log.begin(kwargs, ids)
+
+    def collect(self) -> None:
+        """Record the calls that wait."""
+        if self.log is not None:
+            self.log.flush()
+        if self.steps is not None:
+            self.steps.flush()
 
     def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before an attention runs: count the pass, and note whether it is cross-attention."""
@@ -133,6 +148,29 @@ class InterfaceInterceptor(ReadingInterceptor):
     def after_attention(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """After an attention ran: report it if it made no call through the interface."""
         self.end_run(id(module), module)
+
+    def handle_late(self, key: int, made: ModelCall, number: int) -> HandledCall:
+        """Return a call that has waited, the pass through its module of this number."""
+        self._passes[key] = number
+        return self.handle(key, made)
+
+    def passes_of(self, key: int) -> int:
+        """Return how often the attention with this id has run since the model was called."""
+        return self._passes.get(key, 1)
+
+    def is_across(self, key: int) -> bool:
+        """Return whether the running call of the attention with this id is cross-attention."""
+        return self._cross[key]
+
+    def is_verified(self, module: nn.Module) -> bool:
+        """Return whether a definition that was read of a module has been compared."""
+        return self.checks.is_verified(module)
+
+    def recorded_modules(self) -> list[tuple[str, nn.Module]]:
+        """Return the attentions that are recorded, by name."""
+        assert isinstance(self.handler, Observer)
+        names = self.handler.names
+        return [pair for pair in self.attentions.items() if pair[0] in names]
 
     # ------------------------------------------------------------------------------- compiled runs
 
@@ -215,10 +253,11 @@ class InterfaceInterceptor(ReadingInterceptor):
         if not self.is_active():
             yield
             return
-        if self.steps is not None:
-            self.steps.flush()
+        self.collect()
         with self.text.reading_prompt(prompt.ids, prompt.ends):
             yield
+            # Recorded here, the calls are known to belong to the prompt.
+            self.collect()
 
 
 def _attention_function(
@@ -237,6 +276,15 @@ def _attention_function(
     The parameters have the names of transformers' own attention functions, since models pass some
     by keyword.
     """
+    around = interceptors.get(id(module), ())
+    # Where a single block records, the call runs now and is recorded later.
+    if len(around) == 1 and isinstance(around[0], InterfaceInterceptor) and around[0].is_active():
+        log = around[0].log
+        if log is not None:
+            tensors = (query, key, value)
+            result = log.run(implementation, module, tensors, attention_mask, options)
+            if result is not None:
+                return result
     made = InterfaceCall(implementation, module, (query, key, value), attention_mask, options)
     handled = begin_call(id(module), made)
     # No block handles this module in this thread: run the call as if nothing were registered.
@@ -312,7 +360,9 @@ def intercepting(
         config for config in configs.values() if hasattr(config, "_attn_implementation")
     ]
     if isinstance(handler, Observer):
+        interceptor.log = PassLog(interceptor, handler.recording)
         interceptor.steps = Steps(interceptor, handler.recording)
+        handler.recording.collect_by(interceptor.collect)
     with ExitStack() as undo:
         if handler.follows_text:
             embeddings = token_embeddings(modules)
@@ -333,32 +383,68 @@ def intercepting(
                 if isinstance(part, PreTrainedModel):
                     undo.enter_context(_announcing(part, interceptor))
         undo.enter_context(_hooks(modules, interceptor))
-        if interceptor.steps is not None:
-            undo.enter_context(_recording_steps(interceptor))
-        yield
+        try:
+            yield
+        except BaseException:
+            # The exception says more than what may go wrong here.
+            with suppress(Exception):
+                interceptor.collect()
+            if isinstance(handler, Observer):
+                handler.recording.collect_by(None)
+            raise
+        if isinstance(handler, Observer):
+            _end_recording(interceptor, handler)
         # Only after a block that ended well: an exception of the block says more.
         interceptor.checks.verify()
 
 
-@contextmanager
-def _recording_steps(interceptor: InterfaceInterceptor) -> Iterator[None]:
-    """Let whoever reads the recording have the steps that wait; record the last of them."""
-    steps = interceptor.steps
-    assert steps is not None
-    steps.recording.collect_by(steps.flush)
-    try:
-        yield
-    except BaseException:
-        # The exception says more than what may go wrong here.
-        with suppress(Exception):
-            steps.flush()
-        raise
-    else:
-        steps.flush()
-    finally:
-        steps.recording.collect_by(None)
-        # They refer to each other, and a dropped recording is to be freed at once.
-        interceptor.steps = None
+def _end_recording(interceptor: InterfaceInterceptor, handler: Observer) -> None:
+    """Record what waits when a block ends well; what can wait longer does, until somebody reads."""
+    recording = handler.recording
+    log = interceptor.log
+    assert log is not None
+    assert interceptor.steps is not None
+    interceptor.steps.flush()
+    interceptor.steps = None
+    if log.waits and log.can_wait_longer:
+        recording.collect_by(LateRecording(interceptor, handler))
+        return
+    log.flush()
+    recording.flush()
+    recording.collect_by(None)
+    interceptor.log = None
+
+
+class LateRecording:
+    """Record the calls that wait after their block has ended. Refers to the recording weakly: a
+    recording that nobody reads is freed with them.
+    """
+
+    def __init__(self, interceptor: InterfaceInterceptor, handler: Observer) -> None:
+        self.interceptor = interceptor
+        self.handler = handler
+        self.recording = ref(handler.recording)
+        self._hold(None)
+
+    def _hold(self, recording: Any) -> None:
+        self.handler.recording = recording
+        if self.interceptor.log is not None:
+            self.interceptor.log.recording = recording
+
+    def __call__(self) -> None:
+        recording = self.recording()
+        if recording is None:
+            return
+        # Once, whatever goes wrong.
+        recording.collect_by(None)
+        self._hold(recording)
+        try:
+            self.interceptor.collect()
+            recording.flush()
+            self.interceptor.checks.verify()
+        finally:
+            self._hold(None)
+            self.interceptor.text.forward_pass.end()
 
 
 def token_ids(args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -64,6 +64,10 @@ class OutputChecks:
         known = self.has(module, _kind_of(call, implementation))
         return known or call.dropout > 0.0 or 0 in call.queries.shape
 
+    def is_verified(self, module: nn.Module) -> bool:
+        """Return whether some call of a module was compared, and all comparisons were read."""
+        return not self._pending and bool(_verified.get(module))
+
     def verify(self) -> None:
         """Raise a ValueError that names the first attention whose output differs from its
         definition.
@@ -71,9 +75,11 @@ class OutputChecks:
         if not self._pending:
             return
         # Copy each result by itself: layers may be on different devices.
-        results = torch.stack([check.result.cpu() for check in self._pending]).tolist()
+        pending = self._pending
+        self._pending = []
+        results = torch.stack([check.result.cpu() for check in pending]).tolist()
         for (name, module, kind, definition, _), (error, finite) in zip(
-            self._pending, results, strict=True
+            pending, results, strict=True
         ):
             # Written with `not`, so that NaN is an error, too.
             if not error <= 1.0:
