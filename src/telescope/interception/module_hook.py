@@ -12,7 +12,7 @@ is of a thread outside of all blocks, and passes.
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from threading import RLock, _DummyThread, current_thread, get_ident
 from typing import Any, NamedTuple
 
@@ -159,8 +159,11 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Return the function unchanged if torch._dynamo is not imported: importing it takes seconds.
     """
-    if "torch._dynamo" not in sys.modules:
-        return function
+    return _uncompiled(function) if "torch._dynamo" in sys.modules else function
+
+
+@lru_cache(maxsize=16)
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     disabled: Any = torch.compiler.disable(function, reason=COMPILED)  # type: ignore[no-untyped-call]
 
     def call(*args: Any, **options: Any) -> Any:

@@ -38,6 +38,7 @@ class Observer(Handler):
         keeps_gradients: bool = False,
     ) -> None:
         self.recording = recording
+        self.unwatched_threads = recording.unwatched_threads
         self.names = frozenset(names)
         """The attentions that are recorded; of others only the tokens are noted."""
         self.heads = heads
@@ -74,7 +75,7 @@ class Observer(Handler):
             return False
         # Note the other thread, so that the error for an empty recording can name the cause.
         if get_ident() != self.thread:
-            self.recording.unwatched_threads.add(get_ident())
+            self.unwatched_threads.add(get_ident())
             return False
         return True
 

@@ -331,7 +331,7 @@ def record_calls(
             # Also after an exception: later work of this stream comes after the surveys.
             recording.wait()
         # Run the surveys that are still queued, if the block ended well.
-        recording.flush()
+        recording.flush(collects=False)
     if observer.bypasses:
         warnings.warn(
             f"{recording.model}: {describe_bypasses([*observer.bypasses.values()])}", stacklevel=5

@@ -29,7 +29,8 @@ def modules_by_path(model: nn.Module) -> Modules:
     rest = [("", model)]
     while rest:
         path, module = rest.pop()
-        module = module._modules.get(COMPILED) or module
+        if COMPILED in module._modules:
+            module = module.get_submodule(COMPILED)
         # A shared module has the first of its paths, as named_modules() has it.
         if module in seen:
             continue

@@ -175,6 +175,11 @@ class Recording(Mapping[str, Watched]):
         self._queue.wait()
 
     @property
+    def has_map(self) -> bool:
+        """Whether maps are kept."""
+        return self._options.map is not None
+
+    @property
     def is_on_device(self) -> bool:
         """Whether the numbers are kept where the model runs."""
         return isinstance(self._options.store, Device)
@@ -187,8 +192,13 @@ class Recording(Mapping[str, Watched]):
         """Survey the rows that wait, of all attentions."""
         self._queue.survey_waiting()
 
-    def flush(self) -> None:
-        """Run every survey that is still due, and free the memory that waits for them."""
+    def flush(self, *, collects: bool = True) -> None:
+        """Run every survey that is still due, and free the memory that waits for them.
+
+        collects   whether calls that wait elsewhere are recorded before
+        """
+        if collects:
+            self._queue.collect()
         # Survey first queries that are queued, then the rows that wait behind them.
         self._queue.flush()
         self._queue.survey_waiting()

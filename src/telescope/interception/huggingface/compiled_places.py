@@ -37,7 +37,7 @@ def _compiled_attributes(module: nn.Module) -> Iterator[str]:
     # module.compile() replaces the module's call, and a user may replace its forward.
     if own.get("_compiled_call_impl") is not None:
         yield "_compiled_call_impl"
-    if hasattr(own.get("forward"), "get_compiler_config"):
+    if "forward" in own and hasattr(own["forward"], "get_compiler_config"):
         yield "forward"
     if isinstance(module, PreTrainedModel) and hasattr(type(module), "get_compiled_call"):
         yield "get_compiled_call"

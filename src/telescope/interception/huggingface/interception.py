@@ -8,9 +8,9 @@ written out. Both are needed: transformers drops the causal mask of an implement
 mask function.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from weakref import ref
 
@@ -71,6 +71,8 @@ class InterfaceInterceptor(ReadingInterceptor):
         """How often each attention, by id, has run since the model around it was called."""
         self._softmax: SoftmaxInputs | None = None  # of the latest call
         self._value_sets = 0
+        self.has_value_sets = False
+        """Whether some attention multiplies its weights by several sets of values."""
         # Whether the running call of an attention, by id, is cross-attention.
         self._cross = {id(module): is_cross_attention(module, {}) for module in attentions.values()}
         self._queries: dict[int, torch.Size] = {}  # the shape of the latest, by attention
@@ -99,6 +101,7 @@ class InterfaceInterceptor(ReadingInterceptor):
         """
         if self._softmax is not None and self._softmax.are_those_of(call):
             self._value_sets += 1
+            self.has_value_sets = True
         else:
             self._softmax = SoftmaxInputs.of(call)
             self._value_sets = 0
@@ -114,12 +117,14 @@ class InterfaceInterceptor(ReadingInterceptor):
         # not to be changed.
         if self.is_active():
             ids = token_ids(args, kwargs)
+            is_step = self.log is not None and self.log.continues(kwargs, ids)
+            # What waits belongs to the passes before, and is counted with these.
+            if not is_step:
+                self.collect()
             for attention in inside:
                 self._passes.pop(attention, None)
-            if self.log is not None and self.log.continues(kwargs, ids):
+            if is_step:
                 return
-            # What waits belongs to the passes before.
-            self.collect()
             _adopt_implementation(model, self.configs, self.attentions)
             if self.handler.follows_text:
                 self.text.begin_pass(cache_of(kwargs))
@@ -232,7 +237,7 @@ class InterfaceInterceptor(ReadingInterceptor):
         a batch of this size, or more than once in a pass.
         """
         shape = self._queries.get(id(module))
-        is_single = self._passes.get(id(module), 1) <= 1 and not self._value_sets
+        is_single = self._passes.get(id(module), 1) <= 1 and not self.has_value_sets
         return shape[1] if shape is not None and shape[0] == batch and is_single else None
 
     def edits_of(self, module: nn.Module) -> tuple[Any, ...]:
@@ -276,10 +281,10 @@ def _attention_function(
     The parameters have the names of transformers' own attention functions, since models pass some
     by keyword.
     """
-    around = interceptors.get(id(module), ())
-    # Where a single block records, the call runs now and is recorded later.
-    if len(around) == 1 and isinstance(around[0], InterfaceInterceptor) and around[0].is_active():
-        log = around[0].log
+    active = [one for one in interceptors.get(id(module), ()) if one.is_active()]
+    # Where a block of this thread records, and none edits, the call runs now and is recorded later.
+    if len(active) == 1 and isinstance(active[0], InterfaceInterceptor):
+        log = active[0].log
         if log is not None:
             tensors = (query, key, value)
             result = log.run(implementation, module, tensors, attention_mask, options)
@@ -409,7 +414,6 @@ def _end_recording(interceptor: InterfaceInterceptor, handler: Observer) -> None
     if log.waits and log.can_wait_longer:
         recording.collect_by(LateRecording(interceptor, handler))
         return
-    log.flush()
     recording.flush()
     recording.collect_by(None)
     interceptor.log = None
@@ -440,7 +444,7 @@ class LateRecording:
         self._hold(recording)
         try:
             self.interceptor.collect()
-            recording.flush()
+            recording.flush(collects=False)
             self.interceptor.checks.verify()
         finally:
             self._hold(None)
@@ -506,10 +510,16 @@ def _rename_implementation(config: Any) -> None:
         return
     name = ImplementationName(original)
     # The keys are plain strings: Dynamo cannot look anything up in a table that has other keys.
-    attend = uncompiled(partial(_attention_function, str(original)))
-    AttentionInterface.register(str(name), attend)
-    AttentionMaskInterface.register(str(name), uncompiled(partial(_mask_function, str(original))))
+    attend, make_mask = _functions(str(original))
+    AttentionInterface.register(str(name), uncompiled(attend))
+    AttentionMaskInterface.register(str(name), uncompiled(make_mask))
     set_implementation(config, name)
+
+
+@lru_cache(maxsize=64)
+def _functions(implementation: str) -> tuple[Callable[..., Result], Callable[..., Any]]:
+    """Return our attention function and mask function for an implementation of transformers."""
+    return partial(_attention_function, implementation), partial(_mask_function, implementation)
 
 
 def _switch_back(config: Any) -> None:

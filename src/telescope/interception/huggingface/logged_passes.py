@@ -8,14 +8,14 @@ tensor, or with keys that a later pass writes to, are recorded while they run.
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
-from weakref import proxy
+from weakref import proxy, ref
 
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 from ...attention import Attention
-from ...recording import ROOM, AttentionCall, Recording, StepsCall
+from ...recording import ROOM, AttentionCall, Recording, StepsCall, SummariesCall
 from ..interceptor import HandledCall, StoredKeys
 from ..observer import SHORT
 from ..sdpa_lse import SdpaWithLse
@@ -32,6 +32,8 @@ class LateCall(InterfaceCall):
 
     stored: StoredKeys | None = None
     """Where the keys lie, if that is known; else the cache tells."""
+    output: Tensor | None = None
+    """What the call returned, if that was kept."""
     has_waited = False
     """Whether the cache may have changed since the call ran."""
 
@@ -44,10 +46,13 @@ class LateCall(InterfaceCall):
         return super().where_keys_lie(handled)
 
     def check_output(self, handled: HandledCall, call: AttentionCall, output: Any) -> None:
-        """Compare the definition with the model's own function, which runs once more on the tensors
-        of the call; once for each kind of call.
+        """Compare the definition with what the call returned or, where that was not kept, with the
+        model's own function, which runs once more on the tensors of the call.
         """
-        self.compare(handled, call)
+        if self.output is not None:
+            super().check_output(handled, call, output)
+        else:
+            self.compare(handled, call)
 
 
 class LoggedCall(NamedTuple):
@@ -59,6 +64,8 @@ class LoggedCall(NamedTuple):
     mask: Any
     options: dict[str, Any]
     lse: Tensor | None
+    output: Tensor | None
+    """Kept until the definition of some call of the module was compared with its output."""
     number: int
     """Which pass through its module the call is."""
     versions: tuple[int | None, int | None]
@@ -78,17 +85,20 @@ class PassLog:
         )
         self._calls: list[LoggedCall] = []
         self._steps: dict[int, list[LoggedCall]] = {}  # by the id of the attention
-        self._cache: Any = None
+        self._layers: dict[int, Any] = {}  # of the cache, likewise
+        self._cache: Any = None  # of the running pass; a weak reference
         self._is_stepping = False
         self._ids: torch.Size | None = None
         self._bytes = 0
         self._is_recording = False
+        self._mask: tuple[LazyMask, LazyMask] | None = None  # of the latest call, and its copy
 
     # ---------------------------------------------------------------------------------------- passes
 
     def continues(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> bool:
         """Return whether the pass that begins is one more step beside those that wait."""
-        if not self._is_stepping or cache_of(kwargs) is not self._cache:
+        cache = cache_of(kwargs)
+        if not self._is_stepping or cache is None or cache is not self._cache():
             return False
         if (ids is not None and ids.shape != self._ids) or self.interceptor.text.is_reading_prompt:
             return False
@@ -99,14 +109,15 @@ class PassLog:
             return False
         last = [calls[-1] for calls in self._steps.values()]
         return all(
-            self._layer(call.module).layer.keys is call.tensors[1]
+            self._layers[id(call.module)].keys is call.tensors[1]
             and (call.mask is None or is_steady(call.mask))
             for call in last
         )
 
     def begin(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> None:
         """Begin a pass. A step that continues the recorded text waits with those that follow it."""
-        self._cache = cache_of(kwargs)
+        cache = cache_of(kwargs)
+        self._cache = None if cache is None else ref(cache)
         self._ids = None if ids is None else ids.shape
         text = self.interceptor.text
         text.inputs.forget_steps()
@@ -117,10 +128,14 @@ class PassLog:
         """Return whether the keys that each attention was passed last lie in the cache, and are
         never written to again.
         """
-        if self.interceptor.has_cross_attention or self.recording is None:
+        recording = self.recording
+        # A recording of queries keeps the lse of each, which steps that wait do not have.
+        if recording is None or recording.keep != SummariesCall.keep or recording.has_map:
+            return False
+        if self.interceptor.has_cross_attention or self.interceptor.has_value_sets:
             return False
         for name, module in self.interceptor.recorded_modules():
-            layer = CacheLayer.of(self._cache, module, across=False)
+            layer = CacheLayer.of(self._cache(), module, across=False)
             if layer is None or not layer.keys_stay:
                 return False
             if not self.interceptor.text.holds(name, layer.layer):
@@ -128,7 +143,7 @@ class PassLog:
         return True
 
     def _layer(self, module: nn.Module) -> CacheLayer:
-        found = CacheLayer.of(self._cache, module, across=False)
+        found = CacheLayer.of(self._cache(), module, across=False)
         assert found is not None
         return found
 
@@ -168,9 +183,10 @@ class PassLog:
                 implementation,
                 module,
                 tensors,
-                mask,
+                self._own_mask(mask),
                 options,
                 lse,
+                None if interceptor.is_verified(module) else result[0],
                 interceptor.passes_of(key),
                 (version_of(queries), version_of(keys)),
             )
@@ -193,19 +209,29 @@ class PassLog:
             return False
         if any(options.get(name) is not None for name in DEFINING):
             return False
-        if mask is not None:
-            if not isinstance(mask, LazyMask) or mask.shared:
-                return False
-            # Describe it now: the padding that it was made of may be written to.
-            _ = mask.description
+        if mask is not None and (not isinstance(mask, LazyMask) or mask.shared):
+            return False
         cache = self.interceptor.text.cache()
         layer = CacheLayer.of(cache, module, across=False)
         return cache is None or (layer is not None and layer.keys_stay)
+
+    def _own_mask(self, mask: LazyMask | None) -> LazyMask | None:
+        """Return a mask with the description that the mask has now: the model may write to it
+        before the next layer.
+        """
+        if mask is None:
+            return None
+        if self._mask is None or self._mask[0] is not mask:
+            own = LazyMask.of(mask.own, mask.arguments, mask.dtype)
+            vars(own)["description"] = mask.description
+            self._mask = mask, own
+        return self._mask[1]
 
     def _log(self, call: LoggedCall) -> None:
         key = id(call.module)
         if self._is_stepping and call.tensors[0].shape[-2] == 1 and call.number == 1:
             self._steps.setdefault(key, []).append(call)
+            self._layers[key] = self._layer(call.module).layer
             return
         self._calls.append(call)
         self._bytes += sum(tensor.nbytes for tensor in call.tensors)
@@ -245,6 +271,7 @@ class PassLog:
             calls = self._calls
             self._calls = []
             self._bytes = 0
+            self._mask = None
             for call in calls:
                 self._record(call, call.tensors, call.mask)
             self._record_steps()
@@ -253,7 +280,9 @@ class PassLog:
 
     def _record_steps(self) -> None:
         steps = self._steps
+        layers = self._layers
         self._steps = {}
+        self._layers = {}
         self._is_stepping = False
         if not steps:
             return
@@ -271,8 +300,7 @@ class PassLog:
                 key = (id(last.mask), last.tensors[1].shape)
                 if key not in masks:
                     masks[key] = _mask_of_steps(last, count)
-                stored = self._layer(last.module)
-                memory = KeyMemory.held_by(stored.layer, last.tensors[1])
+                memory = KeyMemory.held_by(layers[id(last.module)], last.tensors[1])
                 tensors = (queries, *last.tensors[1:])
                 self._record(last, tensors, masks[key], StoredKeys((memory,), stay=True))
 
@@ -297,12 +325,13 @@ class PassLog:
         made.lse = call.lse
         made.stored = stored
         made.has_waited = True
+        made.output = None if stored is not None else call.output
         handled = self.interceptor.handle_late(id(call.module), made, call.number)
         handler = self.interceptor.handler
         handler.before(handled)
         if stored is not None:
             handled.follows = handled.are_steps = True
-        handler.after(handled, queries)
+        handler.after(handled, made.output if made.output is not None else queries)
 
 
 # Options whose tensors are part of a definition.
