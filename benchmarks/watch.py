@@ -104,6 +104,8 @@ def about(device: torch.device, quick: bool) -> str:
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
     if device.type == "cuda":
+        for length in (512,) if quick else (512, 2_048):
+            yield from _compiled("qwen2", qwen2(quick), length, device, torch.bfloat16)
         for length in (512, 1_024) if quick else (512, 2_048, 8_192, 32_768):
             yield from _compared("qwen2", qwen2(quick), length, device, torch.bfloat16)
         for name, options, prompts in (
@@ -111,6 +113,7 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
             ("llama", llama(quick), (1_024,)),
         ):
             for prompt in (64,) if quick else prompts:
+                yield from _written_compiled(name, options, prompt, 64, device, torch.bfloat16)
                 yield from _written(name, options, prompt, 64, device, torch.bfloat16)
         if not quick:
             yield from _largest(device)
@@ -149,6 +152,46 @@ def _compared(
     if device.type == "cuda":
         heads["heads() of those in ram"] = _watched(models["sdpa"], ids, store="ram").heads
     rows += race(case, heads, device, rounds=rounds)
+    return [_beside(row, rows[0]) for row in rows]
+
+
+def _compiled(
+    name: str, options: dict[str, Any], length: int, device: torch.device, dtype: torch.dtype
+) -> list[Row]:
+    """Read a text with a compiled model."""
+    model = _model(name, options, "sdpa", device, dtype)
+    code = torch.compile(model)
+    ids = _text(length, device)
+    runners: dict[str, Callable[[], object]] = {
+        "compiled": partial(_read, code, ids),
+        "compiled, watched, top=8": partial(_watched, code, ids),
+        "not compiled": partial(_read, model, ids),
+    }
+    rows = race(f"{name}, n = {length:,}", runners, device, rounds=11)
+    return [_beside(row, rows[0]) for row in rows]
+
+
+def _written_compiled(
+    name: str,
+    options: dict[str, Any],
+    prompt: int,
+    count: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[Row]:
+    """Let a model write `count` tokens after a prompt, over a cache of fixed size, for which
+    transformers compiles the model by itself.
+    """
+    model = _model(name, options, "sdpa", device, dtype)
+    ids = _text(prompt, device)
+    static = {"cache_implementation": "static"}
+    runners: dict[str, Callable[[], object]] = {
+        "compiled": partial(_write, model, ids, count, **static),
+        "compiled, watched, top=0": partial(_watched_writing, model, ids, count, top=0, **static),
+        "compiled, watched, top=8": partial(_watched_writing, model, ids, count, **static),
+        "not compiled": partial(_write, model, ids, count),
+    }
+    rows = race(f"{name}, {count} after {prompt:,}", runners, device, rounds=5)
     return [_beside(row, rows[0]) for row in rows]
 
 
@@ -272,9 +315,11 @@ def _write(model: Any, ids: Tensor, count: int, **options: Any) -> Any:
     )
 
 
-def _watched_writing(model: Any, ids: Tensor, count: int, **options: Any) -> ts.Recording:
-    with ts.watch(model, **options) as recording:
-        _write(model, ids, count)
+def _watched_writing(
+    model: Any, ids: Tensor, count: int, *, top: int = 8, **options: Any
+) -> ts.Recording:
+    with ts.watch(model, top=top) as recording:
+        _write(model, ids, count, **options)
     return recording
 
 
