@@ -178,23 +178,26 @@ def _threads(process: int, count: int) -> ThreadPoolExecutor:
 # ------------------------------------------------------------------------------------- CUDA streams
 
 
-def side_stream(tensor: Tensor, *, copies: bool = False) -> AbstractContextManager[object]:
+def side_stream(
+    tensor: Tensor, *, urgent: bool = False, copies: bool = False
+) -> AbstractContextManager[object]:
     """Return a context that queues work on a second CUDA stream of the tensor's device; elsewhere
     one without effect.
 
     The second stream waits for what is queued on the current one by now, not for what is queued
-    later. `copies` to the host have a stream to themselves, so that no kernel waits for them.
+    later. `urgent` gives it a higher priority; `copies` to the host have a stream to themselves, so
+    that no kernel waits for them.
     """
     if not tensor.is_cuda or not has_data(tensor):
         return nullcontext()
-    stream = _side_stream(tensor.device, copies)
+    stream = _side_stream(tensor.device, urgent, copies)
     stream.wait_stream(torch.cuda.current_stream(tensor.device))
     return torch.cuda.stream(stream)
 
 
 @cache
-def _side_stream(device: torch.device, copies: bool) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _side_stream(device: torch.device, urgent: bool, copies: bool) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
 
 
 def record_use(*tensors: Tensor) -> None:
@@ -373,23 +376,19 @@ class LaunchCache:
             self._compiled[key] = (compiled, rest)
 
 
-def launch_cache_for(kind: Any, arguments: tuple[Any, ...]) -> Callable[..., None]:
-    """Return the cache of launches of this kind with such arguments; within `compile_ahead`, what
-    plans to compile the kernels.
+def launch_cache_for(*arguments: Any) -> Callable[..., None]:
+    """Return the cache of launches with such arguments; within `compile_ahead`, what plans to
+    compile the kernels.
 
-    The kind tells all that Triton compiles for but the arguments. Of those, numbers must be equal,
-    and tensors must have equal dtypes and the same alignment to 16 bytes.
+    Numbers must be equal; tensors must have equal shapes, strides, dtypes and devices, and the same
+    alignment to 16 bytes, for which Triton compiles.
     """
     planned = _planned.get()
     if planned is not None:
         return lambda kernel, grid, *given, **settings: planned.append(
             (kernel, grid, given, settings)
         )
-    kinds = [
-        (argument.dtype, argument.data_ptr() % 16) if isinstance(argument, Tensor) else argument
-        for argument in arguments
-    ]
-    return _launch_cache((kind, *kinds))
+    return _launch_cache(tuple(_kind(argument) for argument in arguments))
 
 
 # The process owns these caches, the 64 used last: compiled kernels belong to no survey. They hold
@@ -397,3 +396,10 @@ def launch_cache_for(kind: Any, arguments: tuple[Any, ...]) -> Callable[..., Non
 @lru_cache(maxsize=64)
 def _launch_cache(kinds: tuple[Any, ...]) -> LaunchCache:
     return LaunchCache()
+
+
+def _kind(argument: Any) -> Any:
+    if not isinstance(argument, Tensor):
+        return argument
+    alignment = argument.data_ptr() % 16
+    return argument.shape, argument.stride(), argument.dtype, argument.device, alignment

@@ -40,7 +40,6 @@ NO_WEIGHT = -1e30  # log2 of no weight, as in the kernels
 MOST_COMMON = 16  # blocks per tile of rows that may raise its thresholds
 PROGRAMS = 256  # of a kernel, to occupy a GPU: few rows share their keys among so many
 LEAST_KEYS = 1024  # for each of these
-FILLING = 1024  # programs of the map's kernel, which are smaller
 PROGRAMS_PER_BLOCK = 4  # programs that share the rows to be multiplied with one block of keys
 # Settings of kernels without products; fusion is triton's default, which later versions require.
 SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
@@ -78,7 +77,7 @@ def _launcher(*mutated: str) -> Callable[[Callable[..., None]], Callable[..., No
 
         @wraps(function)
         def launcher(band: Band, *arguments: Any) -> None:
-            function(launch_cache_for(band.kind, arguments), band, *arguments)
+            function(launch_cache_for(*band, *arguments), band, *arguments)
 
         def operator(*arguments: Any) -> None:
             launcher(Band(*arguments[:count]), *arguments[count:])
@@ -115,14 +114,12 @@ def survey_lse(launch: Any, band: Band, sinks: Tensor | None, lse: Tensor) -> No
     part_keys = keys if parts < 2 else -(-keys // (parts * BN)) * BN
     parts = -(-keys // part_keys)
     written = band.rows_of(lse) if parts == 1 else lse.new_empty(parts, *band.queries.shape[:3])
-    settings = _tile_settings(band) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8}
-    settings["EVEN"] = settings["EVEN"] and band.queries.shape[-2] % (2 * BM) == 0
     launch(
         sums.log_sum_exp, (*grid, parts),
         *band.kernel_arguments(), lse if sinks is None else sinks, written, *band.sizes,
-        band.row_tiles, lse.shape[-1] if parts == 1 else written.shape[-1],
+        band.tiles.shape[-1], lse.shape[-1] if parts == 1 else written.shape[-1],
         int(sinks is not None), part_keys,
-        TILES=2, **settings,
+        TILES=2, **_tile_settings(band) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
     )  # fmt: skip
     if parts > 1:
         lse[:, :, band.first : band.first + written.shape[-1]] = written.logsumexp(0)
@@ -131,51 +128,52 @@ def survey_lse(launch: Any, band: Band, sinks: Tensor | None, lse: Tensor) -> No
 @_launcher("numbers")
 def survey_check(
     launch: Any, band: Band, sinks: Tensor | None, lse: Tensor, batch_step: int, head_step: int,
-    row_step: int, parts: int, numbers: Tensor,
+    row_step: int, numbers: Tensor,
 ) -> None:  # fmt: skip
-    """Write `reference.row_numbers` into numbers (4, batch, heads, row), zeros at first, of at most
-    16 rows; the band has all rows. `parts` programs share the keys of a head.
+    """Write `reference.row_numbers` into numbers (4, batch, heads, row), of at most 16 rows; the
+    band has all rows.
     """
     from .kernels import sums
 
     q, k, rule, _ = band.kernel_arguments()
     _, batch, heads, rows = numbers.shape
-    part_keys = -(-band.keys.shape[-2] // (parts * BN)) * BN
     launch(
-        sums.check_rows, (heads, batch, parts),
+        sums.check_rows, (heads, batch),
         q, k, lse, rule, lse if sinks is None else sinks, numbers, *band.sizes, lse.shape[-1],
-        int(sinks is not None), batch_step, head_step, row_step, rows, part_keys,
+        int(sinks is not None), batch_step, head_step, row_step, rows,
         **_checked_settings(band) | {"BM": 16},
     )  # fmt: skip
 
 
 @_launcher(
-    "received", "entropy", "weights", "found", "pooled", "carried", "largest", "largest_row",
+    "received", "entropy", "weights", "found", "overfull", "pooled", "carried", "largest",
+    "largest_row",
 )  # fmt: skip
 def survey_rows(
     launch: Any, band: Band, lse: Tensor, received: Tensor, entropy: Tensor, weights: Tensor,
-    found: Tensor, pooled: Tensor | None, cell_rows: int, cell_keys: int,
+    found: Tensor, overfull: Tensor, pooled: Tensor, cell_rows: int, cell_keys: int,
     norms: Tensor | None, carried: Tensor | None, largest: Tensor | None,
     largest_row: Tensor | None,
 ) -> None:  # fmt: skip
     """Compute what a survey has of the band: add to received and pooled, and write the band's rows
     of the others.
 
-    received (batch, heads, key)                       pooled (batch, heads, rows, columns), or None
-    entropy (batch, heads, query)                      weights, found (batch, heads, query, top)
+    received (batch, heads, key)                       pooled (batch, heads, rows, columns), or
+                                                       without elements
+    entropy, overfull (batch, heads, query)            weights, found (batch, heads, query, top)
 
-    A cell of the map has `cell_rows` x `cell_keys` weights, whose sum is averaged over the rows;
-    `fits_tiles` holds for them. norms (batch, heads, key) are summed into carried (batch, heads,
-    query), and largest and largest_row (batch, heads, key) are raised, unless None.
+    A cell of the map has `cell_rows` x `cell_keys` weights. A row is overfull where more keys might
+    be among its top than `search_capacity` has room for: it was searched from its first key to its
+    last. norms (batch, heads, key) are summed into carried (batch, heads, query), and largest and
+    largest_row (batch, heads, key) are raised, unless None.
     """
     from .kernels import sums
 
     top = weights.shape[-1]
     keys = band.keys.shape[-2]
-    row_tiles = band.row_tiles
+    row_tiles = band.tiles.shape[-1]
     arguments = q, k, rule, spans = band.kernel_arguments()
     sizes = search_sizes(keys, top)
-    map_sizes = (0, 0) if pooled is None else (pooled.shape[-1], pooled[0, 0].numel())
     maxima = None
     if top:
         per_row = max(sizes.key_blocks, 4 * sizes.key_capacity)
@@ -183,19 +181,19 @@ def survey_rows(
     launch(
         sums.statistics, (-(-keys // BN), band.matrices),
         q, k, band.rows_of(lse), rule, spans, received, band.rows_of(entropy), maxima,
-        pooled, norms,
+        pooled if pooled.numel() else None, norms,
         None if carried is None else band.rows_of(carried), largest, largest_row,
-        *band.sizes, row_tiles, lse.shape[-1], cell_rows, cell_keys, *map_sizes, band.first,
-        BLOCK=sizes.block, GROUP=ALL_TILES if largest is None else GROUP, CELL=min(cell_keys, BN),
-        **_tile_settings(band),
+        *band.sizes, row_tiles, lse.shape[-1], cell_rows, cell_keys, pooled.shape[-1],
+        pooled.shape[-2] * pooled.shape[-1], band.first,
+        BLOCK=sizes.block, GROUP=ALL_TILES if largest is None else GROUP, **_tile_settings(band),
     )  # fmt: skip
     if maxima is not None:
-        _search_top(launch, band, arguments, sizes, lse, maxima, weights, found)
+        _search_top(launch, band, arguments, sizes, lse, maxima, weights, found, overfull)
 
 
 def _search_top(
     launch: Any, band: Band, arguments: tuple[Any, Any, Any, Any], sizes: SearchSizes, lse: Tensor,
-    maxima: Tensor, weights: Tensor, found: Tensor,
+    maxima: Tensor, weights: Tensor, found: Tensor, overfull: Tensor,
 ) -> None:  # fmt: skip
     """Write the top of the band's rows: search the blocks whose maxima reach a row's threshold."""
     from .kernels import top as kernels
@@ -203,7 +201,7 @@ def _search_top(
     top = weights.shape[-1]
     matrices = band.matrices
     band_sizes = rows, _, heads, *_ = band.sizes
-    row_tiles = band.row_tiles
+    row_tiles = band.tiles.shape[-1]
     padded_rows = row_tiles * BM
     lse_stride = lse.shape[-1]
     grid = (row_tiles, matrices)
@@ -255,8 +253,7 @@ def _search_top(
 
     # Sort them; rows for which there was too little room are searched from end to end.
     results = band.rows_of(weights), band.rows_of(found)
-    # A row is overfull where more keys might be among its top than `search_capacity` has room for.
-    overfull = lse.new_empty(lse.shape, dtype=torch.bool)
+    overfull = band.rows_of(overfull)
     launch(
         kernels.rank_keys, (-(-rows // 4), matrices),
         block_count, key_count, candidates, *results, overfull, rows, padded_rows,
@@ -313,7 +310,7 @@ def survey_weighted(
     grid = (-(-band.keys.shape[-2] // BN), band.matrices)
     own = query_weights[..., band.first : band.first + rows]
     settings = _tile_settings(band)
-    sizes = *band.sizes, band.row_tiles, lse.shape[-1]
+    sizes = *band.sizes, band.tiles.shape[-1], lse.shape[-1]
     if weighted.shape[2] == 1:
         own = own[:, :, 0].contiguous()
         launch(
@@ -351,31 +348,24 @@ def _factors(query_weights: Tensor, dtype: torch.dtype) -> Tensor:
 
 @_launcher("pooled")
 def survey_map(
-    launch: Any, band: Band, lse: Tensor, row_cell: Tensor | None, runs: Tensor | None,
-    run_of_key: Tensor | None, pooled: Tensor, how: str, run_keys: int, runs_per_cell: int,
+    launch: Any, band: Band, lse: Tensor, row_runs: Tensor, key_runs: Tensor, run_of_key: Tensor,
+    pooled: Tensor, how: str, by_row: bool,
 ) -> None:  # fmt: skip
     """Add the band's rows to the map pooled (batch, heads, rows, columns); how is "share" or "max".
 
-    Keys are multiplied in runs of at most `run_keys` neighbours in one cell. Without row_cell, runs
-    and run_of_key, cells are those of `requests.grid`, of at most runs_per_cell runs, and shares
-    are averaged over their rows. Else row_cell (row,) is the row of the map that each row of the
-    band falls into, runs (3, run) are first, stop and cell of each, and run_of_key (key,) is the
-    number of each key's run.
+    row_runs (3, run) and key_runs (3, run) are the runs of neighbours in one cell: first, stop and
+    cell. A run of rows has at most BM, one of keys at most BN. run_of_key (key,) is the number of
+    each key's run. With by_row, every row of a run has a row of the map of its own, from that of
+    the run on.
     """
     from .kernels import pools
 
     q, k, rule, _ = band.kernel_arguments()
-    row_tiles = band.row_tiles
-    columns = pooled.shape[-1]
-    # Where rows are few, several programs share their keys.
-    parts = FILLING // (row_tiles * band.matrices)
-    parts = max(1, min(parts, columns * runs_per_cell if runs is None else runs.shape[-1]))
     launch(
-        pools.pool, (row_tiles, parts, band.matrices),
-        q, k, band.rows_of(lse), rule, row_cell, *((None,) * 3 if runs is None else runs),
-        run_of_key, pooled, *band.sizes, lse.shape[-1], band.first, pooled.shape[-2], columns,
-        runs_per_cell,
-        SHARE=how == "share", **_checked_settings(band) | {"BN": run_keys},
+        pools.pool, (row_runs.shape[-1], band.matrices),
+        q, k, band.rows_of(lse), rule, tuple(row_runs), tuple(key_runs), run_of_key, pooled,
+        *band.sizes, lse.shape[-1], pooled.shape[-1], pooled[0, 0].numel(),
+        SHARE=how == "share", BY_ROW=by_row, **_checked_settings(band),
     )  # fmt: skip
 
 
