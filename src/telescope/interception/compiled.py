@@ -39,6 +39,8 @@ class RunLog:
         self.is_open = False
         """Whether a compiled run of the block is under way. Traced code is guarded by it."""
         self.events: tuple[Any, ...] = ()
+        self.prepared: Any = None
+        """What the taps were prepared for by the latest run."""
 
 
 class Tap:
@@ -160,6 +162,9 @@ class AttentionTap(Tap):
         self.factors = known[1]
 
     def note(self, args: Any, kwargs: Any) -> None:
+        # A step is of an attention that is known to read its own sequence, once in a pass.
+        if self.queries is not None:
+            return
         across = None
         if len(self.parameters) > 0:
             # Without another sequence, keys come from the module's own hidden states.

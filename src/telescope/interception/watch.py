@@ -3,6 +3,8 @@
 One call of an attention takes this way, which a debugger can step through:
 
     huggingface/interception.py _attention_function          run the model's own attention function
+    huggingface/logged_passes.py PassLog.run                 let the call wait, and record it when
+                                                             somebody reads
     observer.py                 Observer.after               complete the call, and record it
     huggingface/definition.py   DefinitionReader.read_call   describe the call as an AttentionCall
     recording/recording.py      Recording.record             append to the call before, or begin a
@@ -15,6 +17,9 @@ One call of an attention takes this way, which a debugger can step through:
 A step of a model that writes is another way from Recording.record on: its query waits in
 recording/continuation.py, and SummariesCall surveys the queries that wait, many at once, when
 somebody reads them or when there are 128.
+
+A compiled model hands its calls out of the graph, or copies them into buffers: compiled.py and
+huggingface/compiled_runs.py.
 
 A model of Telescope begins in telescope_models.py, _before_attention and _after_attention.
 """
@@ -209,8 +214,9 @@ def watch(
 ) -> Iterator[Recording]:
     """Record every attention call of a model while a `with` block runs.
 
-    The model computes the same bits as unwatched, and is as it was when the block is left. What is
-    kept is a copy without gradients. Queries at padding, and after the end of a text that
+    The model computes the same bits as unwatched, and is as it was when the block is left. A model
+    of transformers may be compiled, and may be passed as torch.compile returned it. What is kept is
+    a copy without gradients; of a short text it is made when somebody reads. Queries at padding, and after the end of a text that
     `generate` wrote, are left out: in the sums over queries and in `heads()`, and their own rows
     are empty, with entropy 0 and top key -1; only `trace()` shows them as they ran. Generating
     token by token is one call that grows. Only the thread that enters the block is watched. A layer
@@ -252,8 +258,8 @@ def watch(
 
     Raises:
         TypeError: if `model` is not a torch.nn.Module, or `layers` is of another type.
-        ValueError: if the model cannot be watched (compiled, without a known attention, watched
-            already), if an option does not fit, or if memory would not suffice.
+        ValueError: if the model cannot be watched (a compiled model of Telescope, without a known
+            attention, watched already), if an option does not fit, or if memory would not suffice.
 
     Example:
         >>> import torch, telescope as ts

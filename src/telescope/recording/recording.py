@@ -112,7 +112,7 @@ class Recording(Mapping[str, Watched]):
     @property
     def names(self) -> tuple[str, ...]:
         """The full names of the attentions, in the order of the model."""
-        return tuple(self._watched)
+        return tuple(self)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ class Recording(Mapping[str, Watched]):
         # Estimate once in a run, at its first call.
         if self._run in self._last_run.values():
             return
-        count = len(self)
+        count = len(self._watched)
         device = call.queries.device
         self.expected_bytes = count * KEEP[self.keep].expected_bytes(call, self._options)
         free, where = self._options.store.free_bytes(device)
@@ -249,6 +249,8 @@ class Recording(Mapping[str, Watched]):
         Raise a KeyError that lists the attentions inside the path if there are several, or suggests
         a name.
         """
+        # A further pass through a shared layer has a name once it is recorded.
+        self._queue.collect()
         if name in self._watched:
             return self._watched[name]
         inside = attentions_inside(self._watched, str(name))
@@ -273,12 +275,15 @@ class Recording(Mapping[str, Watched]):
         """Return whether recording[name] works: for full names and for paths that hold one
         attention alone.
         """
+        self._queue.collect()
         return name in self._watched or len(attentions_inside(self._watched, str(name))) == 1
 
     def __iter__(self) -> Iterator[str]:
+        self._queue.collect()
         return iter(self._watched)
 
     def __len__(self) -> int:
+        self._queue.collect()
         return len(self._watched)
 
     def heads(self, *, segments: Any = None) -> Heads:

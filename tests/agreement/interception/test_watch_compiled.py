@@ -1,5 +1,7 @@
 """Compiled code is watched and edited: the numbers are those of the same model run uncompiled."""
 
+from threading import Thread
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -228,8 +230,9 @@ def test_ways_to_write(way):
     assert_same(recording, plain)
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt-oss", "gpt2", "qwen2"])
-@pytest.mark.parametrize("prompt", [3, 8])
+@pytest.mark.parametrize(
+    ("family", "prompt"), [("mistral", 3), ("mistral", 8), ("gemma2", 3), ("gpt-oss", 8), ("gpt2", 8)]
+)
 def test_families_write(family, prompt):
     """Windows of four keys, over prompts that are shorter and longer than the window."""
     model = FAMILIES[family].model()
@@ -358,6 +361,57 @@ def test_an_edit_of_compiled_generation():
     assert torch.equal(ids, expected)
     assert recording.edits == plain.edits == (edit,)
     assert_same(recording, plain)
+
+
+def test_two_threads_are_told():
+    """Compiled code can be in the blocks of one thread at a time; the block is whole afterwards."""
+    model = FAMILIES["llama"].model()
+    code = compiled(model, backend="eager")
+    problems = []
+
+    def elsewhere():
+        with ts.watch(model), pytest.raises(RuntimeError, match="another thread watches or edits it too") as problem:
+            code(IDS)
+        problems.append(str(problem.value))
+
+    with ts.watch(model) as recording:
+        thread = Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        with torch.no_grad():
+            code(IDS)
+    assert len(problems) == 1
+    assert "\n" not in problems[0]
+    assert [len(watched.calls) for watched in recording.values()] == [1, 1]
+
+
+def test_an_exception_inside_a_step_loses_no_other():
+    """The third step is interrupted: the recording has the two before, and the model is as it was."""
+    model = FAMILIES["llama"].model()
+    plain, _ = watched(model, lambda: generated(model, max_new_tokens=3, min_new_tokens=3))
+    before = [sorted(vars(module)) for module in model.modules()]
+    ran = []
+
+    def fail(ids, scores):
+        ran.append(ids)
+        if len(ran) == 3:
+            raise ZeroDivisionError
+        return scores
+
+    with pytest.raises(ZeroDivisionError), ts.watch(model) as recording:
+        generated(model, **STATIC, compile_config=config(), logits_processor=[fail])
+    assert_same(recording, plain)
+    after = [sorted(vars(module)) for module in model.modules()]
+    assert [{*one} - {"_compiled_call", "_last_compile_config", "_previous_max_cache_length"} for one in after] == [
+        {*one} for one in before
+    ]
+
+
+def test_gradients_are_refused_by_name():
+    model = FAMILIES["llama"].model()
+    code = compiled(model)
+    with ts.watch(model, also="gradients"), pytest.raises(ValueError, match='LlamaForCausalLM is compiled: also="grad'):
+        code(IDS)
 
 
 @pytest.mark.parametrize("edit", [ts.hide(0), ts.boost(0, 2.0), ts.mute(by="mean")], ids=str)

@@ -40,7 +40,7 @@ from .attention_modules import (
     forward_parameters,
     may_be_cross_attention,
 )
-from .masks import LazyMask
+from .masks import LazyMask, causal_mask
 from .transformers_internals import (
     LOOKS_UP_EVERY_NAME,
     ImplementationName,
@@ -83,16 +83,23 @@ def run_compiled(module: nn.Module, function: Callable[..., Any], *args: Any, **
             f"{type(module).__name__} is compiled, and another thread watches or edits it too; "
             "compiled code can be in the blocks of one thread at a time"
         )
-    for block in blocks:
-        block.install_taps()
     # Masks that are not written out are written now: traced code takes plain tensors.
     masks: dict[int, LazyMask] = {}
-    expected = expected_masks(module, args, kwargs)
-    if is_step(kwargs):
+    expected: dict[str, Any] = {}
+    is_next_step = len(blocks) == 1 and blocks[0].interceptor.next_step(log, args, kwargs)
+    if not is_next_step:
+        log.prepared = None
+        for block in blocks:
+            block.install_taps()
+        expected = expected_masks(module, args, kwargs)
+    if is_step(kwargs) and expected:
         kwargs = kwargs | expected
     kwargs = {name: _written_out(value, masks) for name, value in kwargs.items()}
-    for block in blocks:
-        block.interceptor.before_compiled(block.attentions, module, args, kwargs)
+    if not is_next_step:
+        for block in blocks:
+            block.interceptor.before_compiled(block.attentions, module, args, kwargs)
+        if len(blocks) == 1:
+            log.prepared = blocks[0].interceptor
     try:
         with _traced_functions(blocks), _tell_if_compiled(module, blocks, args, kwargs):
             log.is_open = True
@@ -103,7 +110,7 @@ def run_compiled(module: nn.Module, function: Callable[..., Any], *args: Any, **
         log.is_open = False
         log.events = ()
     _recognize(events, expected, masks)
-    events = tuple(_with_lazy_mask(event, masks) for event in events)
+    events = _with_lazy_masks(events, masks)
     for block in blocks:
         block.interceptor.after_compiled(events)
     return output
@@ -124,21 +131,29 @@ def _written_out(value: Any, masks: dict[int, LazyMask]) -> Any:
 def _recognize(events: tuple[Any, ...], expected: Any, masks: dict[int, LazyMask]) -> None:
     """Note which masks that were made inside of a graph are equal to an expected one."""
     known = [one for one in tree_leaves(expected) if isinstance(one, LazyMask)]
-    made = {id(event.mask): event.mask for event in events if isinstance(event, Call | Step)}
-    for key, mask in made.items():
-        if key in masks or not isinstance(mask, Tensor) or isinstance(mask, LazyMask):
+    made = {id(event.mask): event for event in events if isinstance(event, Call)}
+    for key, event in made.items():
+        mask = event.mask
+        if key in masks or not isinstance(mask, Tensor) or mask.ndim != 4:
             continue
-        for one in known:
-            if one.shape == mask.shape and one.dtype == mask.dtype and torch.equal(one.dense, mask):
+        # Outside of a graph, a mask that is only causal may not be made at all.
+        candidates = [*known, causal_mask(implementation_of(event.tap.module), mask)]
+        for one in candidates:
+            if one is not None and one.shape == mask.shape and torch.equal(one.dense, mask):
                 masks[key] = one
                 break
 
 
-def _with_lazy_mask(event: Any, masks: Mapping[int, LazyMask]) -> Any:
-    """Return the event of a call with the mask as it was before it was written out."""
-    if not isinstance(event, Call | Step) or id(event.mask) not in masks:
-        return event
-    return event._replace(mask=masks[id(event.mask)])
+def _with_lazy_masks(events: tuple[Any, ...], masks: Mapping[int, LazyMask]) -> tuple[Any, ...]:
+    """Return the events with masks as they were before they were written out."""
+    if not masks:
+        return events
+    return tuple(
+        event._replace(mask=masks[id(event.mask)])
+        if isinstance(event, Call | Step) and id(event.mask) in masks
+        else event
+        for event in events
+    )
 
 
 @contextmanager

@@ -118,6 +118,10 @@ class Steps:
         self._ids: list[Tensor] = []
         self._last: Sequence[Step] = ()
         self._undo = ExitStack()
+        self._numbers: dict[int, tuple[Tensor, tuple[int, int] | None]] = {}
+        """The numbers that steps read: the slot, and places, each with the first place and the
+        last.
+        """
 
     def continues(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> bool:
         """Return whether the run that begins is one more step beside those that wait."""
@@ -159,29 +163,26 @@ class Steps:
         self._cache = cache
         # What reorders or resets the cache has the steps recorded before.
         self._undo.enter_context(before_changes(cache, self.flush))
+        self._prepare_taps()
         self.aim()
 
     def aim(self) -> None:
         """Let the run that begins write to the next row of the buffers."""
-        written = set()
+        # All attentions of a model share the slot, and those of one window a place.
+        for number, place in self._numbers.values():
+            number.fill_(self.count if place is None else min(place[0] + self.count, place[1]))
+
+    def _prepare_taps(self) -> None:
+        """Tell the taps of all attentions to write to their buffers."""
+        self._numbers = {}
         for tap, cached, buffers, known, _ in self._layers.values():
             tap.queries, tap.keys, tap.values, tap.slot, tap.place = buffers
-            slot = buffers.slot
-            place = buffers.place
-            # All attentions of a model share the slot, and those of one window a place.
-            if id(slot) not in written:
-                written.add(id(slot))
-                slot.fill_(self.count)
-            if place is not None and id(place) not in written:
-                written.add(id(place))
-                place.fill_(min(known + self.count, cached.window - 1))
+            self._numbers[id(buffers.slot)] = buffers.slot, None
+            if buffers.place is not None:
+                self._numbers[id(buffers.place)] = buffers.place, (known, cached.window - 1)
 
     def receive(self, events: tuple[Any, ...]) -> None:
-        """Record what a compiled run has noted, or let it wait as one more step."""
-        steps = [event for event in events if isinstance(event, Step)]
-        if steps:
-            self._wait(steps, events)
-            return
+        """Record what a compiled run has handed out."""
         written: dict[int, int] = {}
         for event in events:
             match event:
@@ -218,16 +219,20 @@ class Steps:
         count = written[room]
         return (queries, keys[:, :, :count], values[:, :, :count]), mask[..., :count]
 
-    def _wait(self, steps: Sequence[Step], events: tuple[Any, ...]) -> None:
-        """Let the step that has just run wait."""
+    def wait(self, events: tuple[Any, ...]) -> bool:
+        """Let the step that has just run wait; return False if the run was no step."""
+        steps = [event for event in events if type(event) is Step]
+        if not steps:
+            return False
         self.count += 1
-        self._ids += [event.ids for event in events if isinstance(event, TokenIds)][:1]
+        self._ids += [event.ids for event in events if type(event) is TokenIds][:1]
         self._last = steps
         self._versions = self._current_versions()
         # What other masks say of this step, they do not say of the steps before.
-        steady = {id(step.mask): is_steady(step.mask) for step in steps}
-        if not all(steady.values()) or len(self._ids) < self.count:
+        masks = {id(step.mask): step.mask for step in steps}
+        if len(self._ids) < self.count or not all(map(is_steady, masks.values())):
             self.flush()
+        return True
 
     def _current_versions(self) -> list[Any]:
         """Return what changes when anybody writes to the keys that the cache holds."""

@@ -21,7 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ...anatomy import token_embeddings
 from ...recording import Modules, attentions_inside
-from ..compiled import TAP, Pass, TokenIds
+from ..compiled import TAP, Pass, RunLog, TokenIds
 from ..interceptor import (
     HandledCall,
     Handler,
@@ -179,6 +179,18 @@ class InterfaceInterceptor(ReadingInterceptor):
 
     # ------------------------------------------------------------------------------- compiled runs
 
+    def next_step(self, log: RunLog, args: Any, kwargs: Any) -> bool:
+        """Return whether a compiled run is one more step beside those that wait; let it write to
+        the next row of the buffers, for which the taps are prepared.
+        """
+        steps = self.steps
+        if steps is None or log.prepared is not self:
+            return False
+        if not steps.continues(kwargs, token_ids(args, kwargs)):
+            return False
+        steps.aim()
+        return True
+
     def before_compiled(
         self, attentions: Mapping[str, nn.Module], module: nn.Module, args: Any, kwargs: Any
     ) -> None:
@@ -195,16 +207,15 @@ class InterfaceInterceptor(ReadingInterceptor):
         # A part of the model is called within a pass, which has begun already.
         if not isinstance(module, PreTrainedModel):
             return
-        ids = token_ids(args, kwargs)
-        if self.steps is not None and self.steps.continues(kwargs, ids):
-            self.steps.aim()
-            return
         self.before_model(self._attentions_of(module), module, args, kwargs)
         if self.steps is not None:
-            self.steps.prepare(module, kwargs, ids)
+            self.steps.prepare(module, kwargs, token_ids(args, kwargs))
 
     def after_compiled(self, events: tuple[Any, ...]) -> None:
         """Hand what a compiled run has noted to the handler."""
+        # What waits is handed on when it is recorded.
+        if self.steps is not None and self.steps.wait(events):
+            return
         begun = set()
         for event in events:
             key = id(event.tap.module) if not isinstance(event, TokenIds) else None

@@ -12,7 +12,6 @@ from weakref import proxy, ref
 
 import torch
 from torch import Tensor, nn
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 from ...attention import Attention
 from ...recording import ROOM, AttentionCall, Recording, StepsCall, SummariesCall
@@ -21,7 +20,7 @@ from ..observer import SHORT
 from ..sdpa_lse import SdpaWithLse
 from ..text import KeyMemory, version_of
 from .interface_call import InterfaceCall, Result
-from .masks import LazyMask, is_steady
+from .masks import LazyMask, causal_mask, is_steady
 from .transformers_internals import CacheLayer, cache_of, own_attention, weights_are_requested
 
 WAITING_BYTES = 2**28  # of the tensors of a pass: a longer text takes longer than its recording
@@ -347,19 +346,7 @@ def _mask_of_steps(last: LoggedCall, count: int) -> Any:
         more = {"q_length": count, "q_offset": keys - count}
         return LazyMask.of(last.mask.own, {**last.mask.arguments, **more}, last.mask.dtype)
     # A single query sees every key: several of them are causal.
-    arguments = {
-        "batch_size": len(last.tensors[0]),
-        "q_length": count,
-        "kv_length": keys,
-        "q_offset": keys - count,
-        "kv_offset": 0,
-        "mask_function": causal_mask_function,
-        "attention_mask": None,
-        "allow_is_causal_skip": False,
-        "device": last.tensors[0].device,
-        "dtype": last.tensors[0].dtype,
-        "config": last.module.config,
-    }
-    own = ALL_MASK_ATTENTION_FUNCTIONS[last.implementation]
-    dtype = torch.bool if last.implementation == "sdpa" else last.tensors[0].dtype
-    return LazyMask.of(own, arguments, dtype)
+    queries = last.tensors[0]
+    dtype = torch.bool if last.implementation == "sdpa" else queries.dtype
+    like = torch.empty((), dtype=dtype, device=queries.device)
+    return causal_mask(last.implementation, like.expand(len(queries), 1, count, keys))

@@ -169,6 +169,29 @@ def is_steady(mask: Any) -> bool:
     return names <= STEADY and "causal_mask_function" in names
 
 
+def causal_mask(implementation: str, like: Tensor) -> "LazyMask | None":
+    """Return the causal mask of a text that ends with its last query, in the shape and dtype of a
+    mask; None if an implementation takes no such mask.
+    """
+    if implementation not in ("sdpa", "eager") or like.shape[1] != 1:
+        return None
+    batch, _, queries, keys = like.shape
+    arguments = {
+        "batch_size": batch,
+        "q_length": queries,
+        "kv_length": keys,
+        "q_offset": keys - queries,
+        "kv_offset": 0,
+        "mask_function": masking_utils.causal_mask_function,
+        "attention_mask": None,
+        "allow_is_causal_skip": False,
+        "device": like.device,
+        "dtype": like.dtype,
+    }
+    own = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+    return LazyMask.of(own, arguments, like.dtype)
+
+
 def padding_mask(keep: Bool[Tensor, "batch key"]) -> Mask:
     """Return a padding mask in its shortest form, which for left padding is the same however long a
     text grows.
