@@ -216,8 +216,8 @@ def watch(
 
     The model computes the same bits as unwatched, and is as it was when the block is left. A model
     of transformers may be compiled, and may be passed as torch.compile returned it. What is kept is
-    a copy without gradients; of a short text it is made when somebody reads. Queries at padding, and after the end of a text that
-    `generate` wrote, are left out: in the sums over queries and in `heads()`, and their own rows
+    a copy without gradients; of a short text it is made when somebody reads. Queries at padding, and
+    after the end of a text that `generate` wrote, are left out: in the sums over queries and in `heads()`, and their own rows
     are empty, with entropy 0 and top key -1; only `trace()` shows them as they ran. Generating
     token by token is one call that grows. Only the thread that enters the block is watched. A layer
     that a model runs several times in one forward pass is recorded once for each pass: its name,

@@ -11,13 +11,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ...recording import Modules
+from ..interceptor import lock
 from .compiled_runs import CompiledCode, blocks_around, run_compiled
 
 
 @contextmanager
 def calling_compiled(interceptor: Any, modules: Modules) -> Iterator[CompiledCode]:
     """Let every place that calls compiled code of the model tell the block while it runs; enter
-    and leave it with the lock held.
+    it with the lock held.
     """
     code = CompiledCode(interceptor, modules)
     with ExitStack() as undo:
@@ -28,7 +29,13 @@ def calling_compiled(interceptor: Any, modules: Modules) -> Iterator[CompiledCod
             for attribute in _compiled_attributes(module):
                 undo.enter_context(_place(module, attribute))
         undo.enter_context(_compiled_modules())
+        leaving = undo.pop_all()
+    try:
         yield code
+    finally:
+        # Other threads may enter and leave blocks, too.
+        with lock:
+            leaving.close()
 
 
 def _compiled_attributes(module: nn.Module) -> Iterator[str]:
