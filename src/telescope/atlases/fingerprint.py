@@ -41,6 +41,7 @@ NAMES = {
 }
 # Attributes that change no number: of a module, of a tokenizer, of a config.
 NO_NUMBER = {"training", "tokenizer", "name_or_path", "gradient_checkpointing", "loss_type"}
+NO_NUMBER |= {"get_compiled_call", "forward"}  # that a compiled model has for itself
 NO_TOKEN = {"init_inputs", "init_kwargs", "deprecation_warnings", "files_loaded", "verbose"}
 NO_TOKEN |= {"chat_template"}
 NO_CONFIG = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures"}

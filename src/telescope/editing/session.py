@@ -153,8 +153,8 @@ class EditSession(Block, Handler):
             if one.edit.factor is None or one.sequences is not None:
                 return (
                     f'"{one.edit}" cannot be done inside of compiled code, which can multiply '
-                    "heads by a number, as ts.mute(layers, heads, times=0) does; for this edit call "
-                    "the model as it was before torch.compile"
+                    "heads by a number, as ts.mute(layers, heads, times=0) does; for this edit "
+                    "call the model as it was before torch.compile"
                 )
             if any(split_pass(name, self.attentions).attention != name for name in names):
                 return (

@@ -40,7 +40,7 @@ class RunLog:
         """Whether a compiled run of the block is under way. Traced code is guarded by it."""
         self.events: tuple[Any, ...] = ()
         self.prepared: Any = None
-        """What the taps were prepared for by the latest run."""
+        """The block that the latest run has prepared the taps for, as a weak reference."""
 
 
 class Tap:

@@ -216,18 +216,18 @@ def watch(
 
     The model computes the same bits as unwatched, and is as it was when the block is left. A model
     of transformers may be compiled, and may be passed as torch.compile returned it. What is kept is
-    a copy without gradients; of a short text it is made when somebody reads. Queries at padding, and
-    after the end of a text that `generate` wrote, are left out: in the sums over queries and in `heads()`, and their own rows
-    are empty, with entropy 0 and top key -1; only `trace()` shows them as they ran. Generating
-    token by token is one call that grows. Only the thread that enters the block is watched. A layer
-    that a model runs several times in one forward pass is recorded once for each pass: its name,
-    then name.2, name.3; `layers` selects it with all passes, and `ts.edit` takes these names. A
-    softmax that a model multiplies by several sets of values, in several calls, as DiffLlama does,
-    is recorded once, with the values side by side. Attentions that cannot be watched are named in a
-    warning when the block is entered, those that ran past the watch in one when the block is left,
-    and both in `recording.left_out`. Of a model whose heads are divided among processes (tensor
-    parallelism), the recording of the first process has the heads of all when the block is left;
-    all processes must leave it.
+    a copy without gradients; of a short text it is made when somebody reads. Queries at padding,
+    and after the end of a text that `generate` wrote, are left out: in the sums over queries and in
+    `heads()`, and their own rows are empty, with entropy 0 and top key -1; only `trace()` shows
+    them as they ran. Generating token by token is one call that grows. Only the thread that enters
+    the block is watched. A layer that a model runs several times in one forward pass is recorded
+    once for each pass: its name, then name.2, name.3; `layers` selects it with all passes, and
+    `ts.edit` takes these names. A softmax that a model multiplies by several sets of values, in
+    several calls, as DiffLlama does, is recorded once, with the values side by side. Attentions
+    that cannot be watched are named in a warning when the block is entered, those that ran past the
+    watch in one when the block is left, and both in `recording.left_out`. Of a model whose heads
+    are divided among processes (tensor parallelism), the recording of the first process has the
+    heads of all when the block is left; all processes must leave it.
 
     Args:
         model: a model of Telescope, or a Hugging Face model that uses transformers' attention

@@ -44,7 +44,7 @@ from .row_weights import head_places
 from .saving import FILE
 from .source_question import AnswerPositions, Calls, NotKeptError, Question, ask
 from .sources import ANSWER, KINDS, Source, Sources
-from .storage import GrowingTensor, store_named
+from .storage import Device, GrowingTensor, store_named
 from .summaries_call import SummariesCall
 from .watched import Watched
 
@@ -59,6 +59,7 @@ __all__ = [
     "AnswerPositions",
     "AttentionCall",
     "Calls",
+    "Device",
     "ForwardPass",
     "GrowingTensor",
     "HeadNumbers",

@@ -20,7 +20,7 @@ from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import RecordedCall, nbytes_of
 from .saving import save_recording
 from .sources import Sources, read_segments
-from .storage import STORES, Device
+from .storage import STORES
 from .summaries_call import SummariesCall
 from .survey_queue import SurveyQueue
 from .tables import joined, table_parts, write_tables
@@ -88,20 +88,12 @@ class Recording(Mapping[str, Watched]):
         self.on_call: Callable[[str], object] | None = None
         """Called with the name of each attention after it ran, for a progress display."""
         self.edits: tuple[Any, ...] = ()
-        """The edits of `ts.edit` that changed a recorded call, each once, in the order of their
-        first use.
-        """
+        """The edits that changed a recorded call, each once, in the order of their first use."""
         self.is_part = False
-        """Whether the heads are those that one process has of a model whose heads several processes
-        divide.
-        """
-        self._options = KeepOptions() if options is None else options
-        streaming = "streaming" in self._options.also
-        sample = self._options.sample
-        self._queue = SurveyQueue(
-            self._options.top, self._options.map, streaming=streaming, sample=sample
-        )
-        self._watched = {name: Watched(name, self.unwatched_threads, self._queue) for name in names}
+        """Whether several processes divide the heads of the model, and these are those of one."""
+        self.options = KeepOptions() if options is None else options
+        self.queue = SurveyQueue(self.options)
+        self._watched = {name: Watched(name, self.unwatched_threads, self.queue) for name in names}
         # The latest attention, the number of the run, and the run in which each was called last.
         self._last: str | None = None
         self._run = 0
@@ -140,7 +132,7 @@ class Recording(Mapping[str, Watched]):
             names.insert(
                 names.index(self._last) + 1 if self._last in self._watched else len(names), name
             )
-            self._watched[name] = Watched(name, self.unwatched_threads, self._queue)
+            self._watched[name] = Watched(name, self.unwatched_threads, self.queue)
             self._watched = {each: self._watched[each] for each in names}
         self._last = name
         # Continue the last call of this attention, or begin another.
@@ -152,7 +144,7 @@ class Recording(Mapping[str, Watched]):
             # An attention that begins anew shows that the run before is over.
             self._run += 1 if same_run else 0
             self.check_memory(call)
-            calls.append(KEEP[self.keep](name, call, self._options, self._queue))
+            calls.append(KEEP[self.keep](name, call, self.options, self.queue))
         self._last_run[name] = self._run
         if self.on_call is not None:
             self.on_call(name)
@@ -172,25 +164,7 @@ class Recording(Mapping[str, Watched]):
         """Order the current stream after every survey launched so far; surveys may remain
         queued.
         """
-        self._queue.wait()
-
-    @property
-    def has_map(self) -> bool:
-        """Whether maps are kept."""
-        return self._options.map is not None
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether the numbers are kept where the model runs."""
-        return isinstance(self._options.store, Device)
-
-    def collect_by(self, collect: Callable[[], object] | None) -> None:
-        """Call `collect` before anybody reads: calls of the model wait elsewhere to be recorded."""
-        self._queue.collect_steps = collect
-
-    def survey_waiting(self) -> None:
-        """Survey the rows that wait, of all attentions."""
-        self._queue.survey_waiting()
+        self.queue.wait()
 
     def flush(self, *, collects: bool = True) -> None:
         """Run every survey that is still due, and free the memory that waits for them.
@@ -198,10 +172,10 @@ class Recording(Mapping[str, Watched]):
         collects   whether calls that wait elsewhere are recorded before
         """
         if collects:
-            self._queue.collect()
+            self.queue.collect()
         # Survey first queries that are queued, then the rows that wait behind them.
-        self._queue.flush()
-        self._queue.survey_waiting()
+        self.queue.flush()
+        self.queue.survey_waiting()
         for watched in self._watched.values():
             for call in watched.recorded:
                 call.finish()
@@ -216,8 +190,8 @@ class Recording(Mapping[str, Watched]):
             return
         count = len(self._watched)
         device = call.queries.device
-        self.expected_bytes = count * KEEP[self.keep].expected_bytes(call, self._options)
-        free, where = self._options.store.free_bytes(device)
+        self.expected_bytes = count * KEEP[self.keep].expected_bytes(call, self.options)
+        free, where = self.options.store.free_bytes(device)
         if self.expected_bytes <= free:
             return
         # Look for a way out that has room: another store, or less to keep.
@@ -225,7 +199,7 @@ class Recording(Mapping[str, Watched]):
             name for name in STORES if STORES[name]().free_bytes(device)[0] > self.expected_bytes
         ]
         less = (
-            count * KEEP["summaries"].expected_bytes(call, self._options) <= free
+            count * KEEP["summaries"].expected_bytes(call, self.options) <= free
             and self.keep != "summaries"
         )
         way = (
@@ -250,7 +224,7 @@ class Recording(Mapping[str, Watched]):
         a name.
         """
         # A further pass through a shared layer has a name once it is recorded.
-        self._queue.collect()
+        self.queue.collect()
         if name in self._watched:
             return self._watched[name]
         inside = attentions_inside(self._watched, str(name))
@@ -275,15 +249,15 @@ class Recording(Mapping[str, Watched]):
         """Return whether recording[name] works: for full names and for paths that hold one
         attention alone.
         """
-        self._queue.collect()
+        self.queue.collect()
         return name in self._watched or len(attentions_inside(self._watched, str(name))) == 1
 
     def __iter__(self) -> Iterator[str]:
-        self._queue.collect()
+        self.queue.collect()
         return iter(self._watched)
 
     def __len__(self) -> int:
-        self._queue.collect()
+        self.queue.collect()
         return len(self._watched)
 
     def heads(self, *, segments: Any = None) -> Heads:

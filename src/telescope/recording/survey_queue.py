@@ -24,7 +24,7 @@ from ..measures import (
     streaming_share,
 )
 from ..surveys import StreamEvent, Summary, record_event, record_use, side_stream, survey_unchecked
-from .attention_call import AttentionCall
+from .attention_call import AttentionCall, KeepOptions
 from .continuation import fingerprints
 
 MAX_CALLS = {"cpu": 8, "cuda": 32}  # surveyed in one launch
@@ -96,18 +96,11 @@ class SurveyQueue:
     concurrently with the model: one staging buffer is read while the other is filled.
     """
 
-    def __init__(
-        self,
-        top: int,
-        map: tuple[int, int] | None,
-        *,
-        streaming: bool = False,
-        sample: bool = False,
-    ) -> None:
-        self.top = top
-        self.map = map
-        self.streaming = streaming
-        self.sample = sample
+    def __init__(self, options: KeepOptions) -> None:
+        self.top = options.top
+        self.map = options.map
+        self.streaming = "streaming" in options.also
+        self.sample = options.sample
         self.queued: list[QueuedSurvey] = []
         self.kind: Any = None  # calls of one kind are surveyed together
         # Kept alive, so that no other definition gets its identity.

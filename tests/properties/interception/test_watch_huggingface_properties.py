@@ -16,7 +16,7 @@ from support.huggingface import BERT, numbered, transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT
 from support.watching import hooks_of
 from telescope.interception import interceptor, module_hook
-from telescope.interception.huggingface import interception
+from telescope.interception.huggingface import interception, interface_interceptor
 
 
 def state(model):
@@ -38,7 +38,7 @@ def test_the_model_is_restored(family, fails):
         if fails:
             _ = 1 / 0
     assert state(model) == before
-    kept = (interceptor.interceptors, interception._switched, interception._uncompiled)
+    kept = (interceptor.interceptors, interface_interceptor._switched, interception._uncompiled)
     assert not any(map(len, (*kept, module_hook._hooks)))
 
     # Our functions stay registered, one for each implementation: another thread may be about to look them up.

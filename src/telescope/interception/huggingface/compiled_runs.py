@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from threading import Timer, local
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -40,14 +41,13 @@ from .attention_modules import (
     forward_parameters,
     may_be_cross_attention,
 )
+from .cache_layers import expected_masks, is_step
 from .masks import LazyMask, causal_mask
 from .transformers_internals import (
     LOOKS_UP_EVERY_NAME,
     ImplementationName,
     attention_table,
-    expected_masks,
     implementation_of,
-    is_step,
     own_attention,
     set_implementation,
 )
@@ -85,21 +85,20 @@ def run_compiled(module: nn.Module, function: Callable[..., Any], *args: Any, **
         )
     # Masks that are not written out are written now: traced code takes plain tensors.
     masks: dict[int, LazyMask] = {}
-    expected: dict[str, Any] = {}
+    expected = expected_masks(module, args, kwargs)
     is_next_step = len(blocks) == 1 and blocks[0].interceptor.next_step(log, args, kwargs)
     if not is_next_step:
         log.prepared = None
         for block in blocks:
             block.install_taps()
-        expected = expected_masks(module, args, kwargs)
-    if is_step(kwargs) and expected:
+    if is_step(args, kwargs) and expected:
         kwargs = kwargs | expected
     kwargs = {name: _written_out(value, masks) for name, value in kwargs.items()}
     if not is_next_step:
         for block in blocks:
             block.interceptor.before_compiled(block.attentions, module, args, kwargs)
         if len(blocks) == 1:
-            log.prepared = blocks[0].interceptor
+            log.prepared = ref(blocks[0].interceptor)
     try:
         with _traced_functions(blocks), _tell_if_compiled(module, blocks, args, kwargs):
             log.is_open = True
@@ -131,7 +130,7 @@ def _written_out(value: Any, masks: dict[int, LazyMask]) -> Any:
 def _recognize(events: tuple[Any, ...], expected: Any, masks: dict[int, LazyMask]) -> None:
     """Note which masks that were made inside of a graph are equal to an expected one."""
     known = [one for one in tree_leaves(expected) if isinstance(one, LazyMask)]
-    made = {id(event.mask): event for event in events if isinstance(event, Call)}
+    made = {id(event.mask): event for event in events if isinstance(event, Call | Step)}
     for key, event in made.items():
         mask = event.mask
         if key in masks or not isinstance(mask, Tensor) or mask.ndim != 4:

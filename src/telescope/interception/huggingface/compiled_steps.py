@@ -19,16 +19,11 @@ from ...recording import ROOM, Recording
 from ..compiled import TAP, AttentionTap, Call, Pass, Step, TokenIds
 from ..interceptor import StoredKeys
 from ..text import KeyMemory, version_of
+from .cache_layers import StaticKeys, before_changes, cache_of, static_keys
 from .interface_call import share_memory
 from .logged_passes import LateCall
 from .masks import LazyMask, is_steady
-from .transformers_internals import (
-    StaticKeys,
-    before_changes,
-    cache_of,
-    implementation_of,
-    static_keys,
-)
+from .transformers_internals import implementation_of
 
 # ------------------------------------------------------------------------------------------ buffers
 
@@ -266,7 +261,7 @@ class Steps:
         self._last = ()
         self._cache = None
         # The model may write to the cache again: survey now what lies there.
-        self.recording.survey_waiting()
+        self.recording.queue.survey_waiting()
 
     def _steps_of(
         self, layer: WaitingLayer, step: Step, count: int, masks: dict[Any, Any]

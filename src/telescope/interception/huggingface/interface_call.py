@@ -24,14 +24,11 @@ from ..interceptor import (
 )
 from ..sdpa_lse import SdpaWithLse
 from ..text import KeyMemory
+from .cache_layers import CacheLayer
 from .definition import DefinitionReader
 from .masks import LazyMask
 from .proof import OutputChecks
-from .transformers_internals import (
-    CacheLayer,
-    own_attention,
-    weights_are_requested,
-)
+from .transformers_internals import own_attention, weights_are_requested
 
 LONG = 4096**2  # scores of a head beyond which an eager attention is not run again, to be compared
 MAX_WEIGHT_BYTES = 2**30  # of the weights of one attention, for output_attentions=True

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from ...attention import Attention
-from ...recording import ROOM, AttentionCall, Recording, StepsCall, SummariesCall
+from ...recording import ROOM, AttentionCall, Device, Recording, StepsCall, SummariesCall
 from ..interceptor import HandledCall, StoredKeys
 from ..observer import SHORT
 from ..sdpa_lse import SdpaWithLse
 from ..text import KeyMemory, version_of
+from .cache_layers import CacheLayer, cache_of
 from .interface_call import InterfaceCall, Result
 from .masks import LazyMask, causal_mask, is_steady
-from .transformers_internals import CacheLayer, cache_of, own_attention, weights_are_requested
+from .transformers_internals import own_attention, weights_are_requested
 
 WAITING_BYTES = 2**28  # of the tensors of a pass: a longer text takes longer than its recording
 
@@ -92,7 +93,7 @@ class PassLog:
         self._is_recording = False
         self._mask: tuple[LazyMask, LazyMask] | None = None  # of the latest call, and its copy
 
-    # ---------------------------------------------------------------------------------------- passes
+    # --------------------------------------------------------------------------------------- passes
 
     def continues(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> bool:
         """Return whether the pass that begins is one more step beside those that wait."""
@@ -129,7 +130,11 @@ class PassLog:
         """
         recording = self.recording
         # A recording of queries keeps the lse of each, which steps that wait do not have.
-        if recording is None or recording.keep != SummariesCall.keep or recording.has_map:
+        if (
+            recording is None
+            or recording.keep != SummariesCall.keep
+            or recording.options.map is not None
+        ):
             return False
         if self.interceptor.has_cross_attention or self.interceptor.has_value_sets:
             return False
@@ -146,7 +151,7 @@ class PassLog:
         assert found is not None
         return found
 
-    # ----------------------------------------------------------------------------------------- calls
+    # ---------------------------------------------------------------------------------------- calls
 
     def run(
         self,
@@ -245,7 +250,7 @@ class PassLog:
         heads = tuple(range(tensors[0].shape[1]))
         self.recording.check_memory(AttentionCall(*tensors, Attention(), heads, 0.0))
 
-    # ------------------------------------------------------------------------------------- recording
+    # ------------------------------------------------------------------------------------ recording
 
     @property
     def waits(self) -> bool:
@@ -255,7 +260,11 @@ class PassLog:
     @property
     def can_wait_longer(self) -> bool:
         """Whether the calls may wait although the block ends: nobody can change what they hold."""
-        if self._steps or self.recording is None or not self.recording.is_on_device:
+        if (
+            self._steps
+            or self.recording is None
+            or not isinstance(self.recording.options.store, Device)
+        ):
             return False
         return all(
             call.mask is None and self.interceptor.is_verified(call.module) for call in self._calls
