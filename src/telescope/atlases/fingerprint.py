@@ -54,8 +54,7 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.d
 
 
 def fingerprint(model: nn.Module, tokenizer: Any) -> dict[str, Any]:
-    """Return what identifies the model, the tokenizer, and what surrounds the call: edits and
-    autocast.
+    """Return what identifies the model, the tokenizer, the edits around the call, and autocast.
 
     Of a model that several processes run together, all of them must call this, since whole tensors
     are gathered.
