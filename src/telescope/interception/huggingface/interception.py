@@ -22,7 +22,7 @@ from .compiled_places import calling_compiled
 from .compiled_steps import Steps
 from .interface_interceptor import InterfaceInterceptor, switch, switch_back
 from .logged_passes import PassLog
-from .transformers_internals import announcing_prompts
+from .transformers_internals import LOOKS_UP_EVERY_NAME, announcing_prompts
 
 _uncompiled: dict[int, tuple[Any, Any, int]] = {}
 """Configs of `generate` that keep it from compiling, what they said before, and how many blocks
@@ -51,6 +51,8 @@ def intercepting(
         interceptor.log = PassLog(interceptor, handler.recording)
         interceptor.steps = Steps(interceptor, handler.recording)
         handler.recording.queue.collect_steps = interceptor.collect
+    # Older versions look eager attention up by no name that could be replaced.
+    may_not_compile = handler.why_not_compiled is not None or not LOOKS_UP_EVERY_NAME
     with ExitStack() as undo:
         if handler.follows_text:
             embeddings = token_embeddings(modules)
@@ -64,7 +66,7 @@ def intercepting(
             undo.enter_context(calling_compiled(interceptor, modules))
             for config in (own.get("generation_config") for own in attributes):
                 # `generate` compiles by itself, but need not.
-                if handler.why_not_compiled and hasattr(config, "disable_compile"):
+                if may_not_compile and hasattr(config, "disable_compile"):
                     _forbid_compilation(config)
                     undo.callback(_allow_compilation, config)
             for part in modules.values():
