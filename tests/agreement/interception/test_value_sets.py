@@ -12,7 +12,7 @@ from support.editing import Boosted, ByHand, Hidden, Muted, eager_by_hand
 from support.huggingface import LLAMA, numbered, transformers
 from support.watched import IDS
 from telescope.interception.huggingface.attention_modules import attentions
-from telescope.interception.huggingface.interception import InterfaceCall, SoftmaxInputs
+from telescope.interception.huggingface.interface_call import InterfaceCall, SoftmaxInputs
 from telescope.recording.names import modules_by_path
 
 KEEPS = ("summaries", "queries-keys", "steps")

@@ -10,7 +10,7 @@ from support.watched import FAMILIES, IDS, PADDED_LEFT, PADDED_RIGHT, TRANSLATOR
 from support.watching import KEEPS
 from telescope.interception.huggingface import masks
 from telescope.interception.huggingface.definition import DefinitionReader
-from telescope.interception.huggingface.interception import InterfaceCall
+from telescope.interception.huggingface.interface_call import InterfaceCall
 from telescope.recording import Recording
 from telescope.recording.attention_call import AttentionCall
 

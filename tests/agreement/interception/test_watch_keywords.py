@@ -143,7 +143,7 @@ def calls_of(text):
 
 def test_every_call_of_every_model_fits_our_function():
     """The calls are read from the source code of all models of transformers."""
-    from telescope.interception.huggingface.interception import _attention_function
+    from telescope.interception.huggingface.interface_interceptor import _attention_function
 
     ours = signature(partial(_attention_function, "sdpa"))
     files = sorted(Path(transformers.__file__).parent.glob("models/*/modeling_*.py"))
