@@ -147,9 +147,13 @@ class AttentionTap(Tap):
         """The place of the newest key in the cache, (1,)."""
         self.factors: Tensor | None = None
         """What the context of each head is multiplied by, (heads, 1); None for no edit."""
+        self.asked: list[float] = []
+        """The same numbers on the host; [] for no edit."""
 
     def multiply(self, factors: list[float]) -> None:
-        """Multiply the context of each head by a number."""
+        """Multiply the context of each head by a number, besides what other blocks multiply by."""
+        before = self.asked or [1.0] * len(factors)
+        factors = self.asked = [one * other for one, other in zip(before, factors, strict=True)]
         known = _factors.get(self.module)
         if known is None or len(known[0]) != len(factors):
             device = next((one.device for one in self.module.parameters()), None)

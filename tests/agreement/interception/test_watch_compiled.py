@@ -350,6 +350,16 @@ def test_heads_are_switched_without_compiling_again():
     assert_close(code(IDS).logits, model(IDS).logits)
 
 
+def test_edits_of_two_blocks_add_up():
+    model = FAMILIES["llama"].model()
+    code = compiled(model, backend="eager")
+    with ts.edit(model, ts.mute(0, 1)), ts.edit(model, ts.mute(0, [1, 2], times=0.5)):
+        expected = model(IDS).logits
+        assert_close(code(IDS).logits, expected)
+    with ts.edit(model, ts.mute(0, [1, 2], times=0.5)):
+        assert not torch.allclose(model(IDS).logits, expected)
+
+
 def test_an_edit_of_compiled_generation():
     model = FAMILIES["llama"].model()
     edit = ts.mute(1, [0, 2])

@@ -258,8 +258,10 @@ class Steps:
                 self.interceptor.begin_attention(step.tap.module, None)
                 made = self._steps_of(layer, step, count, masks)
                 self._record(made, are_steps=True)
+        # A cache that the model has done with is freed.
         self._last = ()
         self._cache = None
+        self._layers = {}
         # The model may write to the cache again: survey now what lies there.
         self.recording.queue.survey_waiting()
 
