@@ -36,6 +36,7 @@ from .regions import (
     raise_scores,
     real_query_masks,
     real_tokens,
+    rectangles_of,
     runs_of,
     table_of,
     without_other_heads,
@@ -55,6 +56,7 @@ from .restrict import (
     restrict_to_queries,
     restrict_to_sequences,
     restrict_to_written_keys,
+    without_room,
 )
 from .scores import (
     Additive,
@@ -178,6 +180,7 @@ __all__ = [
     "raise_scores",
     "real_query_masks",
     "real_tokens",
+    "rectangles_of",
     "relative",
     "require_dense",
     "require_int",
@@ -195,4 +198,5 @@ __all__ = [
     "to_device",
     "window",
     "without_other_heads",
+    "without_room",
 ]

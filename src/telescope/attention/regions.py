@@ -189,6 +189,13 @@ def raise_scores(attention: Attention, rectangle: Rectangle, by: float) -> Atten
     return attention.with_extra_bias(Raised(rectangle, by))
 
 
+def rectangles_of(attention: Attention) -> list[Rectangle]:
+    """Return the rectangles that a definition hides, and those that it raises."""
+    masks = [part.mask for part in attention.mask.parts if isinstance(part, Opposite)]
+    hidden = [mask for mask in masks if isinstance(mask, Rectangle)]
+    return hidden + [one.rectangle for one in attention.biases if isinstance(one, Raised)]
+
+
 def without_other_heads(attention: Attention, heads: Sequence[int]) -> Attention:
     """Return the definition without the rectangles, hidden or raised, that concern none of these
     heads.

@@ -357,3 +357,14 @@ class WrittenMask(Renumbered):
 
     def __repr__(self) -> str:
         return f"written({self.mask!r})"
+
+
+def without_room(attention: Attention) -> tuple[Attention, WrittenMask | None]:
+    """Return the definition without the mask of a cache's unwritten keys, and that mask."""
+    mask = attention.mask
+    bias = attention.bias
+    if not isinstance(mask, WrittenMask):
+        return attention, None
+    # A bias over such a cache is wrapped, to count keys as the cache does.
+    inner = bias.bias if isinstance(bias, RenumberedBias) else bias
+    return replace(attention, mask=mask.mask, bias=inner), mask

@@ -15,14 +15,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from . import cpu_vectors
+from . import cpu_layout, cpu_vectors, llvm_vectors
+from .cpu_layout import OPTIONS, cached
 from .cpu_vectors import (
-    LN_2,
-    TILE_ROWS,
-    TILE_VECTORS,
-    VECTOR,
     add_columns,
-    at,
     cap,
     column_maxima,
     exponentials,
@@ -31,13 +27,13 @@ from .cpu_vectors import (
     largest_of,
     multiply_tile,
     nth_largest,
+    rank,
     row_product,
-    row_sum,
 )
+from .llvm_vectors import LN_2, TILE_ROWS, TILE_VECTORS, VECTOR, at
 
 STRIP = 32  # rows whose scores are held at a time, a multiple of TILE_ROWS
-FAST = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity keep their meaning
-OPTIONS = {"nogil": True, "fastmath": FAST, "error_model": "numpy", "boundscheck": False}
+RANKED = 64  # scores that are compared with one another; more are sorted one by one
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
@@ -49,29 +45,20 @@ def _compiled(function: Callable[..., Any]) -> Any:
     return njit(inline="always", **OPTIONS)(function)
 
 
-def _cached(function: Callable[..., Any]) -> Any:
-    """Compile a function at its first call, and keep the code on disk where a folder can be written
-    to.
-    """
-    try:
-        return njit(cache=True, **OPTIONS)(function)
-    except RuntimeError:  # no folder can be written to
-        return njit(**OPTIONS)(function)
-
-
 def drop_stale_code() -> None:
-    """Drop code on disk that is older than cpu_vectors.py, of which it holds a copy.
+    """Drop code on disk that is older than the vectors' files, of which it holds a copy.
 
     numba compares the code with the date of this file alone.
     """
     folder = survey_heads.stats.cache_path
-    changed = Path(cpu_vectors.__file__).stat().st_mtime
+    sources = (cpu_vectors.__file__, llvm_vectors.__file__)
+    changed = max(Path(source).stat().st_mtime for source in sources)
     indices = [] if folder is None else Path(folder).glob("cpu_kernels.survey_heads*.nbi")
     if any(index.stat().st_mtime < changed for index in indices):
         survey_heads._cache.flush()
 
 
-@_cached
+@cached
 def survey_heads(tasks, source, results):
     """Survey some rows of some heads: read the scores from a `fused.Source`, and write to, or add
     to, the arrays of `fused.Results`.
@@ -88,8 +75,10 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
     """Survey some rows of one head."""
     # The arrays of these rows: a slice costs more than a number, so all are cut here, once.
     rows = slice(first_row, last_row)
-    group = max(1, source.queries.shape[1] // max(1, source.keys.shape[1]))
-    queries = source.queries[b, h, rows]
+    group = max(1, results.lse.shape[1] // max(1, source.keys.shape[1]))
+    strides = source.query_strides
+    queries = source.queries
+    first_query = b * strides[0] + h * strides[1] + first_row * strides[2]
     keys = source.keys[b, h // group]
     origin = source.origin
     first_key = origin[3]
@@ -125,7 +114,7 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
     largest_row = results.largest_row[part, b, h]
 
     # Memory for one strip, used again by every strip.
-    features = queries.shape[1]
+    features = keys.shape[1]
     lanes = VECTOR // entropy.itemsize
     wide = TILE_VECTORS * lanes
     given = scores.shape[1] > 0
@@ -136,6 +125,9 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
     blocks = max(2, (2 * weights.shape[1] + lanes - 1) // lanes)
     maxima = np.empty(blocks * lanes, entropy.dtype)
     places = np.empty(width if weights.shape[1] else 0, np.int32)
+    values = np.empty(RANKED, entropy.dtype)
+    ranks = np.empty(RANKED, np.int32)
+    sorted_places = np.empty(RANKED, np.int32)
     share = np.empty(STRIP, entropy.dtype)
     sums = np.empty((1, width), entropy.dtype)
     scaled = np.empty(STRIP, entropy.dtype)
@@ -152,7 +144,10 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
                     begin = min(begin, start[i])
                     end = max(end, stop[i])
             begin = begin // wide * wide
-            query[:count] = queries[first : first + count]
+            for i in range(count):
+                place = first_query + (first + i) * strides[2]
+                for feature in range(features):
+                    query[i, feature] = queries[place + feature]
             for tile in range(begin // wide, (end + wide - 1) // wide):
                 for i in range(0, count, TILE_ROWS):
                     multiply_tile(
@@ -190,21 +185,19 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
                 )
 
             # Turn scores into powers, whose product with share[i] are the weights.
-            share[i] = _survey_row(
-                strip, i, left, right, lanes, maxima, places, first_key, results.sinks[h],
-                results.lse_known, row, lse, entropy, weights, found,
+            cut = right
+            if marked_stop.shape[0]:
+                cut = min(max(marked_stop[row] - first_key, left), right)
+            share[i], before = _survey_row(
+                strip, i, left, right, cut, lanes, maxima, places, values, ranks, sorted_places,
+                first_key, results.sinks[h], results.lse_known, row, lse, entropy, weights, found,
             )  # fmt: skip
             _fill(strip, i, begin, left, 0.0)
             _fill(strip, i, right, end, 0.0)
 
             # Sum what was asked for of this row: keys before a mark, marked and listed keys, norms.
             if marked_stop.shape[0]:
-                cut = min(max(marked_stop[row] - first_key, left), right)
-                aligned = left + (cut - left) // lanes * lanes
-                total = row_sum(at(strip, i * width + left), (aligned - left) // lanes)
-                for j in range(aligned, cut):
-                    total += strip[i, j]
-                marked_sum[row] = total * share[i]
+                marked_sum[row] = before * share[i]
                 for m in range(marked_keys.shape[1]):
                     j = marked_keys[row, m] - first_key
                     marked_weights[row, m] = strip[i, j] * share[i] if left <= j < right else 0.0
@@ -279,11 +272,11 @@ def _sees_any(strip, i, low, high, first_key, keys, spans, row, m):
 
 @_compiled
 def _survey_row(
-    strip, i, left, right, lanes, maxima, places, first_key, sink, lse_known, row, lse, entropy,
-    weights, found,
+    strip, i, left, right, cut, lanes, maxima, places, values, ranks, sorted_places, first_key,
+    sink, lse_known, row, lse, entropy, weights, found,
 ):  # fmt: skip
     """Replace the scores of a row by powers, write what is known of the row, and return the share
-    of a power.
+    of a power, and the sum of the powers before `cut`.
     """
     number = strip.dtype.type
     begin = i * strip.shape[1] + left
@@ -299,21 +292,28 @@ def _survey_row(
         nth = nth_largest(at(maxima, 0), maxima.shape[0] // lanes, top)
         bound = max(nth, np.finfo(strip.dtype).min)
         reaching = find_reaching(at(strip, begin), vectors, number(bound), at(places, 0))
-        count = _keep_largest(strip, i, left, places, reaching, found, row)
+        if reaching <= RANKED:
+            count = _rank_largest(
+                strip, i, left, places, reaching, values, ranks, sorted_places, found, row
+            )
+        else:
+            count = _keep_largest(strip, i, left, places, reaching, found, row)
 
     # Take powers, shifted by the lse or else by the largest score.
     shift = lse[row] if lse_known else max(sink, largest)
     if shift == -np.inf:  # nothing is seen, and there is no sink
         shift = number(0.0)
-    total, spread = exponentials(at(strip, begin), vectors, shift)
+    whole = (cut - left) // lanes
+    part = (cut - left) % lanes
+    total, spread, before = exponentials(at(strip, begin), vectors, shift, whole, part)
     share = number(1.0)
     log_total = number(0.0)
     if not lse_known:
-        whole = total + number(2.0) ** (sink - shift) if sink > -np.inf else total
+        with_sink = total + number(2.0) ** (sink - shift) if sink > -np.inf else total
         lse[row] = -np.inf
-        if whole > 0.0 or np.isnan(whole):
-            share = number(1.0) / whole
-            log_total = number(log2(whole))
+        if with_sink > 0.0 or np.isnan(with_sink):
+            share = number(1.0) / with_sink
+            log_total = number(log2(with_sink))
             lse[row] = shift + log_total
     entropy[row] = (
         max(number(0.0), share * (total * log_total - spread) * number(LN_2))
@@ -329,7 +329,7 @@ def _survey_row(
         else:
             weights[row, t] = 0.0
             found[row, t] = -1
-    return share
+    return share, before
 
 
 @_compiled
@@ -346,6 +346,22 @@ def _block_maxima(strip, begin, vectors, lanes, maxima):
         last = vectors * (block + 1) // blocks
         lane_maxima(at(strip, begin + first * lanes), last - first, at(maxima, block * lanes))
     return largest_of(at(maxima, 0), blocks)
+
+
+@_compiled
+def _rank_largest(strip, i, left, places, count, values, ranks, sorted_places, keys, row):
+    """Write where the largest of these scores are, as `_keep_largest` does, by comparing all with
+    one another: without branches, for few scores that is faster.
+    """
+    for n in range(count):
+        values[n] = strip[i, left + places[n]]
+    rank(at(values, 0), count, at(ranks, 0))
+    for n in range(count):
+        sorted_places[ranks[n]] = left + places[n]
+    kept = min(count, keys.shape[1])
+    for t in range(kept):
+        keys[row, t] = sorted_places[t]
+    return kept
 
 
 @_compiled
@@ -428,3 +444,7 @@ def _add_to_cells(powers, i, share, begin, end, first_key, column, cells, row):
             total += powers[i, j]
             j += 1
         cells[row, here] += total * share
+
+
+# The functions whose code is kept on disk.
+ON_DISK = (survey_heads, cpu_layout.pack_keys, cpu_layout.fingerprint_keys)

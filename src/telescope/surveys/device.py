@@ -92,8 +92,11 @@ def row_tasks(head: tuple[int, int, int], rows: range, seen: Any, least: int) ->
     found = []
     first = rows.start
     before = float(seen[rows.start - 1]) if rows.start else 0.0
+    total = float(seen[rows.stop - 1]) if rows.stop else 0.0
     while first < rows.stop:
-        last = int(numpy.searchsorted(seen, before + STEP, side="right"))
+        last = rows.stop  # without a search where one task is enough, as for most heads
+        if total > before + STEP:
+            last = int(numpy.searchsorted(seen, before + STEP, side="right"))
         last = min(max(last, first + least), rows.stop)
         found.append(Task((*head, first, last), float(seen[last - 1]) - before))
         first = last
@@ -178,26 +181,23 @@ def _threads(process: int, count: int) -> ThreadPoolExecutor:
 # ------------------------------------------------------------------------------------- CUDA streams
 
 
-def side_stream(
-    tensor: Tensor, *, urgent: bool = False, copies: bool = False
-) -> AbstractContextManager[object]:
+def side_stream(tensor: Tensor, *, copies: bool = False) -> AbstractContextManager[object]:
     """Return a context that queues work on a second CUDA stream of the tensor's device; elsewhere
     one without effect.
 
     The second stream waits for what is queued on the current one by now, not for what is queued
-    later. `urgent` gives it a higher priority; `copies` to the host have a stream to themselves, so
-    that no kernel waits for them.
+    later. `copies` to the host have a stream to themselves, so that no kernel waits for them.
     """
     if not tensor.is_cuda or not has_data(tensor):
         return nullcontext()
-    stream = _side_stream(tensor.device, urgent, copies)
+    stream = _side_stream(tensor.device, copies)
     stream.wait_stream(torch.cuda.current_stream(tensor.device))
     return torch.cuda.stream(stream)
 
 
 @cache
-def _side_stream(device: torch.device, urgent: bool, copies: bool) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
+def _side_stream(device: torch.device, copies: bool) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def record_use(*tensors: Tensor) -> None:
@@ -376,19 +376,31 @@ class LaunchCache:
             self._compiled[key] = (compiled, rest)
 
 
-def launch_cache_for(*arguments: Any) -> Callable[..., None]:
-    """Return the cache of launches with such arguments; within `compile_ahead`, what plans to
-    compile the kernels.
+def launch_cache_for(kind: Any, arguments: tuple[Any, ...]) -> Callable[..., None]:
+    """Return the cache of launches of this kind with such arguments; within `compile_ahead`, what
+    plans to compile the kernels.
 
-    Numbers must be equal; tensors must have equal shapes, strides, dtypes and devices, and the same
-    alignment to 16 bytes, for which Triton compiles.
+    The kind tells all that Triton compiles for but the arguments. Of those, numbers must be equal,
+    and tensors must have equal dtypes, shapes, strides and the same alignment to 16 bytes.
     """
     planned = _planned.get()
     if planned is not None:
         return lambda kernel, grid, *given, **settings: planned.append(
             (kernel, grid, given, settings)
         )
-    return _launch_cache(tuple(_kind(argument) for argument in arguments))
+    return _launch_cache((kind, *[layout(argument) for argument in arguments]))
+
+
+def layout(argument: Any) -> Any:
+    """Return what kernels may be compiled for of an argument: of a tensor its dtype, alignment,
+    shape and strides, else the argument itself.
+
+    A launcher computes from shapes which kernels to launch, their numbers, and what is None: with
+    top=0, for one, `statistics` is compiled without maxima.
+    """
+    if not isinstance(argument, Tensor):
+        return argument
+    return argument.dtype, argument.data_ptr() % 16, argument.shape, argument.stride()
 
 
 # The process owns these caches, the 64 used last: compiled kernels belong to no survey. They hold
@@ -396,10 +408,3 @@ def launch_cache_for(*arguments: Any) -> Callable[..., None]:
 @lru_cache(maxsize=64)
 def _launch_cache(kinds: tuple[Any, ...]) -> LaunchCache:
     return LaunchCache()
-
-
-def _kind(argument: Any) -> Any:
-    if not isinstance(argument, Tensor):
-        return argument
-    alignment = argument.data_ptr() % 16
-    return argument.shape, argument.stride(), argument.dtype, argument.device, alignment

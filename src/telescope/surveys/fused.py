@@ -82,6 +82,7 @@ def _compiled(dtype: torch.dtype) -> Any:
     def compile_or_load() -> None:
         results = Results.empty(nothing, nothing, Attention(), None, 0, None, None, Extras())
         _survey_products(kernels, nothing, nothing, Attention(), results)
+        kernels.cpu_layout.fingerprint(nothing.int(), torch.ones(1, dtype=torch.int64))
 
     # Compile, or load what an earlier process compiled.
     with tell_if_slow("the CPU's survey kernels"):
@@ -89,15 +90,25 @@ def _compiled(dtype: torch.dtype) -> Any:
             kernels.drop_stale_code()
             compile_or_load()
         except Exception:  # a cache that cannot be read or written: a full disk, a file cut short
-            cached = kernels.survey_heads._cache
+            caches = [function._cache for function in kernels.ON_DISK]
             try:
-                cached.flush()  # begin a new one
+                for kept in caches:
+                    kept.flush()  # begin a new one
                 compile_or_load()
             except Exception:
                 # No cache can be written: compile for this process alone.
-                cached.disable()
+                for kept in caches:
+                    kept.disable()
                 compile_or_load()
     return kernels
+
+
+def fingerprint(keys: Tensor, factors: Tensor) -> Tensor:
+    """Return Σ features · factors, modulo 2^64, of keys (batch, head, key, feature) of int32, on a
+    machine on which this engine has run.
+    """
+    found: Tensor = _kernels().cpu_layout.fingerprint(keys, factors)
+    return found
 
 
 def summarize(
@@ -141,8 +152,8 @@ def _in_kernel(attention: Attention) -> bool:
 class Source(NamedTuple):
     """Where the kernel gets its scores: numpy arrays, of which those not needed have no elements.
 
-    queries, keys    (b, h, row, feature) and, packed, (b, key head, tile, feature, key): their
-                     products times `scale` are the scores;
+    queries, keys    the memory of (b, h, row, feature), which has `query_strides`, and, packed,
+                     (b, key head, tile, feature, key): their products times `scale` are the scores;
     scores           or the scores themselves (b, h, row, key), times `scale`
     origin           (4,): which b, h, row and key the first of `scores` is
     softcap          0 for none; with one, scores before it are in natural units
@@ -154,6 +165,7 @@ class Source(NamedTuple):
     """
 
     queries: Any
+    query_strides: Any
     keys: Any
     scores: Any
     origin: Any
@@ -179,7 +191,8 @@ class Source(NamedTuple):
         number = numpy.float64 if like.dtype == torch.float64 else numpy.float32
         no_span = torch.empty(batch, heads, 0, dtype=torch.int32).numpy()
         return cls(
-            queries=none(batch, heads, rows, 0),
+            queries=none(0),
+            query_strides=numpy.zeros(3, int),
             keys=none(batch, heads, 0, 0, 0),
             scores=none(batch, heads, rows, 0),
             origin=numpy.zeros(4, int),
@@ -371,9 +384,13 @@ def _survey_products(
 
     # Queries, keys and biases as the kernel takes them.
     queries, keys = as_dot(attention, queries, keys, dtype)
+    memory, strides = kernels.cpu_layout.memory_of(queries.detach().to(dtype))
     source = empty._replace(
-        queries=queries.detach().to(dtype).contiguous().numpy(),
-        keys=_pack(kernels, keys.detach().to(dtype)).numpy(),
+        queries=memory,
+        query_strides=strides,
+        keys=kernels.cpu_layout.pack(
+            keys.detach().to(dtype), kernels.TILE_VECTORS * kernels.VECTOR
+        ).numpy(),
         scale=number(scale if softcap else scale * LOG2_E),
         softcap=number(softcap),
         shift=keys.shape[-2] - rows,
@@ -398,14 +415,6 @@ def _survey_products(
         for h in range(heads)
     ]
     results.run(kernels, source, units)
-
-
-def _pack(kernels: Any, keys: Tensor) -> Tensor:
-    """Return keys (batch, key_heads, tile, feature, key), padded with zeros to whole tiles."""
-    # The keys of a tile are neighbours for each feature: one load reads a vector of them.
-    wide = kernels.TILE_VECTORS * kernels.VECTOR // keys.element_size()
-    padded = pad(keys, (0, 0, 0, -keys.shape[-2] % wide))
-    return padded.view(*padded.shape[:2], -1, wide, padded.shape[-1]).transpose(-1, -2).contiguous()
 
 
 def _survey_blocks(

@@ -1,8 +1,7 @@
 """Launch the survey's Triton kernels: directly or, under torch.compile and FakeTensor, as torch
 operators.
 
-Every launcher `survey_...` takes a `Band` of rows and the tensors that it writes to. `run` calls a
-launcher.
+Every launcher `survey_...` takes a `Band` of rows and the tensors to write to; `run` calls one.
 """
 
 from collections.abc import Callable
@@ -28,18 +27,18 @@ from .matrix import (
     strides,
 )
 
-# Tiles of keys from which on whole tiles get kernels of their own, 5 % faster without checks of
-# bounds.
+# Tiles of keys from which on whole tiles get kernels without checks of bounds, 5 % faster.
 MANY_TILES = 32
 SPLIT = torch.bfloat16  # dtype of the two parts of a query's weight: float16 would lose small ones
-# Tiles of rows, one of which has the largest weight of a key; which, is found out afterwards.
-GROUP = 32
+GROUP = 32  # tiles of rows: which of them has the largest weight of a key is found out afterwards
 ALL_TILES = 2**30
 MOST_SETS = 16  # weights of a query that are multiplied with a tile at a time
 NO_WEIGHT = -1e30  # log2 of no weight, as in the kernels
+PLACED_BLOCKS = 256  # whose rows get their places at a time
 MOST_COMMON = 16  # blocks per tile of rows that may raise its thresholds
 PROGRAMS = 256  # of a kernel, to occupy a GPU: few rows share their keys among so many
 LEAST_KEYS = 1024  # for each of these
+FILLING = 1024  # programs of the map's kernel, which are smaller
 PROGRAMS_PER_BLOCK = 4  # programs that share the rows to be multiplied with one block of keys
 # Settings of kernels without products; fusion is triton's default, which later versions require.
 SMALL: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
@@ -77,7 +76,7 @@ def _launcher(*mutated: str) -> Callable[[Callable[..., None]], Callable[..., No
 
         @wraps(function)
         def launcher(band: Band, *arguments: Any) -> None:
-            function(launch_cache_for(*band, *arguments), band, *arguments)
+            function(launch_cache_for(band.kind, arguments), band, *arguments)
 
         def operator(*arguments: Any) -> None:
             launcher(Band(*arguments[:count]), *arguments[count:])
@@ -114,12 +113,14 @@ def survey_lse(launch: Any, band: Band, sinks: Tensor | None, lse: Tensor) -> No
     part_keys = keys if parts < 2 else -(-keys // (parts * BN)) * BN
     parts = -(-keys // part_keys)
     written = band.rows_of(lse) if parts == 1 else lse.new_empty(parts, *band.queries.shape[:3])
+    settings = _tile_settings(band) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8}
+    settings["EVEN"] = settings["EVEN"] and band.queries.shape[-2] % (2 * BM) == 0
     launch(
         sums.log_sum_exp, (*grid, parts),
         *band.kernel_arguments(), lse if sinks is None else sinks, written, *band.sizes,
-        band.tiles.shape[-1], lse.shape[-1] if parts == 1 else written.shape[-1],
+        band.row_tiles, lse.shape[-1] if parts == 1 else written.shape[-1],
         int(sinks is not None), part_keys,
-        TILES=2, **_tile_settings(band) | {"BM": 2 * BM, "BN": BN // 2, "num_warps": 8},
+        TILES=2, **settings,
     )  # fmt: skip
     if parts > 1:
         lse[:, :, band.first : band.first + written.shape[-1]] = written.logsumexp(0)
@@ -128,52 +129,51 @@ def survey_lse(launch: Any, band: Band, sinks: Tensor | None, lse: Tensor) -> No
 @_launcher("numbers")
 def survey_check(
     launch: Any, band: Band, sinks: Tensor | None, lse: Tensor, batch_step: int, head_step: int,
-    row_step: int, numbers: Tensor,
+    row_step: int, parts: int, numbers: Tensor,
 ) -> None:  # fmt: skip
-    """Write `reference.row_numbers` into numbers (4, batch, heads, row), of at most 16 rows; the
-    band has all rows.
+    """Write `reference.row_numbers` into numbers (4, batch, heads, row), zeros at first, of at most
+    16 rows; the band has all rows. `parts` programs share the keys of a head.
     """
     from .kernels import sums
 
     q, k, rule, _ = band.kernel_arguments()
     _, batch, heads, rows = numbers.shape
+    part_keys = -(-band.keys.shape[-2] // (parts * BN)) * BN
     launch(
-        sums.check_rows, (heads, batch),
+        sums.check_rows, (heads, batch, parts),
         q, k, lse, rule, lse if sinks is None else sinks, numbers, *band.sizes, lse.shape[-1],
-        int(sinks is not None), batch_step, head_step, row_step, rows,
+        int(sinks is not None), batch_step, head_step, row_step, rows, part_keys,
         **_checked_settings(band) | {"BM": 16},
     )  # fmt: skip
 
 
 @_launcher(
-    "received", "entropy", "weights", "found", "overfull", "pooled", "carried", "largest",
-    "largest_row",
+    "received", "entropy", "weights", "found", "pooled", "carried", "largest", "largest_row",
 )  # fmt: skip
 def survey_rows(
     launch: Any, band: Band, lse: Tensor, received: Tensor, entropy: Tensor, weights: Tensor,
-    found: Tensor, overfull: Tensor, pooled: Tensor, cell_rows: int, cell_keys: int,
+    found: Tensor, pooled: Tensor | None, cell_rows: int, cell_keys: int,
     norms: Tensor | None, carried: Tensor | None, largest: Tensor | None,
     largest_row: Tensor | None,
 ) -> None:  # fmt: skip
     """Compute what a survey has of the band: add to received and pooled, and write the band's rows
     of the others.
 
-    received (batch, heads, key)                       pooled (batch, heads, rows, columns), or
-                                                       without elements
-    entropy, overfull (batch, heads, query)            weights, found (batch, heads, query, top)
+    received (batch, heads, key)                       pooled (batch, heads, rows, columns), or None
+    entropy (batch, heads, query)                      weights, found (batch, heads, query, top)
 
-    A cell of the map has `cell_rows` x `cell_keys` weights. A row is overfull where more keys might
-    be among its top than `search_capacity` has room for: it was searched from its first key to its
-    last. norms (batch, heads, key) are summed into carried (batch, heads, query), and largest and
-    largest_row (batch, heads, key) are raised, unless None.
+    A cell of the map has `cell_rows` x `cell_keys` weights, whose sum is averaged over the rows;
+    `fits_tiles` holds for them. norms (batch, heads, key) are summed into carried (batch, heads,
+    query), and largest and largest_row (batch, heads, key) are raised, unless None.
     """
     from .kernels import sums
 
     top = weights.shape[-1]
     keys = band.keys.shape[-2]
-    row_tiles = band.tiles.shape[-1]
+    row_tiles = band.row_tiles
     arguments = q, k, rule, spans = band.kernel_arguments()
     sizes = search_sizes(keys, top)
+    map_sizes = (0, 0) if pooled is None else (pooled.shape[-1], pooled[0, 0].numel())
     maxima = None
     if top:
         per_row = max(sizes.key_blocks, 4 * sizes.key_capacity)
@@ -181,19 +181,19 @@ def survey_rows(
     launch(
         sums.statistics, (-(-keys // BN), band.matrices),
         q, k, band.rows_of(lse), rule, spans, received, band.rows_of(entropy), maxima,
-        pooled if pooled.numel() else None, norms,
+        pooled, norms,
         None if carried is None else band.rows_of(carried), largest, largest_row,
-        *band.sizes, row_tiles, lse.shape[-1], cell_rows, cell_keys, pooled.shape[-1],
-        pooled.shape[-2] * pooled.shape[-1], band.first,
-        BLOCK=sizes.block, GROUP=ALL_TILES if largest is None else GROUP, **_tile_settings(band),
+        *band.sizes, row_tiles, lse.shape[-1], cell_rows, cell_keys, *map_sizes, band.first,
+        BLOCK=sizes.block, GROUP=ALL_TILES if largest is None else GROUP, CELL=min(cell_keys, BN),
+        **_tile_settings(band),
     )  # fmt: skip
     if maxima is not None:
-        _search_top(launch, band, arguments, sizes, lse, maxima, weights, found, overfull)
+        _search_top(launch, band, arguments, sizes, lse, maxima, weights, found)
 
 
 def _search_top(
     launch: Any, band: Band, arguments: tuple[Any, Any, Any, Any], sizes: SearchSizes, lse: Tensor,
-    maxima: Tensor, weights: Tensor, found: Tensor, overfull: Tensor,
+    maxima: Tensor, weights: Tensor, found: Tensor,
 ) -> None:  # fmt: skip
     """Write the top of the band's rows: search the blocks whose maxima reach a row's threshold."""
     from .kernels import top as kernels
@@ -201,9 +201,8 @@ def _search_top(
     top = weights.shape[-1]
     matrices = band.matrices
     band_sizes = rows, _, heads, *_ = band.sizes
-    row_tiles = band.tiles.shape[-1]
+    row_tiles = band.row_tiles
     padded_rows = row_tiles * BM
-    lse_stride = lse.shape[-1]
     grid = (row_tiles, matrices)
     q, k, rule, spans = arguments
     band_lse = band.rows_of(lse)
@@ -218,8 +217,8 @@ def _search_top(
     common = lse.new_empty(*grid, MOST_COMMON + 1, dtype=torch.int32)
     row_blocks = scratch(block_capacity, torch.int64)
     block_rows = scratch(block_capacity)
-    zeros = lse.new_zeros(matrices * (key_blocks + padded_rows), dtype=torch.int32)
-    row_count, key_count = torch.split(zeros, [matrices * key_blocks, matrices * padded_rows])
+    counts = [matrices * key_blocks, matrices * padded_rows]
+    row_count, key_count = lse.new_zeros(sum(counts), dtype=torch.int32).split_with_sizes(counts)
     classes = max(32, 2 * padded(top))
     launch(
         kernels.find_blocks, grid,
@@ -230,7 +229,11 @@ def _search_top(
     )  # fmt: skip
 
     # Sort the (row, block) pairs by block, and raise thresholds where rows share blocks.
-    first_row = row_count.cumsum(0, dtype=torch.int32) - row_count
+    first_row = row_count.new_empty(row_count.shape)
+    launch(
+        kernels.place_rows, (matrices,), row_count, first_row, padded_rows, key_blocks,
+        BLOCK_CAPACITY=block_capacity, BLOCKS=PLACED_BLOCKS, **SMALL,
+    )  # fmt: skip
     launch(
         kernels.group_rows, (padded_rows // 16, matrices),
         block_count, row_blocks, first_row, block_rows, padded_rows, key_blocks,
@@ -239,7 +242,7 @@ def _search_top(
     settings = _checked_settings(band) | {"BN": block}
     launch(
         kernels.raise_thresholds, grid,
-        q, k, band_lse, rule, threshold, common, *band_sizes, row_tiles, lse_stride, top,
+        q, k, band_lse, rule, threshold, common, *band_sizes, row_tiles, lse.shape[-1], top,
         MOST_COMMON=MOST_COMMON, **settings,
     )  # fmt: skip
 
@@ -248,22 +251,22 @@ def _search_top(
     launch(
         kernels.collect_keys, (key_blocks, PROGRAMS_PER_BLOCK, matrices),
         q, k, band_lse, rule, threshold, first_row, row_count, block_rows, key_count, candidates,
-        *band_sizes, padded_rows, lse_stride, KEY_CAPACITY=key_capacity, **settings,
+        *band_sizes, padded_rows, lse.shape[-1], KEY_CAPACITY=key_capacity, **settings,
     )  # fmt: skip
 
-    # Sort them; rows for which there was too little room are searched from end to end.
+    # Sort them. A row is overfull where more blocks or keys reach its threshold than there is room
+    # for: it is searched from its first key to its last.
     results = band.rows_of(weights), band.rows_of(found)
-    overfull = band.rows_of(overfull)
+    overfull = lse.new_empty(lse.shape, dtype=torch.bool)
     launch(
         kernels.rank_keys, (-(-rows // 4), matrices),
         block_count, key_count, candidates, *results, overfull, rows, padded_rows,
-        lse_stride, top,
-        BM=4, BLOCK_CAPACITY=block_capacity, KEY_CAPACITY=key_capacity, FEW=2 * padded(top),
-        TOP_PADDED=padded(top), **SMALL | {"num_warps": 1},
+        lse.shape[-1], top, BM=4, BLOCK_CAPACITY=block_capacity, KEY_CAPACITY=key_capacity,
+        FEW=2 * padded(top), TOP_PADDED=padded(top), **SMALL | {"num_warps": 1},
     )  # fmt: skip
     launch(
         kernels.search_all_keys, (-(-rows // 16), matrices),
-        q, k, band_lse, rule, spans, overfull, *results, *band_sizes, lse_stride, top,
+        q, k, band_lse, rule, spans, overfull, *results, *band_sizes, lse.shape[-1], top,
         PROGRAMS=BM // 16, TOP_PADDED=padded(top), **settings | {"BM": 16, "BN": BN},
     )  # fmt: skip
 
@@ -310,7 +313,7 @@ def survey_weighted(
     grid = (-(-band.keys.shape[-2] // BN), band.matrices)
     own = query_weights[..., band.first : band.first + rows]
     settings = _tile_settings(band)
-    sizes = *band.sizes, band.tiles.shape[-1], lse.shape[-1]
+    sizes = *band.sizes, band.row_tiles, lse.shape[-1]
     if weighted.shape[2] == 1:
         own = own[:, :, 0].contiguous()
         launch(
@@ -348,24 +351,31 @@ def _factors(query_weights: Tensor, dtype: torch.dtype) -> Tensor:
 
 @_launcher("pooled")
 def survey_map(
-    launch: Any, band: Band, lse: Tensor, row_runs: Tensor, key_runs: Tensor, run_of_key: Tensor,
-    pooled: Tensor, how: str, by_row: bool,
+    launch: Any, band: Band, lse: Tensor, row_cell: Tensor | None, runs: Tensor | None,
+    run_of_key: Tensor | None, pooled: Tensor, how: str, run_keys: int, runs_per_cell: int,
 ) -> None:  # fmt: skip
     """Add the band's rows to the map pooled (batch, heads, rows, columns); how is "share" or "max".
 
-    row_runs (3, run) and key_runs (3, run) are the runs of neighbours in one cell: first, stop and
-    cell. A run of rows has at most BM, one of keys at most BN. run_of_key (key,) is the number of
-    each key's run. With by_row, every row of a run has a row of the map of its own, from that of
-    the run on.
+    Keys are multiplied in runs of at most `run_keys` neighbours in one cell. Without row_cell, runs
+    and run_of_key, cells are those of `requests.grid`, of at most runs_per_cell runs, and shares
+    are averaged over their rows. Else row_cell (row,) is the row of the map that each row of the
+    band falls into, runs (3, run) are first, stop and cell of each, and run_of_key (key,) is the
+    number of each key's run.
     """
     from .kernels import pools
 
     q, k, rule, _ = band.kernel_arguments()
+    row_tiles = band.row_tiles
+    columns = pooled.shape[-1]
+    # Where rows are few, several programs share their keys.
+    parts = FILLING // (row_tiles * band.matrices)
+    parts = max(1, min(parts, columns * runs_per_cell if runs is None else runs.shape[-1]))
     launch(
-        pools.pool, (row_runs.shape[-1], band.matrices),
-        q, k, band.rows_of(lse), rule, tuple(row_runs), tuple(key_runs), run_of_key, pooled,
-        *band.sizes, lse.shape[-1], pooled.shape[-1], pooled[0, 0].numel(),
-        SHARE=how == "share", BY_ROW=by_row, **_checked_settings(band),
+        pools.pool, (row_tiles, parts, band.matrices),
+        q, k, band.rows_of(lse), rule, row_cell, *((None,) * 3 if runs is None else runs),
+        run_of_key, pooled, *band.sizes, lse.shape[-1], band.first, pooled.shape[-2], columns,
+        runs_per_cell,
+        SHARE=how == "share", **_checked_settings(band) | {"BN": run_keys},
     )  # fmt: skip
 
 

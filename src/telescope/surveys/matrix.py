@@ -2,7 +2,7 @@
 spans of keys that each row and each tile of rows may see.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ..attention import Alibi, Attention, Bias, Mask, Pairs, Relative, has_data, tensors
 from .blocks import as_dot
-from .device import StreamEvent, record_event
+from .device import StreamEvent, layout, record_event
 
 # Rows and keys of a tile.
 BM = 64
@@ -45,8 +45,8 @@ class Band(NamedTuple):
     """(batch or 1, row), int32: the first key that each row may see."""
     stop: Tensor
     """(batch or 1, row), int32: one past the last key that each row may see."""
-    tiles: Tensor
-    """(4, batch or 1, tile), int32: `tile_spans` of these rows."""
+    tiles: Sequence[Tensor]
+    """Four of (batch or 1, tile), int32: `tile_spans` of these rows."""
     slopes: Tensor | None
     """(heads,), float32: the slopes of ALiBi · log2(e)."""
     relative: Tensor | None
@@ -76,6 +76,28 @@ class Band(NamedTuple):
         return rows, keys, heads, heads // key_heads, width
 
     @property
+    def row_tiles(self) -> int:
+        """How many tiles of BM rows the band has."""
+        return self.tiles[0].shape[-1]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What the kernels are compiled for: dtypes, strides, alignments, and what is None."""
+        # Spans are int32 and come from `aligned_rows`: those of all tiles are alike, so that one
+        # stands for them.
+        like = (self.queries, self.keys, self.start, self.tiles[0], self.bias, self.mask)
+        relative = None if self.relative is None else self.relative.shape
+        return (
+            self.queries.device,
+            *[layout(part) for part in like],
+            self.slopes is None,
+            relative,
+            self.softcap is None,
+            self.shift,
+            self.first,
+        )
+
+    @property
     def matrices(self) -> int:
         """Batch size · heads: how many matrices the kernels run over."""
         return self.queries.shape[0] * self.queries.shape[1]
@@ -87,7 +109,7 @@ class Band(NamedTuple):
         structures: Any = kernels  # triton's types, which mypy does not know
         relative = self.relative
         start = self.start
-        tiles = self.tiles
+        first, *other_tiles = self.tiles
         # Only these two biases read the shift: any other number would compile the kernels anew.
         distances = None if relative is None else relative.shape[-1]
         is_relative = self.slopes is not None or relative is not None
@@ -101,7 +123,7 @@ class Band(NamedTuple):
             structures.HeadTensor(self.queries, *strides(self.queries)),
             structures.HeadTensor(self.keys, *strides(self.keys)),
             rule,
-            structures.TileSpans(*tiles, tiles.stride(1) if tiles.shape[1] > 1 else 0),
+            structures.TileSpans(first, *other_tiles, first.stride(0) if len(first) > 1 else 0),
         )
 
     def rows_of(self, tensor: Tensor) -> Tensor:
@@ -109,8 +131,8 @@ class Band(NamedTuple):
         return tensor[:, :, self.first :] if self.first else tensor
 
 
-def tile_spans(start: Tensor, stop: Tensor, keys: int, *, has_mask: bool) -> Tensor:
-    """Return the spans of keys of each tile of BM rows, (4, batch or 1, tile): first, stop, inner
+def tile_spans(start: Tensor, stop: Tensor, keys: int, *, has_mask: bool) -> tuple[Tensor, ...]:
+    """Return the spans of keys of each tile of BM rows, (batch or 1, tile): first, stop, inner
     first, inner stop.
 
     From first to stop some row of the tile sees a key, from inner first to inner stop all rows see
@@ -131,7 +153,7 @@ def tile_spans(start: Tensor, stop: Tensor, keys: int, *, has_mask: bool) -> Ten
     else:
         inner_first = by_tile(start, 0).amax(-1)
         inner_last = by_tile(stop, keys).amin(-1)
-    return aligned_rows(torch.stack([first, last, inner_first, inner_last]))
+    return aligned_rows(torch.stack([first, last, inner_first, inner_last])).unbind()
 
 
 def aligned_rows(tensor: Tensor) -> Tensor:
@@ -150,7 +172,7 @@ def strides(tensor: Tensor | None) -> tuple[int, ...]:
     if tensor is None:
         return (0, 0, 0)
     axes = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
-    return tuple(0 if size == 1 else step for size, step in axes)
+    return tuple([0 if size == 1 else step for size, step in axes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,18 +193,20 @@ class Matrix:
     mask: Mask | None
     start: Int[Tensor, "#batch query"]
     stop: Int[Tensor, "#batch query"]
-    tiles: Int[Tensor, "4 #batch tile"]
+    tiles: tuple[Int[Tensor, "#batch tile"], ...]
     memory: int
     """Bytes that a band may take."""
 
     @classmethod
     def of(cls, queries: Tensor, keys: Tensor, attention: Attention, memory: int) -> "Matrix":
         """Return the matrix of an attention that `triton.cannot` has nothing against."""
-        scale = attention.scale_for(keys.shape[-1])
+        # Floats, so that kernels are not compiled anew for whole numbers.
+        scale = float(attention.scale_for(keys.shape[-1]))
+        softcap = None if attention.softcap is None else float(attention.softcap)
         bias = attention.bias
         # In float32: the queries, once multiplied, should not be rounded to half precision.
         queries, keys = as_dot(attention, queries, keys, torch.float32)
-        spans = _cached_spans(attention.mask, queries, keys)
+        spans = _cached_spans(attention, queries, keys)
 
         # ALiBi and relative biases are given by their numbers.
         # Kernels compute in powers of two, so that these are multiplied by log2(e).
@@ -195,7 +219,7 @@ class Matrix:
             queries if queries.stride(-1) == 1 else queries.contiguous(),
             keys if keys.stride(-1) == 1 else keys.contiguous(),
             scale,
-            attention.softcap,
+            softcap,
             slopes=slopes,
             relative=relative,
             bias=bias if slopes is None and relative is None else None,
@@ -241,18 +265,19 @@ class Matrix:
                 first=first,
             )
 
-    def _part(self, batch: slice, rows: range) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _part(
+        self, batch: slice, rows: range
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Sequence[Tensor]]:
         """Return queries, keys, start, stop and tiles of these sequences and rows."""
         if batch == slice(None) and len(rows) == self.queries.shape[-2]:
             return self.queries, self.keys, self.start, self.stop, self.tiles
         # Spans that all sequences share have a batch axis of size one, and keep it.
         part = slice(rows.start, rows.stop)
         of_tiles = slice(rows.start // BM, -(-rows.stop // BM))
-        start, stop = (
-            spans[batch if len(spans) > 1 else slice(None), part]
-            for spans in (self.start, self.stop)
-        )
-        tiles = self.tiles[:, batch if self.tiles.shape[1] > 1 else slice(None), of_tiles]
+        own = batch if len(self.start) > 1 else slice(None)
+        start = self.start[own, part]
+        stop = self.stop[own, part]
+        tiles = [spans[own, of_tiles] for spans in self.tiles]
         return self.queries[batch, :, part], self.keys[batch], start, stop, tiles
 
     def _row_bytes(self, batch: range, top: int) -> int:
@@ -291,7 +316,7 @@ class BandSpans(NamedTuple):
     """(batch or 1, row): the first key that each row sees."""
     stop: Tensor
     """(batch or 1, row): one past the last."""
-    tiles: Tensor
+    tiles: tuple[Tensor, ...]
     """`tile_spans` of them."""
     whole: bool
     """Whether a row sees all keys between."""
@@ -312,11 +337,12 @@ def _spans(
     return BandSpans(start, stop, tiles, spans.whole)
 
 
-def _cached_spans(mask: Mask, queries: Tensor, keys: Tensor) -> BandSpans:
+def _cached_spans(attention: Attention, queries: Tensor, keys: Tensor) -> BandSpans:
     """Return `_spans`, made once for all layers of a model; the current stream waits for the one
     that made them.
     """
-    held = tuple(tensors(mask))
+    mask = attention.mask
+    held = () if attention.has_no_tensors else tuple(tensors(mask))
     sizes = (*queries.shape[:3], keys.shape[-2], queries.device)
     # Tensors of a trace must not be kept, and those of inference mode do not count versions.
     is_fake = not has_data(queries) or type(queries) is not Tensor
@@ -325,7 +351,7 @@ def _cached_spans(mask: Mask, queries: Tensor, keys: Tensor) -> BandSpans:
     known = SameMask(mask, tuple(one._version for one in held)) if held else mask
     spans, made = _spans_and_event(known, *sizes)
     if made is not None:
-        made.wait(spans.start, spans.stop, spans.tiles)
+        made.wait(spans.start, spans.stop, *spans.tiles)
     return spans
 
 

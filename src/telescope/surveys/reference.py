@@ -6,7 +6,7 @@ grows with the number of keys.
 """
 
 from collections.abc import Callable
-from math import inf, log
+from math import log
 
 import torch
 from jaxtyping import Float, Int
@@ -220,8 +220,8 @@ def check_sums(
     # A weight is exp(score - lse): its error grows with the rounding of large scores.
     checked = [
         (total, base_2, 1e-3 + (8.0 + most) * rounding)
-        for total, base_2, most, top in numbers
-        if top > -inf
+        for total, base_2, most, seen in numbers
+        if seen
     ]
     wrong = [total for total, _, slack in checked if not abs(total - 1.0) <= slack]
     if wrong:
@@ -247,7 +247,7 @@ def row_numbers(
     """Return four numbers of each of these rows, with the sink as one more score.
 
     They are the sum of the weights with this lse, their sum if it is to base two, the largest
-    absolute score and the largest score.
+    absolute score, and 1 if there is a score, else 0.
     """
     where = torch.arange(rows.start, rows.stop, rows.step, device=lse.device)
     scores = masked_rows(queries, keys, attention, where, range(keys.shape[-2]), batch, heads)
@@ -257,7 +257,8 @@ def row_numbers(
     sums, sums_base_2 = (torch.exp(scores - unit * logs).sum(-1) for unit in (1.0, log(2.0)))
     # How large scores are tells how much rounding is to be expected.
     largest = scores.masked_fill(scores == -torch.inf, 0.0).abs().amax(-1)
-    return torch.stack([sums, sums_base_2, largest, scores.amax(-1)])
+    has_scores = (scores.amax(-1) > -torch.inf).to(sums.dtype)  # not where one of them is NaN
+    return torch.stack([sums, sums_base_2, largest, has_scores])
 
 
 def _with_sink(

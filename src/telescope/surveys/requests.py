@@ -37,9 +37,7 @@ class Cells:
                needed
     how        "share" sums over the keys of a cell and averages over its queries; "max" is the
                largest weight in it
-    row_size   queries per row of the map, where all rows have equally many; else 1
-    key_size   keys per column of the map, likewise
-    by_query   whether every query has a row of its own, in order
+    of         (queries, keys) of the matrix, where the cells are those of `grid`; else None
 
     Example:
         >>> import torch
@@ -53,13 +51,21 @@ class Cells:
     rows: int
     columns: int
     how: str
-    row_size: int = 1
-    key_size: int = 1
-    by_query: bool = False
+    of: tuple[int, int] | None = None
 
     @cached_property
     def _numbers(self) -> tuple[Int[Tensor, "#batch query"], Int[Tensor, "#batch key"]]:
         return self.numbers()
+
+    @property
+    def row_size(self) -> int:
+        """Queries per row of the map, where all rows have equally many; else 1."""
+        return 1 if self.of is None or self.of[0] % self.rows else self.of[0] // self.rows
+
+    @property
+    def key_size(self) -> int:
+        """Keys per column of the map, where all columns have equally many; else 1."""
+        return 1 if self.of is None or self.of[1] % self.columns else self.of[1] // self.columns
 
     @property
     def row_of_query(self) -> Int[Tensor, "#batch query"]:
@@ -95,12 +101,7 @@ def grid(rows: int, columns: int, how: str, *, of: tuple[int, int], device: torc
         row, column = (torch.arange(size, device=device) for size in of)
         return (row * rows // of[0])[None], (column * columns // of[1])[None]
 
-    # Kernels sum whole tiles where all cells have the same size.
-    row_size, key_size = (
-        size // count if size % count == 0 else 1
-        for count, size in zip((rows, columns), of, strict=True)
-    )
-    return Cells(numbers, rows, columns, how, row_size, key_size)
+    return Cells(numbers, rows, columns, how, of)
 
 
 def borders(rows: int, columns: int, *, of: tuple[int, int]) -> tuple[list[int], list[int]]:
@@ -159,8 +160,7 @@ def segments(ids: Any, how: str, *, of: tuple[int, int], batch: int, device: tor
     rows, columns = (
         int(part.max()) + 1 if part.numel() else 0 for part in (row_of_query, column_of_key)
     )
-    by_query = rows == of[0] and bool((row_of_query == torch.arange(rows, device=device)).all())
-    return Cells(lambda: (row_of_query, column_of_key), rows, columns, how, by_query=by_query)
+    return Cells(lambda: (row_of_query, column_of_key), rows, columns, how)
 
 
 def _check_how(how: str) -> None:

@@ -3,7 +3,6 @@ can be computed.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
@@ -15,7 +14,6 @@ from ..attention import Attention, Mask, everyone, key_heads_of, restrict_to_hea
 from ..engines import attend, check, check_without_values, torch_modes
 from ..files import frame
 from ..words import check_index, whole_number
-from .device import side_stream
 from .dispatch import ENGINES, pool, summarize, weigh
 from .reference import check_lse, check_sums, masked_rows
 from .requests import (
@@ -348,11 +346,8 @@ def survey(
     queries, keys = (tensor.detach() for tensor in torch_modes.cast_for_autocast(queries, keys))
     values = None if values is None else torch_modes.cast_for_autocast(values)[0].detach()
     with torch_modes.without_autocast(queries.device):
-        # The side stream waits for what is queued by now, not for the survey's kernels.
-        stream: AbstractContextManager[object] = nullcontext()
         if lse is not None:
             check_lse(queries, lse)
-            stream = side_stream(lse, urgent=True)  # the check runs while the kernels do
             lse = lse.detach()
         seen = survey_unchecked(
             queries, keys, attention, top=top, lse=lse, map=map, engine=engine, extras=extras
@@ -363,10 +358,10 @@ def survey(
             seen = replace(seen, summary=replace(seen.summary, shares=shares))
         if within is not None:
             seen = _with_share(seen, within, values)
+        # Last: this waits for the GPU, which has begun to compute by now.
         if lse is not None:
             faster = getattr(ENGINES[seen.engine], "row_numbers", None)
-            with stream:
-                check_sums(queries, keys, attention, lse, faster)
+            check_sums(queries, keys, attention, lse, faster)
     # Done where no context is asked for, or `_with_share` has computed it.
     if values is None or seen.context is not None:
         return seen

@@ -30,7 +30,7 @@ from .launch import (
     survey_rows,
     survey_weighted,
 )
-from .matrix import BM, BN, LOG2_E, Band, Matrix, aligned_rows
+from .matrix import BN, LOG2_E, Band, Matrix, aligned_rows, next_power
 from .requests import Cells, Extras, QueryWeights
 from .summary import Keys, Map, PerQuery, PerSet, Queries, Summary
 
@@ -40,6 +40,9 @@ MEMORY = 2**29
 LEAST = 2**22  # bytes below which a band would hardly have a tile of rows
 MOST = 64  # the longest top a row is searched for
 MOST_FEATURES = 256  # of a head: a tile of more does not fit into shared memory
+LEAST_RUN = 32  # keys of the narrowest tile that a map is pooled by
+CHECKED_TILES = 4  # of keys that one program of the check reads, up to CHECKED_PARTS programs
+CHECKED_PARTS = 64
 INSTALLED = find_spec("triton") is not None  # looked up once, not for every survey
 
 Result = TypeVar("Result")
@@ -83,12 +86,10 @@ def summarize(
         summary = _survey(partial(matrix.bands, top=top), known, keys.shape[-2], top, cells, extras)
         if extras.weighted is not None:
             summary = replace(summary, weighted=_weigh(matrix, known, extras.weighted))
-        if cells is None:
-            return summary
         # A map whose cells fit the tiles was summed on the way; any other takes a pass.
-        pooled = summary.map
-        pooled = _pool(matrix, known, cells) if pooled is None else cells.averaged(pooled)
-        return replace(summary, map=pooled)
+        if cells is not None and summary.map is None:
+            summary = replace(summary, map=_pool(matrix, known, cells))
+        return summary
 
     return _with_matrix(within, queries, keys, attention)
 
@@ -97,12 +98,17 @@ def pool(
     queries: Queries, keys: Keys, attention: Attention, lse: PerQuery | None, cells: Cells
 ) -> Map:
     """Return the map of these cells alone."""
-    return _with_matrix(
-        lambda matrix: _pool(matrix, _known_lse(matrix, attention, lse), cells),
-        queries,
-        keys,
-        attention,
-    )
+
+    def within(matrix: Matrix) -> Map:
+        known = _known_lse(matrix, attention, lse)
+        if not _fits_tiles(cells):
+            return _pool(matrix, known, cells)
+        # The kernel of a survey reads larger tiles, and fewer of them, than that of a map.
+        pooled = _survey(matrix.bands, known, keys.shape[-2], 0, cells, Extras()).map
+        assert pooled is not None
+        return pooled
+
+    return _with_matrix(within, queries, keys, attention)
 
 
 def weigh(
@@ -144,9 +150,12 @@ def row_numbers(
     if matrix.has_tables:
         return None
     (band,) = matrix.bands()  # without tables and a search one band has all rows
-    numbers = matrix.start.new_empty(4, len(batch), len(heads), len(rows), dtype=torch.float32)
     lse = lse.float().contiguous()
-    run(survey_check, band, _sinks(attention, lse), lse, batch.step, heads.step, rows.step, numbers)
+    # Several programs share the keys: one alone would take longer than a survey.
+    parts = min(-(-keys.shape[-2] // (CHECKED_TILES * BN)), CHECKED_PARTS)
+    numbers = lse.new_zeros(4, len(batch), len(heads), len(rows))
+    steps = (batch.step, heads.step, rows.step)
+    run(survey_check, band, _sinks(attention, lse), lse, *steps, parts, numbers)
     return numbers
 
 
@@ -175,27 +184,25 @@ def _survey(
     """Return the summary of all bands, with the sums of a map whose cells fit the tiles."""
     # What kernels add to is zero at first: one piece of memory, so that one kernel clears it.
     batch, heads, rows = lse.shape
-    tiled = cells if cells is not None and _fits_tiles(cells) else None
+    tiled = cells if _fits_tiles(cells) else None
     map_size = (0, 0) if tiled is None else (tiled.rows, tiled.columns)
-    shapes = ((columns,), (rows,), map_size)
-    counts = [batch * heads * torch.Size(shape).numel() for shape in shapes]
-    zeros = lse.new_zeros(sum(counts))
-    received, entropy, pooled = (
-        part.view(batch, heads, *shape)
-        for part, shape in zip(torch.split(zeros, counts), shapes, strict=True)
-    )
-    weights = lse.new_empty(*lse.shape, top)
-    found = lse.new_empty(*lse.shape, top, dtype=torch.int32)
-    overfull = lse.new_empty(lse.shape if top else (0,), dtype=torch.bool)
+    matrices = batch * heads
+    counts = [matrices * columns, matrices * rows, matrices * map_size[0] * map_size[1]]
+    zeros = lse.new_zeros(sum(counts)).split_with_sizes(counts)
+    received = zeros[0].view(batch, heads, columns)
+    entropy = zeros[1].view(batch, heads, rows)
+    pooled = None if tiled is None else zeros[2].view(batch, heads, *map_size)
     cell_sizes = (1, 1) if tiled is None else (tiled.row_size, tiled.key_size)
+    weights = lse.new_empty((batch, heads, rows, top))
+    found = lse.new_empty((batch, heads, rows, top), dtype=torch.int32)
     carried = None if extras.carried is None else torch.zeros_like(lse)
     largest = torch.zeros_like(received) if extras.largest else None
     query = torch.full_like(received, -1, dtype=torch.int32) if extras.largest else None
 
     for band in bands():
         run(
-            survey_rows, band, lse, received, entropy, weights, found, overfull, pooled,
-            *cell_sizes, extras.carried, carried, largest, query,
+            survey_rows, band, lse, received, entropy, weights, found, pooled, *cell_sizes,
+            extras.carried, carried, largest, query,
         )  # fmt: skip
     if query is not None:  # so far it is known in which group of rows the largest weight is
         order = by_group(query)
@@ -207,16 +214,21 @@ def _survey(
         entropy=entropy,
         top_weights=weights,
         top_keys=found,
-        map=None if tiled is None else pooled,
+        map=pooled,
         carried=carried,
         largest_weight=largest,
         largest_query=query,
     )
 
 
-def _fits_tiles(cells: Cells) -> bool:
-    """Return whether `survey_rows` can sum the map: every tile lies in one cell."""
-    return cells.how == "share" and cells.row_size % BM == 0 == cells.key_size % BN
+def _fits_tiles(cells: Cells | None) -> bool:
+    """Return whether `survey_rows` sums the map on its way: 16 rows of a tile and a power of two of
+    its keys lie in one cell.
+    """
+    if cells is None or cells.how != "share":
+        return False
+    keys = cells.key_size
+    return cells.row_size % 16 == 0 == keys % 16 and (BN % keys == 0 or keys % BN == 0)
 
 
 def _weigh(matrix: Matrix, lse: Tensor, query_weights: Tensor) -> PerSet:
@@ -248,36 +260,48 @@ def _sinks(attention: Attention, lse: Tensor) -> Tensor | None:
 
 def _pool(matrix: Matrix, lse: Tensor, cells: Cells) -> Map:
     pooled = lse.new_zeros(*lse.shape[:2], cells.rows, cells.columns)
+    even = _even_runs(cells)
+    if even is not None:
+        for band in matrix.bands():
+            run(survey_map, band, lse, None, None, None, pooled, cells.how, *even)
+        return pooled
     # Sequences with cells of their own are pooled one by one.
     numbered = max(len(cells.row_of_query), len(cells.column_of_key))
     for b in range(numbered):
         batch = slice(None) if numbered == 1 else slice(b, b + 1)
-        # Neighbours in one cell are summed together, at most a tile of them.
-        key_runs, run_of_key = _runs(cells.column_of_key[b % len(cells.column_of_key)], BN)
-        row_of_query = cells.row_of_query[b % len(cells.row_of_query)]
+        row_cell = cells.row_of_query[b % len(cells.row_of_query)].int()
+        runs, run_of_key = _runs(cells.column_of_key[b % len(cells.column_of_key)], BN)
         for band in matrix.bands(batch):
-            rows = row_of_query[band.first : band.first + band.queries.shape[-2]]
-            row_runs, _ = _runs(rows, BM, as_one=cells.by_query)
             run(
-                survey_map, band, lse[batch], row_runs, key_runs, run_of_key, pooled[batch],
-                cells.how, cells.by_query,
+                survey_map, band, lse[batch], row_cell[band.first :], runs, run_of_key,
+                pooled[batch], cells.how, BN, 1,
             )  # fmt: skip
     return cells.averaged(pooled) if cells.how == "share" else pooled
 
 
+def _even_runs(cells: Cells) -> tuple[int, int] | None:
+    """Return how many keys of a cell are multiplied at a time, and in how many steps, if the kernel
+    can compute the cell of each row and key by itself; else None.
+    """
+    # The kernel multiplies positions with cells, in 32 bits.
+    if cells.of is None or max(cells.of[0] * cells.rows, cells.of[1] * cells.columns) >= 2**31:
+        return None
+    most = -(-cells.of[1] // cells.columns)
+    # A tile no wider than the cells: the rest of a tile would be computed for nothing.
+    width = min(BN, max(LEAST_RUN, next_power(most)))
+    return width, -(-most // width)
+
+
 def _runs(
-    cell: Int[Tensor, " position"], most: int, *, as_one: bool = False
+    cell: Int[Tensor, " position"], most: int
 ) -> tuple[Int[Tensor, "3 run"], Int[Tensor, " position"]]:
     """Return runs of at most `most` neighbours in one cell, as (first, stop, cell), and the run of
     each position.
-
-    With as_one, neighbours belong to one run whatever their cells; the cell of a run is that of its
-    first.
     """
     positions = torch.arange(len(cell), device=cell.device)
     # A run begins where the cell changes, and after every `most` neighbours.
     changes = torch.ones_like(cell, dtype=torch.bool)
-    changes[1:] = False if as_one else cell[1:] != cell[:-1]
+    changes[1:] = cell[1:] != cell[:-1]
     since_change = positions - torch.where(changes, positions, 0).cummax(0).values
     first = (since_change % most == 0).nonzero().flatten()
     stop = torch.cat([first[1:], first.new_tensor([len(cell)])])
@@ -306,7 +330,7 @@ def _compile_once(
         compiled_for(queries.dtype, queries.shape[-2], *matrix.keys.shape[-2:], top),
         queries.device,
         needs_lse,
-        None if cells is None else (cells.how, _fits_tiles(cells), cells.by_query),
+        None if cells is None else _compiled_for_map(cells),
         (extras.sets, extras.carried is None, extras.largest),
         *(part is None for part in optional),
     )
@@ -314,6 +338,14 @@ def _compile_once(
         band = next(matrix.bands(top=top))
         compile_ahead(queries.device, partial(_rehearse, band, needs_lse, top, cells, extras))
         _compiled.add(kind)
+
+
+def _compiled_for_map(cells: Cells) -> tuple[Any, ...]:
+    """Return what the kernel that sums a map is compiled for."""
+    if _fits_tiles(cells):
+        return ("tiles", min(cells.key_size, BN))
+    even = _even_runs(cells)
+    return (cells.how, None if even is None else even[0])
 
 
 def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras: Extras) -> None:
@@ -325,14 +357,19 @@ def _rehearse(band: Band, needs_lse: bool, top: int, cells: Cells | None, extras
     if needs_lse:
         survey_lse(band, None, lse)
     elif band.bias is None and band.mask is None:
-        survey_check(band, None, lse, 1, 1, 1, lse.new_empty(4, 1, 1, 1))
+        survey_check(band, None, lse, 1, 1, 1, 1, lse.new_empty(4, 1, 1, 1))
     # The same calls as in a survey, so that no kernel is forgotten.
     _survey(lambda: [band], lse, columns, top, cells, extras)
     if extras.weighted is not None:
         weighted = lse.new_empty(*lse.shape[:2], extras.sets, columns)
         survey_weighted(band, lse, extras.weighted.float(), weighted)
     if cells is not None and not _fits_tiles(cells):
-        runs = aligned_rows(band.start.new_empty(3, 1))
-        run_of_key = band.start.new_empty(columns)
         pooled = lse.new_empty(*lse.shape[:2], cells.rows, cells.columns)
-        survey_map(band, lse, runs, runs, run_of_key, pooled, cells.how, cells.by_query)
+        even = _even_runs(cells)
+        if even is not None:
+            survey_map(band, lse, None, None, None, pooled, cells.how, *even)
+        else:
+            row_cell = band.start.new_empty(lse.shape[-1])
+            runs = aligned_rows(band.start.new_empty(3, 1))
+            run_of_key = band.start.new_empty(columns)
+            survey_map(band, lse, row_cell, runs, run_of_key, pooled, cells.how, BN, 1)

@@ -19,6 +19,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from support.strategies import Shape, definitions, seeds, tensors
+from telescope.recording.continuation import fingerprints
 from telescope.surveys import device, dispatch, fused
 from telescope.tasks import doctor
 
@@ -87,6 +88,62 @@ def run_python(script, *arguments, **environment):
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
+
+
+@given(st.data())
+def test_equal_scores_come_in_the_order_of_the_keys(data):
+    """Few scores are compared with one another, many are sorted one by one: both keep the lower key first."""
+    columns = data.draw(st.sampled_from([9, 70, 200]))
+    values = data.draw(st.sampled_from([1, 2, 5, 50]))  # of one value, all scores are equal
+    top = data.draw(st.sampled_from([1, 8, 40]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+    generator = torch.Generator().manual_seed(data.draw(seeds))
+    q = torch.ones(1, 2, 40, 1, dtype=dtype)
+    k = torch.randint(values, (1, 2, columns, 1), generator=generator).to(dtype)
+    attention = ts.Attention(scale=1.0, mask=data.draw(st.sampled_from([ts.everyone, ts.causal])))
+    seen = ts.survey(q, k, attention, top=top, engine="fused")
+    scores = (q @ k.mT).double()
+    if attention.mask is ts.causal:
+        hidden = torch.ones(40, columns).triu(columns - 40 + 1).bool()
+        scores = scores.masked_fill(hidden, -torch.inf)
+    # A stable sort, and no key where nothing is seen.
+    ordered, keys = scores.sort(stable=True, dim=-1, descending=True)
+    keys = keys.masked_fill(ordered == -torch.inf, -1)[..., :top]
+    weights = scores.softmax(-1).nan_to_num().gather(-1, keys.clamp(min=0)).masked_fill(keys < 0, 0.0)
+    width = keys.shape[-1]
+    assert torch.equal(seen.top.keys[..., :width].long(), keys)
+    assert_close(seen.top.weights[..., :width].double(), weights, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_every_layout_of_queries_and_keys(dtype):
+    q, k, _ = (part.to(dtype) for part in tensors(Shape(2, 4, 2, 50, 70, 6), 0, torch.float32))
+    expected = ts.survey(q, k, CAUSAL, engine="fused", top=3)
+    layouts = {
+        "tokens first": lambda part: part.transpose(1, 2).contiguous().transpose(1, 2),
+        "features first": lambda part: part.mT.contiguous().mT,
+        "a part of a larger tensor": lambda part: torch.cat([part, part], -1)[..., 6:],
+    }
+    for name, change in layouts.items():
+        seen = ts.survey(change(q), change(k), CAUSAL, engine="fused", top=3)
+        for number in ("lse", "received", "entropy"):
+            assert torch.equal(getattr(seen, number), getattr(expected, number)), (name, number)
+        assert torch.equal(seen.top.keys, expected.top.keys), name
+
+
+@pytest.mark.parametrize("features", [1, 6, 7, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_fingerprints_of_both_ways(features, dtype):
+    numbers()  # the kernels are compiled
+    keys, _, _ = tensors(Shape(2, 3, 3, 50, 50, features), 0, torch.float32)
+    keys = keys.to(dtype)
+    for one in (
+        keys,
+        keys.transpose(1, 2).contiguous().transpose(1, 2),
+        keys[:, :, :0],
+        keys[:1].expand(2, -1, -1, -1),
+    ):
+        assert torch.equal(fingerprints(one, "fused"), fingerprints(one))
 
 
 # --------------------------------------------------------------------------------------------- threads and processes

@@ -15,13 +15,14 @@ from telescope.surveys.requests import Extras, grid
 
 need_triton()
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="it replaces triton's driver")
-compiler = pytest.importorskip("triton.backends.compiler")
 jit = pytest.importorskip("triton.runtime.jit")
+hopper_driver = pytest.importorskip("support.hopper")
 
 SURVEY = {  # kernels of a survey with a top, without a map
     "log_sum_exp",
     "statistics",
     "find_blocks",
+    "place_rows",
     "group_rows",
     "raise_thresholds",
     "collect_keys",
@@ -32,24 +33,11 @@ HALF = torch.zeros(1024, 1024, dtype=torch.float16)
 LENGTHS = [1, 64, 100, 129, 256, 333, 704, 705, 1024]
 
 
-class Hopper:
-    """A driver of triton without a GPU: kernels can be specialised for their arguments, but not run."""
-
-    def get_current_target(self):
-        return compiler.GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
 @pytest.fixture
 def hopper(monkeypatch):
     from triton.runtime import driver
 
-    monkeypatch.setattr(driver, "_active", Hopper())
+    monkeypatch.setattr(driver, "_active", hopper_driver.Hopper())
 
 
 @pytest.fixture
@@ -125,11 +113,12 @@ def test_extras_of_any_length_share_one_kernel(variants):
     assert sorted(name for name, _ in variants) == ["find_largest_rows", "log_sum_exp", "statistics", "weigh"]
 
 
-def test_maps_of_any_size_share_one_kernel(variants):
+def test_maps_of_any_size_share_three_kernels(variants):
+    """One for each width of a tile: 32, 64 and 128 keys."""
     for n in (100, 333, 704):
-        for cells in ((5, 7), (4, 4), (1, 33)):
+        for cells in ((5, 7), (4, 4), (1, 33), (99, 2)):
             survey(n, ts.Attention(mask=ts.causal), cells=cells)
-    assert sorted(name for name, _ in variants) == sorted({*SURVEY, "pool"})
+    assert sorted(name for name, _ in variants) == sorted([*SURVEY, "pool", "pool", "pool"])
 
 
 def test_whole_tiles_of_a_long_text_have_two_kernels_of_their_own(variants):
@@ -141,6 +130,7 @@ def test_whole_tiles_of_a_long_text_have_two_kernels_of_their_own(variants):
 REHEARSED = {
     "causal": (333, ts.Attention(mask=ts.causal), {}),
     "whole tiles, a map that fits them": (4096, ts.Attention(), {"heads": 1, "cells": (4, 4)}),
+    "a map of small cells": (4096, ts.Attention(mask=ts.causal), {"heads": 1, "cells": (128, 128)}),
     "top 0, a map": (100, ts.Attention(mask=ts.causal), {"top": 0, "cells": (5, 7)}),
     "a long top, a softcap": (700, ts.Attention(softcap=9.0), {"top": 40}),
     "padding, a table": (129, ts.Attention(mask=~ts.window(5) & ts.padding([0, 40])), {"batch": 2}),

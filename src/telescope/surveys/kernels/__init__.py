@@ -31,10 +31,11 @@ EMPTY = tl.constexpr(-(2**63) + 1)  # a slot without a packed key
 # or store faster.
 UNSPECIALIZED = """
 rows keys heads group row_tiles key_blocks padded_rows lse_stride cell_rows cell_keys map_columns
-map_size first_row row_slots key_slots row_batch key_batch span_batch span_set share_set top
-has_sinks batch_step head_step row_step row_count sets weight_batch weight_head factor_batch
-factor_head part_keys SINKS LSE ENTROPY MAP KEY_COUNT ROWS KEYS START STOP SHARES SEEN NORMS CARRIED
-LARGEST LARGEST_ROW WEIGHTED ORDER QUERY_WEIGHTS
+map_size map_rows runs_per_cell first_row row_slots key_slots row_batch key_batch span_batch
+span_set share_set top has_sinks batch_step head_step row_step row_count sets weight_batch
+weight_head factor_batch factor_head part_keys SINKS LSE ENTROPY MAP KEY_COUNT ROWS KEYS START STOP
+SHARES SEEN NORMS CARRIED LARGEST LARGEST_ROW WEIGHTED ORDER QUERY_WEIGHTS ROW_CELL KEY_FIRST
+KEY_STOP KEY_CELL RUN_OF_KEY
 """
 kernel = triton.jit(do_not_specialize=UNSPECIALIZED.split())
 

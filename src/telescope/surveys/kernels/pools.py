@@ -8,80 +8,78 @@ from . import HIDDEN, NOWHERE, helper, hide, kernel, load, load_lse, log2_weight
 
 
 @helper
-def _add_to_cell(cell, partial, valid, SHARE: tl.constexpr, BY_ROW: tl.constexpr):
-    """Reduce what a tile has gathered for one cell of the map, or for one of each row, and add it
-    to the cell.
-    """
-    if BY_ROW and SHARE:
-        tl.atomic_add(cell, tl.sum(partial, 1), mask=valid, sem="relaxed")
-    elif BY_ROW:
-        tl.atomic_max(cell, tl.exp2(tl.max(partial, 1)), mask=valid, sem="relaxed")
-    elif SHARE:
-        tl.atomic_add(cell, tl.sum(tl.sum(partial, 1), 0), sem="relaxed")
-    else:
-        tl.atomic_max(cell, tl.exp2(tl.max(tl.max(partial, 1), 0)), sem="relaxed")
+def _first_of_cell(cell, positions, cells):
+    """Return the first position of a cell, where `positions` fall into so many even cells."""
+    return tl.cdiv(cell * positions, cells)
 
 
 @kernel
 def pool(
-    q, k, LSE, rule, row_runs, key_runs, RUN_OF_KEY, MAP,
-    rows, keys, heads, group, width, lse_stride, map_columns, map_size,
+    q, k, LSE, rule, ROW_CELL, KEY_FIRST, KEY_STOP, KEY_CELL, RUN_OF_KEY, MAP,
+    rows, keys, heads, group, width, lse_stride, first_row, map_rows, map_columns, runs_per_cell,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-    SHARE: tl.constexpr, BY_ROW: tl.constexpr,
+    SHARE: tl.constexpr,
 ):  # fmt: skip
-    """Add one run of rows, at most BM, to the MAP: sums of weights if SHARE, else the largest
-    weight.
+    """Pool BM rows into the MAP: sums of weights if SHARE, else the largest weight. Several
+    programs take turns with the keys of a row.
 
-    If BY_ROW, every row of the run has a row of the MAP to itself, from that of the run on.
-
-    row_runs and key_runs are the runs of neighbours in one cell: (first, stop, cell). RUN_OF_KEY is
-    the run of each key. The weights of one cell are kept for each element of the tile, and added up
-    once.
+    Keys come in runs of at most BN neighbours in one cell. Without ROW_CELL, cells are even: row i
+    of n is in row i · map_rows // n of the MAP, keys likewise, each with runs_per_cell runs; sums
+    are averaged over the rows of a cell. Otherwise ROW_CELL has the cell of each row, and the runs
+    are listed: KEY_FIRST, KEY_STOP, KEY_CELL of each, and RUN_OF_KEY.
     """
-    run = tl.program_id(0)
-    bh = tl.program_id(1).to(tl.int64)
+    bh = tl.program_id(2).to(tl.int64)
     b = bh // heads
     h = bh % heads
-    rm = tl.load(row_runs[0] + run) + tl.arange(0, BM)
+    # The last rows first: under a causal mask they take longest.
+    rm = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
     cn = tl.arange(0, BN)
     row = rm[:, None]
-    count = tl.load(row_runs[1] + run)
-    # Where the run's row of the MAP begins, or that of each of its rows.
-    if BY_ROW:
-        place = (tl.load(row_runs[2] + run) + tl.arange(0, BM)).to(tl.int64)
+    valid = rm < rows
+    query_tile = load(q, b, h, rm, rows, width, D, False)
+    lse = load_lse(LSE, bh * lse_stride + rm, valid)[:, None]
+    # The row of the MAP that each row falls into.
+    if ROW_CELL is None:
+        place = (rm + first_row) * map_rows // lse_stride
+        cell_rows = _first_of_cell(place + 1, lse_stride, map_rows) - _first_of_cell(
+            place, lse_stride, map_rows
+        )
+        share = 1.0 / cell_rows.to(tl.float32)
     else:
-        place = tl.load(row_runs[2] + run).to(tl.int64)
-    MAP += bh * map_size + place * map_columns
-    query_tile = load(q, b, h, rm, count, width, D, False)
-    lse = load_lse(LSE, bh * lse_stride + rm, rm < count)[:, None]
+        place = tl.load(ROW_CELL + rm, mask=valid, other=0)
+        share = 1.0
+    MAP += (bh * map_rows + place) * map_columns
     # The keys that some of these rows see, and from them the runs of keys.
-    start = tl.load(rule.start + b * rule.span_batch + rm, mask=rm < count, other=0)
-    stop = tl.load(rule.stop + b * rule.span_batch + rm, mask=rm < count, other=0)
+    start = tl.load(rule.start + b * rule.span_batch + rm, mask=valid, other=0)
+    stop = tl.load(rule.stop + b * rule.span_batch + rm, mask=valid, other=0)
     first = tl.min(tl.where(start < stop, start, keys), 0)
     last = tl.max(stop, 0) - 1
-    if first <= last:
-        # Gather the weights of one cell, run by run.
-        begin = tl.load(RUN_OF_KEY + first)
-        end = tl.load(RUN_OF_KEY + last)
-        cell = tl.load(key_runs[2] + begin)
-        nothing: tl.constexpr = 0.0 if SHARE else HIDDEN
-        partial = tl.full([BM, BN], nothing, tl.float32)
-        for i in range(begin, end + 1):
-            n = tl.load(key_runs[0] + i)
-            key = (n + cn)[None, :]
-            key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
-            product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
-            x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
-            x = hide(x, row, key, b, h, rule, rows, keys)
-            x = tl.where(key < tl.load(key_runs[1] + i), x, HIDDEN)
-            # At the border of a cell, add what was gathered for the one before.
-            next_cell = tl.load(key_runs[2] + i)
-            if next_cell != cell:
-                _add_to_cell(MAP + cell, partial, rm < count, SHARE, BY_ROW)
-                partial = tl.full([BM, BN], nothing, tl.float32)
-                cell = next_cell
-            partial = partial + tl.exp2(x) if SHARE else tl.maximum(partial, x)
-        _add_to_cell(MAP + cell, partial, rm < count, SHARE, BY_ROW)
+    if ROW_CELL is None:
+        begin = first * map_columns // keys * runs_per_cell
+        end = (last * map_columns // keys + 1) * runs_per_cell
+    else:
+        seen = first <= last
+        begin = tl.load(RUN_OF_KEY + first, mask=seen, other=0)
+        end = tl.load(RUN_OF_KEY + last, mask=seen, other=-1) + 1
+    for i in range(begin + tl.program_id(1), end, tl.num_programs(1)):
+        if ROW_CELL is None:
+            cell = i // runs_per_cell
+            n = _first_of_cell(cell, keys, map_columns) + i % runs_per_cell * BN
+            run_stop = _first_of_cell(cell + 1, keys, map_columns)
+        else:
+            cell = tl.load(KEY_CELL + i)
+            n = tl.load(KEY_FIRST + i)
+            run_stop = tl.load(KEY_STOP + i)
+        key = (n + cn)[None, :]
+        key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
+        product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
+        x = log2_weights(product, lse, row, key, b, h, rule, rows, keys)
+        x = hide(x, row, key, b, h, rule, rows, keys)
+        x = tl.where(key < run_stop, x, HIDDEN)
+        if SHARE:
+            tl.atomic_add(MAP + cell, tl.sum(tl.exp2(x), 1) * share, mask=valid, sem="relaxed")
+        else:
+            tl.atomic_max(MAP + cell, tl.exp2(tl.max(x, 1)), mask=valid, sem="relaxed")
 
 
 @kernel

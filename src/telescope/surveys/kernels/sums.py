@@ -10,6 +10,7 @@ from . import (
     LOG2_E,
     LOWEST,
     NOWHERE,
+    helper,
     hide,
     kernel,
     load,
@@ -87,13 +88,14 @@ def log_sum_exp(
 def check_rows(
     q, k, LSE, rule, SINKS, NUMBERS,
     rows, keys, heads, group, width, lse_stride, has_sinks, batch_step, head_step, row_step,
-    row_count,
+    row_count, part_keys,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write, for row_count rows of a head, with the sink as one more score: the sum of their
-    weights, the sum if LSE were to base two, the largest absolute score and the largest score; to
-    NUMBERS (4, batch, heads, row_count).
+    """Bring what part_keys of the keys contribute to NUMBERS (4, batch, heads, row_count), which
+    are 0 at first: for row_count rows of a head, with the sink as one more score, the sum of their
+    weights, the sum if LSE were to base two, the largest absolute score, and 1 if there is a score.
     """
+    part = tl.program_id(2)
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     b = tl.program_id(1).to(tl.int64) * batch_step
     h = tl.program_id(0) * head_step
@@ -104,18 +106,18 @@ def check_rows(
     valid = slot < row_count
     query_tile = load(q, b, h, rm, rows, width, D, False)
     lse = tl.load(LSE + (b * heads + h) * lse_stride + rm, mask=valid, other=0.0)
-    # Start with the sink, if there is one.
+    # The first part starts with the sink, if there is one.
     total = tl.zeros([BM], tl.float32)
     total_base_2 = tl.zeros([BM], tl.float32)
     absolute = tl.zeros([BM], tl.float32)
-    largest = tl.full([BM], HIDDEN, tl.float32)
-    if has_sinks:
+    seen = tl.zeros([BM], tl.float32)
+    if (has_sinks != 0) & (part == 0):
         sink = tl.load(SINKS + h)
         total += tl.exp2(sink - lse * LOG2_E)
         total_base_2 += tl.exp2(sink - lse)
         absolute = tl.maximum(absolute, tl.abs(sink))
-        largest = tl.maximum(largest, sink)
-    for n in range(0, keys, BN):
+        seen = tl.where(sink > NOWHERE, 1.0, seen)
+    for n in range(part * part_keys, tl.minimum(keys, (part + 1) * part_keys), BN):
         key = (n + cn)[None, :]
         key_tile = load(k, b, h // group, n + cn, keys, width, D, False).T
         product = tl.dot(query_tile, key_tile, input_precision=PRECISION)
@@ -125,14 +127,32 @@ def check_rows(
         total += tl.sum(tl.exp2(x - (lse * LOG2_E)[:, None]), 1)
         total_base_2 += tl.sum(tl.exp2(x - lse[:, None]), 1)
         absolute = tl.maximum(absolute, tl.max(tl.where(x > NOWHERE, tl.abs(x), 0.0), 1))
-        largest = tl.maximum(largest, tl.max(x, 1))
-    # Write the four numbers, those of scores in natural units.
+        seen = tl.where(tl.max(x, 1) > NOWHERE, 1.0, seen)
+    # Join the four numbers with those of the other parts, scores in natural units.
     at = NUMBERS + program * row_count + slot
     step = tl.num_programs(0) * tl.num_programs(1) * row_count
-    tl.store(at, total, mask=valid)
-    tl.store(at + step, total_base_2, mask=valid)
-    tl.store(at + 2 * step, absolute * LN_2, mask=valid)
-    tl.store(at + 3 * step, tl.where(largest > NOWHERE, largest * LN_2, float("-inf")), mask=valid)
+    tl.atomic_add(at, total, mask=valid, sem="relaxed")
+    tl.atomic_add(at + step, total_base_2, mask=valid, sem="relaxed")
+    tl.atomic_max(at + 2 * step, absolute * LN_2, mask=valid, sem="relaxed")
+    tl.atomic_max(at + 3 * step, seen, mask=valid, sem="relaxed")
+
+
+@helper
+def _add_to_map(
+    MAP, sums, first_row, first_key, cell_rows, cell_keys, map_columns, map_size,
+    BM: tl.constexpr, BN: tl.constexpr, CELL: tl.constexpr,
+):  # fmt: skip
+    """Add a tile's share of each cell to the MAP, averaged over the rows of a cell; `sums` (BM //
+    16, 8, BN) are the weights of the tile, added in pairs of rows.
+
+    16 rows, which are one warp's, lie in one cell, and so do CELL keys: no warp waits for another.
+    """
+    part = tl.sum(tl.reshape(sums, [BM // 16, 8, BN // CELL, CELL]), 3)
+    part = tl.sum(part, 1) / cell_rows.to(tl.float32)
+    cell = (first_row + 16 * tl.arange(0, BM // 16))[:, None] // cell_rows * map_columns
+    cell += (first_key + CELL * tl.arange(0, BN // CELL))[None, :] // cell_keys
+    # Beyond the last row is no cell; beyond the last key weights are 0.
+    tl.atomic_add(MAP + cell, part, mask=cell < map_size, sem="relaxed")
 
 
 @kernel
@@ -141,10 +161,10 @@ def statistics(
     rows, keys, heads, group, width, row_tiles, lse_stride, cell_rows, cell_keys, map_columns,
     map_size, first_row,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, CELL: tl.constexpr,
 ):  # fmt: skip
     """Add what BN keys contribute: to RECEIVED, to the ENTROPY of every row, and to the MAP unless
-    that is None.
+    that is None. A cell of the MAP has a multiple of 16 rows, and a multiple of CELL keys.
 
     Write into MAXIMA, unless None, the largest x of each row in each BLOCK of these keys. Add NORMS
     · weight, unless None, to CARRIED of every row. Raise LARGEST, unless None, to the largest
@@ -163,16 +183,11 @@ def statistics(
     key_tile = load(k, b, h // group, rn, keys, width, D, EVEN).T
     # Sums along columns are kept for each element of half a tile, and reduced at the end.
     received = tl.zeros([BM // 16, 8, BN], tl.float32)
-    pooled = tl.zeros([BM], tl.float32)
     if NORMS is not None:
         norm = tl.load(NORMS + bh * keys + rn, mask=rn < keys, other=0.0)[None, :]
     begin, end, unmasked_begin, unmasked_end = visible_rows(tiles, b, n, keys, row_tiles, BN)
     if MAP is not None:
-        per_cell = cell_rows // BM
-        cell = (first_row // BM + begin) // per_cell
-        # Tiles of rows that the cell still takes.
-        tiles_left = (cell + 1) * per_cell - first_row // BM - begin
-        cell = cell * map_columns + n // cell_keys
+        MAP += bh * map_size
     # A loop within a loop: a condition in the inner one costs more.
     for first_tile in range(begin, end, GROUP):
         if LARGEST is not None:
@@ -189,7 +204,8 @@ def statistics(
             # Columns: a thread has both rows of a pair, so that half of the registers suffice.
             weight = tl.exp2(x)
             pairs = tl.reshape(weight, [BM // 16, 2, 8, BN])
-            received += tl.sum(pairs, 1)
+            sums = tl.sum(pairs, 1)
+            received += sums
             # Rows: other programs add to the same rows.
             tl.atomic_add(
                 ENTROPY + bh * lse_stride + rm,
@@ -219,21 +235,11 @@ def statistics(
                     0, BN // BLOCK
                 )[None, :]
                 tl.store(MAXIMA + where * row_tiles * BM + row, largest.to(MAXIMA.dtype.element_ty))
-            # A cell is finished with its last tile of rows, or with the last tile of all.
             if MAP is not None:
-                pooled += tl.sum(weight, 1)
-                tiles_left -= 1
-                if (tiles_left == 0) | (m == end - 1):
-                    # 16 rows are one warp's: no synchronisation.
-                    part = tl.sum(tl.reshape(pooled, [BM // 16, 16]), 1)
-                    tl.atomic_add(
-                        MAP + bh * map_size + cell + tl.zeros_like(part).to(tl.int32),
-                        part,
-                        sem="relaxed",
-                    )
-                    pooled = tl.zeros([BM], tl.float32)
-                    tiles_left = per_cell
-                    cell = cell + map_columns
+                _add_to_map(
+                    MAP, sums, first_row + m * BM, n, cell_rows, cell_keys, map_columns, map_size,
+                    BM, BN, CELL,
+                )  # fmt: skip
         if LARGEST is not None:
             # LARGEST is in memory: the loop over tiles needs the registers.
             largest_weight = tl.max(tl.max(largest_weight, 0), 0)

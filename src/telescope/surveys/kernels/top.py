@@ -4,6 +4,7 @@
 order:
 find_blocks       bounds the `top` largest x of a row from below by a threshold, and lists the
                   blocks that reach it
+place_rows        reserves room for the rows of each block
 group_rows        sorts these (row, block) pairs by block
 raise_thresholds  raises the thresholds of tiles whose rows share many blocks
 collect_keys      multiplies the listed rows with their blocks again, and collects the keys that
@@ -112,6 +113,24 @@ def find_blocks(
         common += tl.sum(shared, 0)
     tl.store(COMMON, tl.minimum(common, MOST_COMMON))
     tl.store(BLOCK_COUNT + bh * padded_rows + row, count)
+
+
+@kernel
+def place_rows(
+    ROW_COUNT, FIRST_ROW, padded_rows, key_blocks,
+    BLOCK_CAPACITY: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Write into FIRST_ROW where the rows of each block of keys begin: one block after the other,
+    ROW_COUNT rows for each. Every matrix has room for BLOCK_CAPACITY blocks of each row.
+    """
+    bh = tl.program_id(0)
+    before = bh * padded_rows * BLOCK_CAPACITY
+    for n in range(0, key_blocks, BLOCKS):
+        block = n + tl.arange(0, BLOCKS)
+        at = bh * key_blocks + block
+        count = tl.load(ROW_COUNT + at, mask=block < key_blocks, other=0)
+        tl.store(FIRST_ROW + at, before + tl.cumsum(count, 0) - count, mask=block < key_blocks)
+        before += tl.sum(count, 0)
 
 
 @kernel
