@@ -1,5 +1,5 @@
 """decode: generate 128 tokens with Telescope and with transformers.generate at its defaults, with
-the same weights.
+the same weights; and a GPT watched meanwhile, with all surveys run at the end.
 
 Beside them a lower bound: the bytes that a step has to read, weights and cache, at this machine's
 memory bandwidth, measured in the same run.
@@ -93,9 +93,13 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
             .eval()
         )
         ids = torch.randint(1, 400, (case.batch, PROMPT), device=device)
-        runners = {"telescope": ours(model, ids, case)} | theirs(model, ids, case)
+        runners: dict[str, Callable[[], object]] = {"telescope": ours(model, ids, case)}
+        if case.beams == 1 and isinstance(model, GPT):
+            runners |= {f"watched, top={top}": watched(model, ids, case, top) for top in (0, 8)}
+        runners |= theirs(model, ids, case)
         rows = race(case.name, runners, device, rounds=1 if quick else 3)
         per_step = floor(model, case, device)
+        plain = next((row.ms for row in rows if row.runner == "telescope"), None)
         peer = next((row.ms for row in rows if row.runner == "transformers.generate"), None)
         for row in rows:
             if row.ms is None:
@@ -105,6 +109,10 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
             note = f"{ms / per_step:.1f} x the floor"
             if row.runner == "telescope" and peer:
                 note += f", {peer / row.ms:.2f} x transformers (goal {case.goal:g})"
+            if row.runner.startswith("watched") and plain:
+                # Only a GPU captures steps.
+                goal = " (goal 1.10)" if device.type == "cuda" else ""
+                note = f"{row.ms / plain:.2f} x plain{goal}"
             yield replace(row, ms=ms, note=note)
         yield Row(case.name, "floor: memory read once", per_step)
 
@@ -122,6 +130,19 @@ def ours(model: Model, ids: Tensor, case: Case) -> Callable[[], list[list[int]]]
         ]
 
     return write
+
+
+def watched(model: Model, ids: Tensor, case: Case, top: int) -> Callable[[], object]:
+    """Return a function that writes what `ours` does, and records every attention meanwhile."""
+    write = ours(model, ids, case)
+
+    def run() -> object:
+        with ts.watch(model, top=top) as recording:
+            written = write()
+        recording.flush()
+        return written
+
+    return run
 
 
 def theirs(model: Model, ids: Tensor, case: Case) -> dict[str, Callable[[], list[list[int]]]]:

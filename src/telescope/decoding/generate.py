@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..layers import OnlyReal
+from ..layers import OnlyReal, StepsToFollow, step_observers
 from ..models import Model
 from . import request
 from .request import TextLine, Token, Written
@@ -165,56 +166,98 @@ def _run_steps(
     step.
     """
     rows = list(lines)  # the line of each row; finished rows are dropped once they are half of all
-    capture = is_worth_capturing(writer.model, noise.device, noise.shape[1])
-    fixed = writer.fix_shapes() if capture else None
+    with torch.no_grad():
+        tokens = chooser(writer.logits, noise[:, 0])
     # With hooks all rows are kept, so that a hook sees one batch from beginning to end.
     observed = has_hooks(writer.model)
+    capture = is_worth_capturing(noise.device, noise.shape[1])
+    # A graph runs no hooks: capture a step only if what observes the model can do without.
+    follower = None
+    if capture and observed:
+        read = getattr(writer.cache, "length", None)
+        if isinstance(read, int):
+            real = partial(_unended, rows)
+            follower = step_observers.follow(StepsToFollow(writer.model, read, tokens, real))
+        capture = follower is not None
+    fixed = writer.fix_shapes() if capture else None
 
     def run_eagerly(
         tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]
     ) -> Int[Tensor, " rows"]:
         # Hooks learn which rows have ended and are only carried along.
-        with OnlyReal(_unended(rows) if observed else None):
+        with OnlyReal(_unended(rows, i) if observed else None):
             logits = writer.step(tokens)
         return chooser(logits, noise)
 
-    step = run_eagerly if fixed is None else CapturedFunction(run_eagerly, [*fixed, *chooser.state])
-    with torch.no_grad():
-        tokens = chooser(writer.logits, noise[:, 0])
-    for i in range(1, noise.shape[1] + 1):
-        yield [
-            line.add(token)
-            for line, token in zip(rows, tokens.tolist(), strict=True)
-            if line.why is None
-        ]
-        open_rows = [row for row, line in enumerate(rows) if line.why is None]
-        if not open_rows:
-            return
-        with torch.no_grad():
-            # Dropping rows copies the cache, which pays once half of them have ended.
-            if 2 * len(open_rows) <= len(rows) and fixed is None and not observed:
-                kept = torch.tensor(open_rows, device=tokens.device)
-                writer.reorder(kept, kept)
-                # Cache, penalties, tokens and noise follow the rows that are left.
-                chooser.keep_rows(kept)
-                rows = [rows[row] for row in open_rows]
-                tokens = tokens[kept]
-                noise = noise[kept]
-            tokens = step(tokens, noise[:, i])
+    def run_followed(
+        tokens: Int[Tensor, " rows"], noise: Float[Tensor, " rows"]
+    ) -> Int[Tensor, " rows"]:
+        assert follower is not None
+        with follower.running(tokens):
+            logits = writer.step(tokens)
+        return chooser(logits, noise)
+
+    def choose_step() -> Callable[..., Tensor]:
+        if fixed is None or (observed and follower is None):
+            return run_eagerly
+        state = [*fixed, *chooser.state]
+        if follower is None:
+            return CapturedFunction(run_eagerly, state)
+        return CapturedFunction(
+            run_followed, [*state, *follower.state], run_eagerly, follower.count
+        )
+
+    step = choose_step()
+    changes = step_observers.changes
+    try:
+        for i in range(1, noise.shape[1] + 1):
+            yield [
+                line.add(token)
+                for line, token in zip(rows, tokens.tolist(), strict=True)
+                if line.why is None
+            ]
+            open_rows = [row for row, line in enumerate(rows) if line.why is None]
+            if not open_rows:
+                return
+            # A block may have been entered or left since the last step.
+            if step_observers.changes != changes:
+                changes = step_observers.changes
+                is_followed = follower is not None and follower.is_current()
+                if follower is not None and not is_followed:
+                    follower.close()
+                    follower = None
+                was_observed = observed
+                observed = has_hooks(writer.model)
+                if not is_followed and (was_observed or observed):
+                    tokens = tokens.clone()  # of the graph that goes
+                    step = choose_step()
+            with torch.no_grad():
+                # Dropping rows copies the cache, which pays once half of them have ended.
+                if 2 * len(open_rows) <= len(rows) and fixed is None and not observed:
+                    kept = torch.tensor(open_rows, device=tokens.device)
+                    writer.reorder(kept, kept)
+                    # Cache, penalties, tokens and noise follow the rows that are left.
+                    chooser.keep_rows(kept)
+                    rows = [rows[row] for row in open_rows]
+                    tokens = tokens[kept]
+                    noise = noise[kept]
+                tokens = step(tokens, noise[:, i])
+    finally:
+        if follower is not None:
+            follower.close()
 
 
-def _unended(rows: Sequence[TextLine]) -> Bool[Tensor, "rows token"] | None:
-    """Return which tokens of each row count, from the one before the first that was written; None
-    if all do.
+def _unended(rows: Sequence[TextLine], steps: int) -> Bool[Tensor, "rows token"] | None:
+    """Return which tokens of each row count after so many steps, from the one before the first that
+    was written; None if all do.
 
     A row that has ended is fed tokens until all have ended.
     """
-    if all(line.why is None for line in rows):
-        return None
-    fed = torch.arange(max(len(line.ids) for line in rows) + 1)
     # The last token of a row that has ended was written, and never read.
-    last = torch.tensor([len(line.ids) - (line.why is not None) for line in rows])
-    return fed <= last[:, None]
+    last = [len(line.ids) - (line.why is not None) for line in rows]
+    if min(last) >= steps:
+        return None
+    return torch.arange(steps + 1) <= torch.tensor(last)[:, None]
 
 
 def draw_noise(rows: int, steps: int, seed: int) -> Float[Tensor, "rows steps"]:
@@ -238,16 +281,26 @@ class CapturedFunction:
     """A function of tensors that runs as a CUDA graph, captured at its first call; all calls have
     the same shapes.
 
-    state  tensors that the function changes besides its cache: CUDA needs a warm-up run, after
-           which they are restored
+    state   tensors that the function changes besides its cache: CUDA needs a warm-up run, after
+            which they are restored
+    eager   runs in the place of the function if capturing fails; the function unless given
+    ran     called after each run of the graph
 
-    The returned tensor is overwritten by the next call. If capturing fails the function runs
-    eagerly; `failure` then holds the reason, which is also logged.
+    The returned tensor is overwritten by the next call. If capturing fails, `failure` holds the
+    reason, which is also logged.
     """
 
-    def __init__(self, function: Callable[..., Tensor], state: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        state: Sequence[Tensor],
+        eager: Callable[..., Tensor] | None = None,
+        ran: Callable[[], None] | None = None,
+    ) -> None:
         self.function = function
         self.state = state
+        self.eager = function if eager is None else eager
+        self.ran = ran
         self.graph: torch.cuda.CUDAGraph | None = None
         self.failure: str | None = None
 
@@ -255,11 +308,13 @@ class CapturedFunction:
         if self.graph is None and self.failure is None:
             self._capture(inputs)
         if self.graph is None:
-            return self.function(*inputs)
+            return self.eager(*inputs)
         # A graph reads the tensors that it was captured with.
         for graph_input, given in zip(self.inputs, inputs, strict=True):
             graph_input.copy_(given)
         self.graph.replay()
+        if self.ran is not None:
+            self.ran()
         return self.output
 
     def _capture(self, inputs: Sequence[Tensor]) -> None:
@@ -279,17 +334,16 @@ class CapturedFunction:
             self.graph = graph
         except RuntimeError as problem:
             # Decoding goes on eagerly: slower, and right.
+            current.wait_stream(side)
             self.failure = str(problem).strip().split("\n")[0]
             logger.debug("a decoding step could not be captured and runs eagerly: %s", self.failure)
         for tensor, value in zip(self.state, before, strict=True):
             tensor.copy_(value)
 
 
-def is_worth_capturing(model: nn.Module, device: torch.device, steps: int) -> bool:
-    """Return whether to capture steps: on a GPU, if there are many, and without hooks, which run in
-    Python.
-    """
-    return device.type == "cuda" and steps >= MIN_CAPTURED_STEPS and not has_hooks(model)
+def is_worth_capturing(device: torch.device, steps: int) -> bool:
+    """Return whether to capture steps: on a GPU, if there are many."""
+    return device.type == "cuda" and steps >= MIN_CAPTURED_STEPS
 
 
 def has_hooks(model: nn.Module) -> bool:

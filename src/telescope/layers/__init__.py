@@ -34,6 +34,9 @@ from .from_torch import from_torch
 from .multi_head import KeysAndValues as KeysAndValues
 from .multi_head import MultiHeadAttention
 from .multi_head import StackedLinear as StackedLinear
+from .steps import StepFollower as StepFollower
+from .steps import StepsToFollow as StepsToFollow
+from .steps import step_observers as step_observers
 
 __all__ = [
     "AddNorm",

@@ -98,14 +98,19 @@ class OnlyReal:
     tells nothing.
 
     The last token is that of the last query. Tokens before those given count as their masks say.
+
+    is_new_text  whether what a block around tells is of another text, and does not hold
     """
 
-    def __init__(self, tokens: Bool[Tensor, "batch token"] | None) -> None:
+    def __init__(
+        self, tokens: Bool[Tensor, "batch token"] | None, *, is_new_text: bool = False
+    ) -> None:
         self.tokens = tokens
+        self.is_new_text = is_new_text
         self._before: Token[Tensor | None] | None = None
 
     def __enter__(self) -> None:
-        if self.tokens is not None:
+        if self.tokens is not None or self.is_new_text:
             self._before = _running.set(self.tokens)
 
     def __exit__(self, *raised: object) -> None:

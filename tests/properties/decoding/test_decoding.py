@@ -13,11 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import telescope as ts
 from support.needs import need_data
+from support.replaying import replayed_steps
 from telescope.decoding import beam, generate, stream
 from telescope.decoding import writers as writing
 from telescope.decoding.generate import draw_noise
 from telescope.decoding.sampling import draw, greedy, largest, min_p, temperature, top_k, top_p
 from telescope.decoding.writers import start_writer
+from telescope.layers import Attend
 from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Special, Transformer, TransformerConfig
 
 captured = import_module("telescope.decoding.generate")  # `decoding.generate` is the function
@@ -373,36 +375,23 @@ def test_hooks_run_while_decoding():
 # ------------------------------------------------------------------------------------------------- as on a GPU
 
 
-class Replayed:
-    """Do what a captured step does to its inputs and its output, without a GPU."""
-
-    def __init__(self, function, state):
-        self.function, self.state, self.output = function, state, None
-
-    def __call__(self, *inputs):
-        if self.output is None:  # a first run that leaves no trace
-            before = [tensor.clone() for tensor in self.state]
-            self.inputs, self.output = [tensor.clone() for tensor in inputs], self.function(*inputs).clone()
-            for tensor, value in zip(self.state, before, strict=True):
-                tensor.copy_(value)
-        for kept, given in zip(self.inputs, inputs, strict=True):
-            kept.copy_(given)
-        return self.output.copy_(self.function(*self.inputs))
-
-
 @pytest.mark.parametrize("kind", GPTS)
 @pytest.mark.parametrize("how", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "filtered"])
 def test_fixed_shapes_write_the_same_text(kind, how, monkeypatch):
     model, texts = made(kind), prompts()
     plain = generate(model, texts, max_new_tokens=N, **how)
     lengths = []
-    monkeypatch.setattr(captured, "is_worth_capturing", lambda *_: True)
-    monkeypatch.setattr(captured, "CapturedFunction", Replayed)
-    model.blocks[0].self_attention.attend.register_forward_hook(
-        lambda _, inputs, __: lengths.append(inputs[1].shape[2])
-    )
-    assert generate(model, texts, max_new_tokens=N, **how) == plain
-    assert len(set(lengths[1:])) == 1
+    attend = Attend.forward
+
+    def noting(self, queries, keys, *others, **options):
+        lengths.append(keys.shape[2])
+        return attend(self, queries, keys, *others, **options)
+
+    monkeypatch.setattr(Attend, "forward", noting)
+    with replayed_steps():
+        assert generate(model, texts, max_new_tokens=N, **how) == plain
+    lengths = lengths[2:]  # without those of the prompt, in two blocks
+    assert len(set(lengths)) == 1
 
 
 def test_a_step_that_cannot_be_captured_runs_eagerly(monkeypatch):
