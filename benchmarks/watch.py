@@ -110,7 +110,7 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
             yield from _compared("qwen2", qwen2(quick), length, device, torch.bfloat16)
         for name, options, prompts in (
             ("qwen2", qwen2(quick), (1_024, 8_192)),
-            ("llama", llama(quick), (1_024,)),
+            ("llama", llama(quick), (1_024, 8_192)),
         ):
             for prompt in (64,) if quick else prompts:
                 yield from _written_compiled(name, options, prompt, 64, device, torch.bfloat16)
@@ -165,6 +165,7 @@ def _compiled(
     runners: dict[str, Callable[[], object]] = {
         "compiled": partial(_read, code, ids),
         "compiled, watched, top=8": partial(_watched, code, ids),
+        "the same, and heads()": lambda: _watched(code, ids).heads(),
         "not compiled": partial(_read, model, ids),
     }
     rows = race(f"{name}, n = {length:,}", runners, device, rounds=11)
@@ -189,6 +190,7 @@ def _written_compiled(
         "compiled": partial(_write, model, ids, count, **static),
         "compiled, watched, top=0": partial(_watched_writing, model, ids, count, top=0, **static),
         "compiled, watched, top=8": partial(_watched_writing, model, ids, count, **static),
+        "the same, and heads()": lambda: _watched_writing(model, ids, count, **static).heads(),
         "not compiled": partial(_write, model, ids, count),
     }
     rows = race(f"{name}, {count} after {prompt:,}", runners, device, rounds=5)

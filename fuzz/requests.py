@@ -15,18 +15,20 @@ them that does not, and more than five seconds.
 import asyncio
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from .files.changes import STRANGE, of_bytes, of_json
 from .supervisor import Done, WrongError
 
+T = TypeVar("T")
 UNIT = "requests"
 SECONDS = 5.0
 HUNG = 60.0
@@ -517,21 +519,28 @@ def prepare() -> None:
     """Make the models and the application, and load the page and the code of most answers."""
     global _loop  # one event loop for all cases: a new one for each would start new threads
     _loop = asyncio.new_event_loop()
+    # In a thread of its own: the caller's may run a loop already, as a browser's tests do.
+    Thread(target=_loop.run_forever, daemon=True).start()
     for resource in RESOURCES:
         proper = Request(
             f"/api/v1/runs/steps/{resource}".rstrip("/"), list(RESOURCES[resource].items())
         )
         _sign(proper, Random(0))
-        _loop.run_until_complete(send(proper, 1, leaves=False))
+        complete(send(proper, 1, leaves=False))
+
+
+def complete(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns, once it has run in the event loop of all cases."""
+    assert _loop is not None
+    return asyncio.run_coroutine_threadsafe(work, _loop).result()
 
 
 def run(dice: Random, folder: Path) -> Done:
     """Send one request and check its answer."""
-    assert _loop is not None
     request = drawn(dice)
     pieces = dice.choice((1, 1, 1, 2, 5))
     leaves = dice.random() < 0.03
-    status, headers, body = _loop.run_until_complete(send(request, pieces, leaves=leaves))
+    status, headers, body = complete(send(request, pieces, leaves=leaves))
     check(request, status, headers, body)
     parts = [part for part in request.path.split("/") if part]
     kind = (

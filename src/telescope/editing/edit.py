@@ -49,10 +49,10 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     Raises:
         TypeError: `model` is no torch.nn.Module, or an edit is of another type.
         ValueError: the model cannot be edited (without a known attention), or an edit cannot be
-            done inside of compiled code, which can do `ts.mute` of whole heads alone; a layer,
-            head, text or position does not exist, for texts, positions and passes when the block is
-            left; two edits contradict each other; or an attention that is edited has run past the
-            edit, by a forward that computes its weights elsewhere.
+            done inside of compiled code, which can do `ts.mute` of whole heads, `ts.hide` and
+            `ts.boost`; a layer, head, text or position does not exist, for texts, positions and
+            passes when the block is left; two edits contradict each other; or an attention that is
+            edited has run past the edit, by a forward that computes its weights elsewhere.
         RuntimeError: gradient checkpointing runs passes again that are edited differently.
 
     Example:

@@ -98,6 +98,8 @@ class Block:
         self.tokenizer = tokenizer
         self.checks: list[Callable[[], list[str]]] = []
         """Called when the block ends; return sentences on what went wrong."""
+        self.longest = 0
+        """How long the texts are that compiled steps have written, in tokens."""
         self._shared: dict[Any, Any] = {}
 
     def share(self, kind: Callable[["Block"], Shared]) -> Shared:
@@ -166,6 +168,11 @@ class Edit:
     def factor(self) -> float | None:
         """What the context of the heads is multiplied by; None if the edit is no such product."""
         return None
+
+    @property
+    def adds_to_scores(self) -> bool:
+        """Whether the edit is a term that is added to the scores, -inf for keys that it hides."""
+        return False
 
     def redefinition(self, at: EditedCall) -> Redefinition | None:
         """Return the change of a call's definition; None if nothing changes in this call."""

@@ -52,6 +52,10 @@ class KeyEdit(Edit):
         needs_positions = self.queries is not None or not self.new
         return Needs.PLACE | Needs.POSITIONS if needs_positions else Needs.PLACE
 
+    @property
+    def adds_to_scores(self) -> bool:
+        return True
+
     def redefinition(self, at: EditedCall) -> Redefinition | None:
         rectangle = at.block.share(Regions).rectangle(self, at)
         if rectangle is None:
@@ -273,6 +277,7 @@ class Regions:
         )
         # A cache of this block, which returns one object for equal ranges.
         self._make = lru_cache(RECTANGLES)(_make_rectangle)
+        self._block = block
         self._searches: dict[tuple[Edit, str], Search] = {}
         # When the block ends, a span that was found nowhere is an error.
         block.checks.append(self.problems)
@@ -332,9 +337,10 @@ class Regions:
                     "model reads them"
                 )
             elif not search.found:
+                longest = max(search.longest, self._block.longest)
                 found.append(
                     f"{edit}: there were no {what} {search.span}; the longest text had positions 0 "
-                    f"to {max(search.longest - 1, 0)}"
+                    f"to {max(longest - 1, 0)}"
                 )
         return found
 

@@ -1,7 +1,7 @@
 """Edits of the whole pattern: attend by another definition, or as a recording did."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,11 +10,10 @@ from torch.nn.functional import pad
 from ..attention import (
     Attention,
     Pairs,
-    RenumberedBias,
-    WrittenMask,
     include_padding_queries,
     restrict_to_queries,
     without_other_heads,
+    without_room,
 )
 from ..engines import repeat_key_heads
 from ..recording import AttentionCall, Layers, RecordedCall, Recording, head_numbers, select_layers
@@ -93,17 +92,6 @@ def redefine(layers: Layers, function: Callable[[Attention], Attention]) -> Rede
             f"redefine takes a function from Attention to Attention, not {type(function).__name__}"
         )
     return Redefine(read_layers(layers), None, function)
-
-
-def without_room(attention: Attention) -> tuple[Attention, WrittenMask | None]:
-    """Return the definition without the mask of a cache's unwritten keys, and that mask."""
-    mask = attention.mask
-    bias = attention.bias
-    if not isinstance(mask, WrittenMask):
-        return attention, None
-    # A bias over such a cache is wrapped, to count keys as the cache does.
-    inner = bias.bias if isinstance(bias, RenumberedBias) else bias
-    return replace(attention, mask=mask.mask, bias=inner), mask
 
 
 # ------------------------------------------------------------------------------------------- frozen

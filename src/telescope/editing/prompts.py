@@ -39,7 +39,9 @@ class Prompt:
     first_query: First
     """Of the queries' own sequence."""
     signature: Float[Tensor, "batch features"] | None
-    """Sums of the first keys, by which a sequence is found again among the rows of a later call."""
+    """Sums of the first keys, by which a sequence is found again among the rows of a later call;
+    None of a single sequence, and where the keys were not seen.
+    """
     signed: int
     """Of how many keys `signature` is."""
     means: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -70,6 +72,10 @@ class Prompt:
         # Spans were found in the shorter prompt.
         self.ranges.clear()
 
+    def sign(self, keys: Float[Tensor, "batch key_heads room d_k"]) -> None:
+        """Take the first of these keys as those of the prompt."""
+        self.signature = signature_of(keys[:, :, : self.signed])
+
     def rows_of(self, call: AttentionCall) -> list[int] | None:
         """Return which sequence of the prompt each row of a later call continues; None if they are
         the same.
@@ -80,8 +86,14 @@ class Prompt:
         """
         # Of a single sequence, every row is a continuation.
         batch = len(call.keys)
-        if self.batch == 1 or self.signature is None:
-            return None if batch == self.batch else [0] * batch
+        if self.batch == 1:
+            return None if batch == 1 else [0] * batch
+        if self.signature is None:
+            raise ValueError(
+                "an edit that differs between the sequences of a batch cannot follow them: "
+                "compiled code has read their prompt, and its cache was not seen; pass "
+                "past_key_values, or call the model as it was before torch.compile"
+            )
         # A cache that has dropped the first keys leaves nothing to compare.
         if call.evicted:
             if batch == self.batch:

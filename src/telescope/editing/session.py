@@ -1,6 +1,6 @@
 """`EditSession`: the edits of one block, and what they do to each call of an attention."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import get_ident
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..anatomy import count_heads
-from ..attention import Attention
+from ..attention import Attention, without_room
 from ..interception import (
     COMPILED,
     EDIT,
@@ -19,14 +19,15 @@ from ..interception import (
     FoundAttentions,
     HandledCall,
     Handler,
+    ScoreEdit,
     huggingface,
     runs_for,
     tensor_parallel_rank,
     tensor_parallel_size,
 )
 from ..recording import AttentionCall, head_numbers
-from .edits import Block, Edit, EditedCall, LayerEdit, Needs, Part, split_pass
-from .pattern_edits import without_room
+from . import compiled_edits
+from .edits import Block, Edit, EditedCall, LayerEdit, Needs, Part, Redefinition, split_pass
 from .prompts import Place, PromptTracker
 
 MAX_CACHED = 64  # edited definitions, which layers and steps share
@@ -115,6 +116,8 @@ class EditSession(Block, Handler):
         self.called: set[str] = set()
         """The attentions that were called in the block, edited or not."""
         self.places: dict[str, Place] = {}  # of the running call of each attention
+        self.unsigned: dict[str, Callable[[Tensor], None]] = {}
+        """Take the keys of the prompt that compiled code reads, once it has run; by attention."""
         self._passes: dict[str, int] = {}  # the most through each attention in one forward pass
         self._definitions: dict[object, tuple[Attention, Any, Attention]] = {}
 
@@ -149,40 +152,34 @@ class EditSession(Block, Handler):
 
     @property
     def why_not_compiled(self) -> str | None:
-        for one, names in self.selected:
-            if one.edit.factor is None or one.sequences is not None:
-                return (
-                    f'"{one.edit}" cannot be done inside of compiled code, which can multiply '
-                    "heads by a number, as ts.mute(layers, heads, times=0) does; for this edit "
-                    "call the model as it was before torch.compile"
-                )
-            if any(split_pass(name, self.attentions).attention != name for name in names):
-                return (
-                    f'"{one.edit}" names one pass through a layer, and compiled code tells them '
-                    "not apart; call the model as it was before torch.compile"
-                )
-        return None
+        return compiled_edits.why_not_compiled(self)
 
-    def prepare_compiled(self, name: str, heads: int | None, tap: AttentionTap) -> None:
+    @property
+    def adds_to_scores(self) -> bool:
+        return any(one.edit.adds_to_scores for one, _ in self.selected)
+
+    @property
+    def follows_calls(self) -> bool:
+        return self.follows_text
+
+    def prepare_compiled(self, name: str, heads: int | None, tap: AttentionTap) -> int:
         """Give the tap the factors of an attention's heads. An attention without an edit gets ones:
         other edits need no other code then.
         """
-        count = self.heads.get(name) or count_heads(self.modules, tap.module) or heads
-        if count is None:
-            raise ValueError(
-                f'how many heads "{name}" has is not known before it runs; run the model once as '
-                "it was before torch.compile, inside the block"
-            )
-        tap.multiply(self._factors(name, count // self.parts))
+        count = compiled_edits.heads_here(self, name, heads, tap)
+        tap.multiply(compiled_edits.factors(self, name, count))
+        return count
 
-    def _factors(self, name: str, count: int) -> list[float]:
-        """Return what the edits multiply each head of an attention by."""
-        factors = [1.0] * count
-        for one in self.edits_of_call(name, count).every:
-            chosen = one.edit.select_heads(name, count)
-            for head in range(count) if chosen is None else chosen:
-                factors[head] *= one.edit.factor or 0.0
-        return factors
+    def score_edit(self, name: str, call: AttentionCall) -> ScoreEdit | None:
+        return compiled_edits.score_edit(self, name, call)
+
+    def note_length(self, tokens: int) -> None:
+        self.longest = max(self.longest, tokens)
+
+    def finish_compiled(self, find_keys: Callable[[], dict[str, Tensor]]) -> None:
+        # Not in each step, which reads no prompt.
+        if self.unsigned:
+            compiled_edits.sign_prompts(self, find_keys())
 
     def edits_of_compiled(self, name: str) -> tuple[Any, ...]:
         return tuple(one.edit for one in self.edits_for(name).every)
@@ -288,37 +285,45 @@ class EditSession(Block, Handler):
         """
         edits = self.edits_of_call(name, call.queries.shape[1])
         # A further set of values stands at the place of the first.
-        if value_set == 0 and self.follows_all:
-            self.tracker.note(call)
-        if value_set == 0 and Needs.PLACE in edits.needs:
-            self.places[name] = self.tracker.place(name, call, with_positions=self.follows_all)
-        if not edits.definition and not edits.tensors:
-            return call
-        place = self.places.get(name)
+        place = self.places.get(name) if value_set else self.find_place(name, call)
         # Change the definition first, then queries and keys.
-        attention = self._redefine(name, call, place, edits.definition)
+        changes = self.find_changes(name, call, place, edits.definition)
+        attention = self.apply_changes(call.attention, changes)
         changed = call if attention is call.attention else call._replace(attention=attention)
         for one in edits.tensors:
             at = EditedCall(name, one, self, call, place, value_set)
             changed = one.edit.change_tensors(at, changed)
         return changed
 
-    def _redefine(
+    def find_place(self, name: str, call: AttentionCall) -> Place | None:
+        """Return where a call stands in its text, if an edit has to know; to be asked once for each
+        call, in order.
+        """
+        if self.follows_all:
+            self.tracker.note(call)
+        if Needs.PLACE in self.edits_of_call(name, call.queries.shape[1]).needs:
+            self.places[name] = self.tracker.place(name, call, with_positions=self.follows_all)
+        return self.places.get(name)
+
+    def find_changes(
         self, name: str, call: AttentionCall, place: Place | None, edits: Sequence[LayerEdit]
-    ) -> Attention:
-        """Return the definition of a call after its edits."""
+    ) -> list[Redefinition]:
+        """Return how edits change the definition of a call."""
         found = (one.edit.redefinition(EditedCall(name, one, self, call, place)) for one in edits)
-        changes = [change for change in found if change is not None]
+        return [change for change in found if change is not None]
+
+    def apply_changes(self, given: Attention, changes: Sequence[Redefinition]) -> Attention:
+        """Return a definition after its edits."""
         if not changes:
-            return call.attention
+            return given
 
         # Definitions that are edited alike are one object, so that layers and steps share masks.
-        key = (call.attention.identity, *(change.key for change in changes))
+        key = (given.identity, *(change.key for change in changes))
         if key in self._definitions:
             return self._definitions[key][-1]
 
         # Edits count the keys that are written, not the free end of a cache of fixed size.
-        attention, written = without_room(call.attention)
+        attention, written = without_room(given)
         for change in changes:
             attention = change.apply(attention)
         if written is not None:
@@ -329,7 +334,7 @@ class EditSession(Block, Handler):
             while len(self._definitions) >= MAX_CACHED:
                 del self._definitions[next(iter(self._definitions))]
             # What the key has identities of is kept alive with it.
-            self._definitions[key] = (call.attention, changes, attention)
+            self._definitions[key] = (given, changes, attention)
         return attention
 
     def finish(

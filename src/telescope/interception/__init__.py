@@ -5,7 +5,8 @@ Imports recording and the rooms below it, layers, and transformers if the model 
 watch.py first: it lists the way of one call from the model into the recording.
 """
 
-from .compiled import AttentionTap
+from . import captured_steps as captured_steps  # which decoding finds by layers.step_observers
+from .compiled import AttentionTap, ScoreEdit
 from .interceptor import EDIT, Bypass, HandledCall, Handler
 from .module_hook import COMPILED, runs_for
 from .text import RealTokens, Text
@@ -20,6 +21,7 @@ __all__ = [
     "HandledCall",
     "Handler",
     "RealTokens",
+    "ScoreEdit",
     "Text",
     "record_calls",
     "runs_for",

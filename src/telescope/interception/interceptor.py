@@ -11,7 +11,7 @@ before heads are muted.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +20,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from ..layers import step_observers
 from ..recording import AttentionCall, ForwardPass, Modules, list_names
-from .compiled import AttentionTap
+from .compiled import AttentionTap, ScoreEdit
 from .text import KeyMemory, Text
 
 # -------------------------------------------------------------------------------------------- calls
@@ -147,10 +148,35 @@ class Handler(ABC):
         """Why the handler cannot handle what compiled code runs, as a sentence; None if it can."""
         return None
 
-    def prepare_compiled(  # noqa: B027
-        self, name: str, heads: int | None, tap: AttentionTap
-    ) -> None:
-        """Tell the tap of an attention what compiled code is to do, before it runs."""
+    @property
+    def adds_to_scores(self) -> bool:
+        """Whether the handler adds to scores, or hides keys, of calls that compiled code runs."""
+        return False
+
+    @property
+    def follows_calls(self) -> bool:
+        """Whether the handler has to see a description of each call before compiled code runs
+        it.
+        """
+        return False
+
+    @abstractmethod
+    def prepare_compiled(self, name: str, heads: int | None, tap: AttentionTap) -> int | None:
+        """Tell the tap of an attention what compiled code is to do, before it runs; return how many
+        heads the attention has, if that is known.
+        """
+
+    def score_edit(self, name: str, call: AttentionCall) -> ScoreEdit | None:
+        """Return what the handler makes of the definition of a call that compiled code is about to
+        run; None if it stays as it is.
+        """
+        return None
+
+    def note_length(self, tokens: int) -> None:  # noqa: B027
+        """Note how long a text is with the compiled step that begins."""
+
+    def finish_compiled(self, find_keys: Callable[[], dict[str, Tensor]]) -> None:  # noqa: B027
+        """End a compiled run; `find_keys` returns the keys that its cache holds, by attention."""
 
     def edits_of_compiled(self, name: str) -> tuple[Any, ...]:
         """Return the edits of an attention that compiled code has run."""
@@ -220,8 +246,8 @@ class Interceptor:
         self.names = {id(module): name for name, module in attentions.items()}
         self.running = running
         self._route = route
-        self._called: dict[tuple[int, int], bool] = {}
-        """Whether the running pass through a module has made a call, by thread and id."""
+        self._silent: dict[int, set[int]] = {}
+        """The ids of modules whose running pass has made no call yet, by thread."""
 
     @property
     def text(self) -> Text:
@@ -239,13 +265,17 @@ class Interceptor:
 
     def begin_run(self, key: int) -> None:
         """Note that a module, of this id, begins to run in this thread."""
-        self._called[get_ident(), key] = False
+        self._silent.setdefault(get_ident(), set()).add(key)
 
     def note_call(self, name: str) -> None:
         """Note a call of an attention that was intercepted in this thread."""
         module = self.running.get(name)
         if module is not None:
-            self._called[get_ident(), id(module)] = True
+            self._silent.get(get_ident(), set()).discard(id(module))
+
+    def silent_runs(self) -> set[int]:
+        """Return the ids of the modules that have begun to run in this thread and made no call."""
+        return self._silent.get(get_ident(), set())
 
     def end_run(self, key: int, module: nn.Module) -> None:
         """Report the attentions of a module whose run ends without a call; `module` is the one that
@@ -254,7 +284,11 @@ class Interceptor:
         A run that raises does not end here: its call may not have been reached.
         """
         # A run without an entry began before the block, and nothing can be said of it.
-        if self._called.pop((get_ident(), key), True) or not self.is_active():
+        silent = self.silent_runs()
+        if key not in silent:
+            return
+        silent.discard(key)
+        if not self.is_active():
             return
         reason = f"the forward {_forward_name(module)} {self._route.missing}"
         for name, own in self.running.items():
@@ -300,7 +334,8 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
     handler = interceptor.handler
     with lock:
         # A block may have been entered with a part of this model: look at every module.
-        around = (one for module in modules.values() for one in interceptors.get(id(module), ()))
+        own = set(map(id, modules.values()))
+        around = [one for key in own & interceptors.keys() for one in interceptors[key]]
         if handler.order == WATCH and any(
             one.handler.order == WATCH and one.handler.thread == handler.thread for one in around
         ):
@@ -311,6 +346,7 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
         for key in interceptor.names:
             known = (*interceptors.get(key, ()), interceptor)
             interceptors[key] = tuple(sorted(known, key=lambda one: one.handler.order))
+        step_observers.changes += 1
     try:
         yield
     finally:
@@ -322,6 +358,7 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
                     interceptors[key] = left
                 else:
                     del interceptors[key]
+            step_observers.changes += 1
 
 
 # The orders of handlers: a watch comes after edits, and records the call as edited.

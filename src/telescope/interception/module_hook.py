@@ -11,7 +11,9 @@ is of a thread outside of all blocks, and passes.
 """
 
 import sys
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from threading import RLock, _DummyThread, current_thread, get_ident
 from typing import Any, NamedTuple
@@ -23,8 +25,9 @@ from torch.utils.hooks import RemovableHandle
 from .compiled import tap_of
 
 COMPILED = (
-    "watch sees nothing of what torch.compile makes of a function around a model; compile the "
-    "model itself, torch.compile(model), or call what is not compiled"
+    "watch sees nothing of what torch.compile makes of a function around a model, nor of what is "
+    "exported; compile the model itself, torch.compile(model), export it outside of the block, or "
+    "call what is not compiled"
 )
 
 Listener = Callable[..., Any]
@@ -65,7 +68,7 @@ class ModuleHook:
             return self._call(self, module, args, *more)
         if len(more) == 1:
             tap.note(args, more[0])
-        return None
+        return tap.change(more[1]) if len(more) == 2 else None
 
     def call(self, module: nn.Module, args: Any, *more: Any) -> Any:
         """Call the listeners, each with what the one before returned; None if none of them changed
@@ -111,6 +114,8 @@ class HookAfter(ModuleHook):
 
 
 _hooks: dict[tuple[int, Place], ModuleHook] = {}  # by the id of the module
+_parked: dict[int, "list[tuple[dict[int, Any], int, Any]]"] = {}
+"""By the id of a module whose hooks are parked: torch's dictionaries, with what each lacks."""
 # Held while `_hooks`, the listeners of a hook and torch's dictionaries change. The garbage
 # collector may leave a block while the same thread enters another.
 _lock = RLock()
@@ -121,6 +126,7 @@ def listen(module: nn.Module, listener: Listener, place: Place) -> Callable[[], 
     removes it.
     """
     with _lock:
+        _unpark(module)
         hook = _hooks.get((id(module), place))
         if hook is None:
             hook = _hooks[id(module), place] = _register(module, place)
@@ -145,12 +151,61 @@ def _register(module: nn.Module, place: Place) -> ModuleHook:
 
 def _remove(module: nn.Module, listener: Listener, place: Place) -> None:
     with _lock:
+        _unpark(module)
         hook = _hooks[id(module), place]
         hook.listeners = tuple(one for one in hook.listeners if one is not listener)
         # torch's hook goes with the last listener.
         if not hook.listeners and hook.handle is not None:
             del _hooks[id(module), place]
             hook.handle.remove()
+
+
+@contextmanager
+def parked(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Take our hooks out of modules that have no others while a model makes compiled steps, whose
+    taps note nothing: compiled code checks the hooks of every module before each run.
+
+    A block that is entered or left meanwhile puts them back.
+    """
+    with _lock:
+        for module in modules:
+            _park(module)
+    try:
+        yield
+    finally:
+        with _lock:
+            for module in modules:
+                _unpark(module)
+
+
+def _park(module: nn.Module) -> None:
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    if id(module) in _parked or not all(isinstance(hook, ModuleHook) for hook in hooks):
+        return
+    taken = []
+    for entries in _entries_of(module):
+        taken += [(entries, key, value) for key, value in entries.items()]
+        entries.clear()
+    _parked[id(module)] = taken
+
+
+def _unpark(module: nn.Module) -> None:
+    for entries, key, value in reversed(_parked.pop(id(module), ())):
+        entries[key] = value
+        # Before hooks that somebody has added meanwhile.
+        if isinstance(entries, OrderedDict):
+            entries.move_to_end(key, last=False)
+
+
+def _entries_of(module: nn.Module) -> "list[dict[int, Any]]":
+    """Return the dictionaries in which torch keeps the hooks of a module, and their options."""
+    return [
+        module._forward_pre_hooks,
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+    ]
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,8 +58,9 @@ class Observer(Handler):
             )
         return None
 
-    def prepare_compiled(self, name: str, heads: int | None, tap: AttentionTap) -> None:
+    def prepare_compiled(self, name: str, heads: int | None, tap: AttentionTap) -> int | None:
         tap.is_kept = name in self.names
+        return heads
 
     def is_active(self) -> bool:
         """Return whether a call that runs now is to be recorded; raise a RuntimeError inside

@@ -5,10 +5,10 @@ hook after it passes on what the call returned.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -148,6 +148,17 @@ class RunningCall(NamedTuple):
     handled: list[HandledCall]
 
 
+def key_of(module: nn.Module) -> int | None:
+    """Return the id of the model's own attention of which a hooked module is a copy, or which it
+    is; None without hooks.
+    """
+    for hook in module._forward_pre_hooks.values():
+        for listener in getattr(hook, "listeners", ()):
+            if isinstance(listener, partial) and listener.func is _before_attention:
+                return int(listener.args[0])
+    return None
+
+
 _running: dict[tuple[int, int], RunningCall] = {}  # by the thread, and the id of the attention
 
 
@@ -189,6 +200,34 @@ def _drop_running(keys: Iterable[int]) -> None:
 
 # ------------------------------------------------------------------------------------------- blocks
 
+
+class WaitingSteps(Protocol):
+    """Steps that are recorded when somebody reads."""
+
+    def flush(self) -> None:
+        """Record the steps."""
+
+    def end_block(self) -> None:
+        """Record the steps, or prepare them to wait longer than their block."""
+
+
+class AttendInterceptor(Interceptor):
+    """The attentions of a model of Telescope, for one block."""
+
+    waiting: WaitingSteps | None = None
+
+    def handle(self, key: int, made: ModelCall) -> HandledCall:
+        self.collect()
+        return super().handle(key, made)
+
+    def collect(self) -> None:
+        """Record the steps that wait, once, whatever goes wrong."""
+        waiting = self.waiting
+        self.waiting = None
+        if waiting is not None:
+            waiting.flush()
+
+
 _hooked: dict[int, tuple[int, ExitStack]] = {}
 """By the id of each hooked attention: how many blocks need its hooks, and what removes them."""
 
@@ -228,10 +267,12 @@ def intercepting(
     watches it already.
     """
     layers = layers_around(modules, attends)
-    interceptor = Interceptor(handler, attends, layers, ATTEND)
+    interceptor = AttendInterceptor(handler, attends, layers, ATTEND)
 
     def begin_pass(module: nn.Module, args: Any, kwargs: Any) -> None:
         if handler.is_active():
+            # Steps that wait belong to passes before.
+            interceptor.collect()
             handler.text.begin_pass()
 
     def before_layer(key: int, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -257,7 +298,15 @@ def intercepting(
             undo.callback(listen(module, partial(after_layer, id(module)), AFTER))
         for attend in attends.values():
             undo.enter_context(_hooks(attend))
-        yield
+        try:
+            yield
+        except BaseException:
+            # The exception says more than what may go wrong here.
+            with suppress(Exception):
+                interceptor.collect()
+            raise
+        if interceptor.waiting is not None:
+            interceptor.waiting.end_block()
 
 
 class ResidualStreams:

@@ -124,6 +124,14 @@ class Text:
         holder = held[0].holder if held else None
         return name in self._unchanged and holder is not None and holder() is layer
 
+    def has_keys(self, name: str, now: "KeyMemory", tokens: int) -> bool:
+        """Return whether the keys of an attention's latest call were the first `tokens` of these,
+        by where they lie.
+        """
+        held = self._held.get(name, ())
+        last = held[0].tensor() if held else None
+        return last is not None and last is now.tensor() and held[0].tokens == tokens
+
     def keys_follow(self, name: str, now: "tuple[KeyMemory, ...]", queries: int) -> bool:
         """Return whether the keys of a call are known to begin with those of the attention's call
         before; to be asked for each call.

@@ -21,7 +21,8 @@ somebody reads them or when there are 128.
 A compiled model hands its calls out of the graph, or copies them into buffers: compiled.py and
 huggingface/compiled_runs.py.
 
-A model of Telescope begins in telescope_models.py, _before_attention and _after_attention.
+A model of Telescope begins in telescope_models.py, _before_attention and _after_attention; steps
+that decoding runs as a CUDA graph in captured_steps.py.
 """
 
 import warnings
@@ -315,7 +316,9 @@ def record_calls(
     token_name = getattr(tokenizer, "id_to_token", None) or getattr(
         tokenizer, "convert_ids_to_tokens", None
     )
-    recording = Recording(type(model).__name__, names, keep, options, decode, unwatched, token_name)
+    recording = Recording(
+        type(modules[""]).__name__, names, keep, options, decode, unwatched, token_name
+    )
     # Prepare the observer of the selected attentions, with W_O where norms are kept.
     selected = {name: attentions[name] for name in names}
     others = {name: attention for name, attention in attentions.items() if name not in selected}

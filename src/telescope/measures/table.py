@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from math import nan
 from string import punctuation
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -336,22 +337,30 @@ def kinds_of(shares: Float[Tensor, "habit head"], repeated: Float[Tensor, " head
     nothing to match rests on the first token, so `first` is compared with these two on the repeated
     queries alone.
     """
+    # By numpy: the largest of so few numbers is found by one thread. torch wakes up all of them,
+    # which takes milliseconds where a host is busy.
+    by_habit = shares.numpy(force=True)
+    far = HABITS.index("far")
     # The first of the rows is the largest where several are; NaN is not clear.
-    clear = torch.where(shares >= CLEAR, shares, -torch.inf)
-    is_far = clear[HABITS.index("far")] > 0
-    clear[HABITS.index("far")] = -torch.inf
-    share, kind = clear.max(0)
-    kind = torch.where(share > 0, kind, torch.where(is_far, HABITS.index("far"), len(HABITS)))
+    clear = np.where(by_habit >= CLEAR, by_habit, -np.inf)
+    is_far = clear[far] > 0
+    clear[far] = -np.inf
+    kind = clear.argmax(0)
+    kind = np.where(clear.max(0) > 0, kind, np.where(is_far, far, len(HABITS)))
 
     # How much the first token gets from the repeated queries is not stored. The least it can be:
     # all other queries give it everything.
     first = HABITS.index("first")
-    clear[first] = -torch.inf
-    share, best = clear.max(0)
-    matches = torch.tensor([*map(is_repeated, HABITS)], device=clear.device)[best]
-    is_match = matches & (share > 0) & (share > 1 - (1 - shares[first]) / repeated)
+    clear[first] = -np.inf
+    best = clear.argmax(0)
+    share = clear.max(0)
+    matches = np.array([*map(is_repeated, HABITS)])[best]
+    # A text without repeated queries divides by 0, and matches nothing.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least = 1 - (1 - by_habit[first]) / repeated.numpy(force=True)
+    is_match = matches & (share > 0) & (share > least)
     names = (*HABITS, "mixed")
-    return [names[i] for i in torch.where(is_match, best, kind).tolist()]
+    return [names[i] for i in np.where(is_match, best, kind).tolist()]
 
 
 Decode = Callable[[list[int]], str]

@@ -1,7 +1,7 @@
 """One call of an attention while a model runs: its tensors, its definition, and parts of both."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import index
 from typing import Any, NamedTuple
 
@@ -15,14 +15,13 @@ from ..attention import (
     Attention,
     Pairs,
     RealQueries,
-    RenumberedBias,
-    WrittenMask,
     drop_first_keys,
     key_heads_of,
     real_query_masks,
     real_tokens,
     restrict_to_heads,
     restrict_to_queries,
+    without_room,
 )
 from ..measures import BatchTokens, Places, Written
 from ..surveys import Size
@@ -167,13 +166,9 @@ class AttentionCall(NamedTuple):
 
     def without_unwritten_keys(self) -> "AttentionCall":
         """Return the call without the unwritten end of a cache of fixed size."""
-        mask = self.attention.mask
-        bias = self.attention.bias
-        if not isinstance(mask, WrittenMask):
+        attention, mask = without_room(self.attention)
+        if mask is None:
             return self
-        # The mask and the bias were renumbered for the whole cache; take the inner ones.
-        bias = bias.bias if isinstance(bias, RenumberedBias) else bias
-        attention = replace(self.attention, mask=mask.mask, bias=bias)
         # Cut the cache to what has been written so far.
         written = int(mask.numbering.length)
         call = self._replace(
@@ -248,8 +243,10 @@ class AttentionCall(NamedTuple):
         all.
 
         `before` queries came earlier. Positions count the tokens of each sequence without its
-        padding.
+        padding. Of steps, each is selected as if it had been recorded alone.
         """
+        if self.are_steps:
+            selection = _step_by_step(selection)
         batch, heads, queries = self.queries.shape[:3]
         # Without padding, one list of rows holds for all sequences.
         if not real_query_masks(self.attention):
@@ -305,6 +302,13 @@ QuerySelection = Callable[[int, int], Sequence[int]]
 def all_queries(count: int, before: int) -> Sequence[int]:
     """Select every query."""
     return range(count)
+
+
+def _step_by_step(selection: QuerySelection) -> QuerySelection:
+    """Return the selection that keeps of several steps what `selection` keeps of each."""
+    return lambda count, before: [
+        step for step in range(count) if len(selection(1, before + step)) > 0
+    ]
 
 
 def query_selection(queries: Any) -> QuerySelection:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..attention import Attention, include_padding_queries, real_query_masks, real_tokens, softmax
 from ..surveys import Size, can_reuse_rows
+from ..surveys.fused import fingerprint
 from .attention_call import AttentionCall
 
 KEYS = 2**14  # keys fingerprinted at once: each of their features takes 64 bits meanwhile
@@ -22,7 +23,7 @@ def continues(before: Attention, old: Size, call: AttentionCall) -> bool:
 
     The caller checks that the earlier keys are unchanged. Either every query of the call brings a
     key, and no earlier query sees a new key (a decoder's self-attention); or the call is one more
-    query over the same keys (a decoder's cross-attention).
+    query, or several more steps, over the same keys (a decoder's cross-attention).
     """
     queries, keys = call.size
     now = call.attention
@@ -34,10 +35,11 @@ def continues(before: Attention, old: Size, call: AttentionCall) -> bool:
             before, now, old, whole, call.queries, call.keys
         )
 
-    # Cross-attention: one more query over the same keys, under a definition without positions.
+    # Cross-attention: more steps over the same keys, under a definition without positions.
     bare = include_padding_queries(now)
     return (
-        (queries, keys) == (1, old[1])
+        keys == old[1]
+        and (queries == 1 or call.are_steps)
         and bare == include_padding_queries(before)
         and bare.normalize is softmax
         and bare.bias is None
@@ -67,15 +69,18 @@ def same_bits(one: Shaped[Tensor, "..."], other: Shaped[Tensor, "..."]) -> bool:
 
 
 def fingerprints(
-    tensor: Float[Tensor, "batch key_heads key d"],
+    tensor: Float[Tensor, "batch key_heads key d"], engine: str = ""
 ) -> Int[Tensor, "batch key_heads key"]:
-    """Return a 64-bit fingerprint of each key, computed from all of its bits.
+    """Return a 64-bit fingerprint of each key, computed from all of its bits; in one pass where the
+    engine that has surveyed the keys is a compiled one for CPUs.
 
     The fingerprint recognises a key whose tensor is no longer kept. Each feature is multiplied by
     an odd factor of its own, so that a change of one feature always changes the fingerprint.
     """
     integers = _as_integers(tensor)
     factors = _factors(integers.shape[-1], integers.device)
+    if engine == "fused" and integers.dtype == torch.int32:
+        return fingerprint(integers, factors)
     # Integer products overflow, which only drops high bits: the sum is still a fingerprint.
     if integers.shape[-2] <= KEYS:
         return (integers * factors).sum(-1)

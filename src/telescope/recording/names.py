@@ -184,12 +184,15 @@ def unwatched_attentions(modules: Modules, watched: Iterable[nn.Module]) -> tupl
     Only innermost modules: none that contains a watched attention or another unwatched one, or lies
     within a watched attention.
     """
+    # An attention is recognised by the name of its class; a model has few classes.
+    kinds = set(map(type, modules.values()))
+    named_kinds = {kind for kind in kinds if kind.__name__.endswith("Attention")}
+    named = [path for path, module in modules.items() if type(module) in named_kinds]
     ids = {id(module) for module in watched}
+    # As a rule all of them are watched.
+    if all(id(modules[path]) in ids for path in named):
+        return ()
     paths = {path for path, module in modules.items() if id(module) in ids}
-    # Attentions are told by the names of their classes.
-    named = [
-        path for path, module in modules.items() if type(module).__name__.endswith("Attention")
-    ]
     # A module that contains an attention is no attention itself, but a layer around one.
     containing = {above for path in (*paths, *named) for above in _above(path)}
     return tuple(

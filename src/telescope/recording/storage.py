@@ -51,7 +51,10 @@ class Device(Store):
         if device.type != "cuda":
             return Ram().free_bytes(device)
         # What PyTorch has reserved and does not use is free, too.
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        # Both numbers at once: torch takes a tenth of a millisecond to sort all that it counts.
+        bytes_of = torch.cuda.memory_stats_as_nested_dict(device)
+        reserved = bytes_of["reserved_bytes"]["all"]["current"]
+        unused = reserved - bytes_of["allocated_bytes"]["all"]["current"]
         return torch.cuda.mem_get_info(device)[0] + unused, f"memory of {device}"
 
 

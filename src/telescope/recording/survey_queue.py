@@ -29,7 +29,7 @@ from .continuation import fingerprints
 
 MAX_CALLS = {"cpu": 8, "cuda": 32}  # surveyed in one launch
 # Bytes of one staging buffer: a larger call takes longer than its launch.
-STAGING_BYTES = {"cpu": 2**22, "cuda": 2**28}
+STAGING_BYTES = {"cpu": 2**24, "cuda": 2**28}
 
 
 class SurveyResult(NamedTuple):
@@ -329,18 +329,18 @@ class SurveyQueue:
         return SurveyResult(
             seen.engine,
             summary,
-            self._fingerprints(inputs.keys),
+            self._fingerprints(inputs.keys, seen.engine),
             habit_sums(*inputs, attention, summary, places),
             sample_rows(*inputs, attention, summary, across=places.across) if self.sample else None,
         )
 
-    def _fingerprints(self, keys: Tensor) -> Int[Tensor, "batch key_heads key"]:
+    def _fingerprints(self, keys: Tensor, engine: str) -> Int[Tensor, "batch key_heads key"]:
         """Return the fingerprints of the keys; zeros while rows are sampled, when each text is one
         call.
         """
-        return (
-            keys.new_zeros(keys.shape[:3], dtype=torch.int64) if self.sample else fingerprints(keys)
-        )
+        if self.sample:
+            return keys.new_zeros(keys.shape[:3], dtype=torch.int64)
+        return fingerprints(keys, engine)
 
 
 class QueuedSurvey(NamedTuple):

@@ -339,7 +339,7 @@ def test_the_model_is_as_it_was():
 
     from support.watching import hooks_of
     from telescope.interception import interceptor
-    from telescope.interception.huggingface import interface_interceptor
+    from telescope.interception.huggingface import implementation_switch
 
     model, results = FAMILIES["gpt2"].model(), {}
     hooks, expected = hooks_of(model), model(IDS).logits
@@ -358,7 +358,7 @@ def test_the_model_is_as_it_was():
         raise KeyError("on purpose")
     assert hooks_of(model) == hooks
     assert not interceptor.interceptors
-    assert not interface_interceptor._switched
+    assert not implementation_switch._switched
     assert str(model.config._attn_implementation) == "sdpa"
     assert torch.equal(model(IDS).logits, expected)
 

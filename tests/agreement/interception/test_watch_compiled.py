@@ -140,6 +140,7 @@ def test_every_way_to_compile(way):
         recording, output = watched(subject, lambda: code(IDS, attention_mask=PADDED_LEFT))
         assert_close(output.logits, expected.logits)
         assert_same(recording, plain)
+        assert recording.model in ("LlamaForCausalLM", "LlamaModel")
     assert not counters["graph_break"]
     # After the block the model is as it was, its compiled code too.
     assert [sorted(vars(module)) for module in model.modules()] == before
@@ -250,6 +251,18 @@ def test_a_translator_writes():
     plain, expected = watched(model, lambda: generated(model, inputs, **STATIC, disable_compile=True))
     recording, ids = watched(model, lambda: generated(model, inputs, **STATIC, compile_config=config()))
     assert torch.equal(ids, expected)
+    assert_same(recording, plain)
+
+
+@pytest.mark.parametrize("inputs", [{}, WAYS["padded"]], ids=["alike", "padded"])
+@pytest.mark.parametrize("queries", [-1, [2, 6], slice(1, 9, 3)], ids=str)
+def test_queries_of_steps_that_are_recorded_together(queries, inputs):
+    """Each step is selected as if it were recorded alone: -1 is every token that was written."""
+    model = FAMILIES["llama"].model()
+    how = STATIC | inputs
+    plain, _ = watched(model, lambda: generated(model, **how, disable_compile=True), queries=queries)
+    recording, _ = watched(model, lambda: generated(model, **how, compile_config=config("eager")), queries=queries)
+    assert graphs()
     assert_same(recording, plain)
 
 
@@ -424,7 +437,7 @@ def test_gradients_are_refused_by_name():
         code(IDS)
 
 
-@pytest.mark.parametrize("edit", [ts.hide(0), ts.boost(0, 2.0), ts.mute(by="mean")], ids=str)
+@pytest.mark.parametrize("edit", [ts.redefine(0, lambda attention: attention), ts.mute(by="mean")], ids=str)
 def test_other_edits_run_uncompiled_or_are_refused(edit):
     model = FAMILIES["llama"].model()
     code = compiled(model)

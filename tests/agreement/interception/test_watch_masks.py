@@ -11,7 +11,7 @@ from support.huggingface import transformers
 from support.strategies import composite, definitions, seeds, shapes, tensors
 from support.watched import FAMILIES, IDS, PADDED_LEFT
 from telescope.attention import Causal, Documents, Left, drop_first_keys, restrict_to_queries
-from telescope.interception.huggingface import interface_interceptor
+from telescope.interception.huggingface import implementation_switch
 from telescope.interception.huggingface.definition import bias_of
 from telescope.interception.huggingface.masks import FunctionMask, LazyMask, describe_mask
 
@@ -161,7 +161,7 @@ def test_flash(family, mask, monkeypatch):
             model.generate(IDS, attention_mask=mask, max_new_tokens=5, do_sample=False)
         recordings.append(recording)
     model.config._attn_implementation_internal = "sdpa"
-    assert not interface_interceptor._switched
+    assert not implementation_switch._switched
     real = mask.bool()
     for name in recordings[0]:
         one, two = (recording[name].survey() for recording in recordings)

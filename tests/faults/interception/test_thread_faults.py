@@ -208,8 +208,8 @@ def test_generate_may_compile_again_when_the_last_block_was_left():
     model = FAMILIES["llama"].model()
     before = model.generation_config.disable_compile
     blocks = []
-    in_thread(lambda: blocks.append(entered(ts.edit(model, ts.hide(0)))))
-    second = entered(ts.edit(model, ts.hide(1)))
+    in_thread(lambda: blocks.append(entered(ts.edit(model, ts.redefine(0, lambda own: own)))))
+    second = entered(ts.edit(model, ts.redefine(1, lambda own: own)))
     in_thread(lambda: leave(blocks[0]))
     assert model.generation_config.disable_compile
     leave(second)

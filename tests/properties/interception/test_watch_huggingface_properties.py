@@ -16,7 +16,7 @@ from support.huggingface import BERT, numbered, transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT
 from support.watching import hooks_of
 from telescope.interception import interceptor, module_hook
-from telescope.interception.huggingface import interception, interface_interceptor
+from telescope.interception.huggingface import implementation_switch, interception
 
 
 def state(model):
@@ -38,7 +38,7 @@ def test_the_model_is_restored(family, fails):
         if fails:
             _ = 1 / 0
     assert state(model) == before
-    kept = (interceptor.interceptors, interface_interceptor._switched, interception._uncompiled)
+    kept = (interceptor.interceptors, implementation_switch._switched, interception._uncompiled)
     assert not any(map(len, (*kept, module_hook._hooks)))
 
     # Our functions stay registered, one for each implementation: another thread may be about to look them up.
@@ -136,7 +136,8 @@ def test_a_model_can_read_the_name_of_its_implementation():
     [
         (ts.watch, True),
         (lambda model: ts.edit(model, ts.mute(0)), True),
-        (lambda model: ts.edit(model, ts.hide(0)), False),
+        (lambda model: ts.edit(model, ts.hide(0)), True),
+        (lambda model: ts.edit(model, ts.redefine(0, lambda attention: attention)), False),
         (lambda model: ts.watch(model, also="gradients"), False),
     ],
 )

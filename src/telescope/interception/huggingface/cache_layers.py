@@ -11,6 +11,7 @@ Fails without it: tests/agreement/test_watch_generation.py, test_steps_do_not_re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -93,6 +94,27 @@ def static_keys(cache: Any, module: nn.Module) -> StaticKeys | None:
     return StaticKeys(found.layer, found.layer.max_cache_len if found.slides else 0)
 
 
+def mask_sizes(layer: Any, queries: int, before: int) -> tuple[int, int]:
+    """Return how many keys a layer of a cache will return for these queries, and the position of
+    the first.
+
+    before  how many tokens it holds
+    """
+    kind: Any = type(layer)
+    if _takes_positions(kind):
+        keys, first = layer.get_mask_sizes(torch.arange(before, before + queries))
+    else:
+        keys, first = layer.get_mask_sizes(queries)
+    return int(keys), int(first)
+
+
+@cache
+def _takes_positions(kind: type) -> bool:
+    """Return whether this version of transformers passes positions, and not their number."""
+    sizes: Any = getattr(kind, "get_mask_sizes", None)
+    return "cache_position" in signature(sizes).parameters
+
+
 def is_step(args: Any, arguments: Mapping[str, Any]) -> bool:
     """Return whether a model is passed one token for each text, and a cache of fixed size."""
     ids = arguments.get("input_ids", args[0] if args else None)
@@ -153,6 +175,12 @@ def before_changes(cache: Any, act: Callable[[], object]) -> Iterator[None]:
     finally:
         for name in changed:
             vars(cache).pop(name, None)
+
+
+def token_ids(args: Any, arguments: Mapping[str, Any]) -> Tensor | None:
+    """Return the token ids that a model is called with, (batch, token)."""
+    given = arguments.get("input_ids", args[0] if args else None)
+    return given if isinstance(given, Tensor) and given.ndim == 2 else None
 
 
 def cache_of(arguments: Mapping[str, Any]) -> Any:

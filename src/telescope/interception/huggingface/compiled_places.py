@@ -25,7 +25,7 @@ def calling_compiled(interceptor: Any, modules: Modules) -> Iterator[CompiledCod
         blocks_around.append(code)
         undo.callback(blocks_around.remove, code)
         undo.callback(code.close)
-        for module in modules.values():
+        for module in _that_call_compiled(modules):
             for attribute in _compiled_attributes(module):
                 undo.enter_context(_place(module, attribute))
         undo.enter_context(_compiled_modules())
@@ -36,6 +36,16 @@ def calling_compiled(interceptor: Any, modules: Modules) -> Iterator[CompiledCod
         # Other threads may enter and leave blocks, too.
         with lock:
             leaving.close()
+
+
+def _that_call_compiled(modules: Modules) -> list[nn.Module]:
+    """Return the modules that may have an attribute of `_compiled_attributes`: most have none."""
+    own = {"_compiled_call_impl", "forward"}
+    return [
+        module
+        for module in modules.values()
+        if not own.isdisjoint(module.__dict__) or isinstance(module, PreTrainedModel)
+    ]
 
 
 def _compiled_attributes(module: nn.Module) -> Iterator[str]:

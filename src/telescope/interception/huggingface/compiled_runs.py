@@ -16,7 +16,6 @@ from threading import Timer, local
 from typing import Any, NamedTuple
 from weakref import ref
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
@@ -41,16 +40,19 @@ from .attention_modules import (
     forward_parameters,
     may_be_cross_attention,
 )
-from .cache_layers import expected_masks, is_step
-from .masks import LazyMask, causal_mask
+from .cache_layers import cache_of, expected_masks, is_step, token_ids
+from .compiled_terms import prepare_terms
+from .masks import LazyMask
 from .transformers_internals import (
     LOOKS_UP_EVERY_NAME,
     ImplementationName,
     attention_table,
+    implementation_name,
     implementation_of,
     own_attention,
     set_implementation,
 )
+from .waiting_masks import GraphMask
 
 SECONDS = 2.0  # a compilation that is not explained
 logger = logging.getLogger(__name__)
@@ -86,33 +88,67 @@ def run_compiled(module: nn.Module, function: Callable[..., Any], *args: Any, **
     # Masks that are not written out are written now: traced code takes plain tensors.
     masks: dict[int, LazyMask] = {}
     expected = expected_masks(module, args, kwargs)
-    is_next_step = len(blocks) == 1 and blocks[0].interceptor.next_step(log, args, kwargs)
-    if not is_next_step:
-        log.prepared = None
+    if _is_next_step(log, blocks, args, kwargs):
+        if log.terms is not None:
+            log.terms.advance()
         for block in blocks:
-            block.install_taps()
+            block.interceptor.aim_next_step(0 if log.terms is None else log.terms.length)
+    else:
+        _prepare(log, blocks, module, args, kwargs)
     if is_step(args, kwargs) and expected:
         kwargs = kwargs | expected
     kwargs = {name: _written_out(value, masks) for name, value in kwargs.items()}
-    if not is_next_step:
-        for block in blocks:
-            block.interceptor.before_compiled(block.attentions, module, args, kwargs)
-        if len(blocks) == 1:
-            log.prepared = ref(blocks[0].interceptor)
     try:
-        with _traced_functions(blocks), _tell_if_compiled(module, blocks, args, kwargs):
+        with _TracedFunctions(blocks), _tell_if_compiled(module, blocks, args, kwargs):
             log.is_open = True
             output = function(*args, **kwargs)
         events = log.events
+    except BaseException:
+        # What ran of it is not known: the next run is prepared anew.
+        log.prepared = ()
+        raise
     finally:
         # Also after an exception: what was noted of the run is dropped as a whole.
         log.is_open = False
         log.events = ()
-    _recognize(events, expected, masks)
-    events = _with_lazy_masks(events, masks)
+    if log.terms is not None:
+        log.terms.end()
+    known = _known_masks(events, expected, masks)
+    cache = cache_of(kwargs) or getattr(output, "past_key_values", None)
     for block in blocks:
-        block.interceptor.after_compiled(events)
+        block.interceptor.after_compiled(events, known, cache)
     return output
+
+
+def _is_next_step(
+    log: RunLog, blocks: Sequence["CompiledCode"], args: Any, kwargs: Mapping[str, Any]
+) -> bool:
+    """Return whether a run is one more step of the texts that the taps are prepared for."""
+    around = [block.interceptor for block in blocks]
+    if [one() for one in log.prepared] != around or not is_step(args, kwargs):
+        return False
+    ids = token_ids(args, kwargs)
+    if any(one.handler.adds_to_scores for one in around) and (
+        log.terms is None or not log.terms.continues(kwargs, ids)
+    ):
+        return False
+    return all(one.continues_steps(kwargs, ids) for one in around)
+
+
+def _prepare(
+    log: RunLog, blocks: Sequence["CompiledCode"], module: nn.Module, args: Any, kwargs: Any
+) -> None:
+    """Tell the taps what the blocks around a run need of it, and add what they edit."""
+    log.prepared = ()
+    log.terms = None
+    for block in blocks:
+        block.install_taps()
+    around = [block.interceptor for block in blocks]
+    heads: dict[int, int] = {}
+    for block in blocks:
+        heads |= block.interceptor.before_compiled(block.attentions, module, args, kwargs)
+    log.terms = prepare_terms(around, module, args, kwargs, heads)
+    log.prepared = tuple(map(ref, around))
 
 
 def _written_out(value: Any, masks: dict[int, LazyMask]) -> Any:
@@ -127,79 +163,91 @@ def _written_out(value: Any, masks: dict[int, LazyMask]) -> Any:
     return value.dense
 
 
-def _recognize(events: tuple[Any, ...], expected: Any, masks: dict[int, LazyMask]) -> None:
-    """Note which masks that were made inside of a graph are equal to an expected one."""
-    known = [one for one in tree_leaves(expected) if isinstance(one, LazyMask)]
-    made = {id(event.mask): event for event in events if isinstance(event, Call | Step)}
-    for key, event in made.items():
-        mask = event.mask
-        if key in masks or not isinstance(mask, Tensor) or mask.ndim != 4:
-            continue
-        # Outside of a graph, a mask that is only causal may not be made at all.
-        candidates = [*known, causal_mask(implementation_of(event.tap.module), mask)]
-        for one in candidates:
-            if one is not None and one.shape == mask.shape and torch.equal(one.dense, mask):
-                masks[key] = one
-                break
-
-
-def _with_lazy_masks(events: tuple[Any, ...], masks: Mapping[int, LazyMask]) -> tuple[Any, ...]:
-    """Return the events with masks as they were before they were written out."""
-    if not masks:
-        return events
-    return tuple(
-        event._replace(mask=masks[id(event.mask)])
-        if isinstance(event, Call | Step) and id(event.mask) in masks
-        else event
+def _known_masks(
+    events: tuple[Any, ...], expected: Any, masks: Mapping[int, LazyMask]
+) -> dict[int, Any]:
+    """Return the masks of the events, by the ids of their tensors: as they were before they were
+    written out, or as GraphMasks if they were made inside of the graph.
+    """
+    # Layers share few masks: look at each once.
+    tensors = {
+        id(event.mask): event
         for event in events
-    )
+        if isinstance(event, Call | Step) and isinstance(event.mask, Tensor)
+    }
+    known: dict[int, Any] = {}
+    for key, event in tensors.items():
+        if key in masks:
+            known[key] = masks[key]
+        elif event.mask.ndim == 4:
+            candidates = [one for one in tree_leaves(expected) if isinstance(one, LazyMask)]
+            implementation = implementation_of(event.tap.module)
+            known[key] = GraphMask(event.mask, implementation, candidates)
+    return known
 
 
-@contextmanager
-def _traced_functions(blocks: Sequence["CompiledCode"]) -> Iterator[None]:
-    """Let the models of these blocks look up traced attention functions, under their own names."""
-    with ExitStack() as undo, lock:
-        for block in blocks:
-            for config in block.interceptor.configs:
-                name = config._attn_implementation
+class _TracedFunctions:
+    """Let the models of these blocks look up traced attention functions, under their own names,
+    while a compiled run is under way.
+    """
+
+    def __init__(self, blocks: Sequence["CompiledCode"]) -> None:
+        self.entries = [entry for block in blocks for entry in block.tables()]
+        self.configs = [config for block in blocks for config in block.interceptor.configs]
+        self.named: list[tuple[Any, ImplementationName]] = []
+
+    def __enter__(self) -> None:
+        with lock:
+            for config in self.configs:
+                name = implementation_name(config)
                 # Traced code cannot compare a string of a class of its own.
                 if isinstance(name, ImplementationName):
-                    undo.callback(set_implementation, config, name)
+                    self.named.append((config, name))
                     set_implementation(config, name.implementation)
-            for table, name in block.tables():
-                undo.enter_context(_replaced(table, name))
-        undo = undo.pop_all()
-    try:
-        yield
-    finally:
+            for table, name in self.entries:
+                _replace(table, name)
+
+    def __exit__(self, *raised: object) -> None:
         with lock:
-            undo.close()
+            for table, name in self.entries:
+                _restore(table, name)
+            for config, name in self.named:
+                set_implementation(config, name)
 
 
-_replacing: dict[tuple[int, str], int] = {}
-"""How many runs have replaced an entry, by the id of the table and the name of the entry."""
+class _Replaced(NamedTuple):
+    """An entry of a table of attention functions that runs have replaced."""
+
+    own: Any
+    had_local_entry: bool
+    runs: int
 
 
-@contextmanager
-def _replaced(table: Any, name: str) -> Iterator[None]:
+_replaced: dict[tuple[int, str], _Replaced] = {}
+"""By the id of the table and the name of the entry."""
+
+
+def _replace(table: Any, name: str) -> None:
     """Put a traced function into the local entries of a table, which are looked up first."""
     key = (id(table), name)
+    known = _replaced.get(key)
+    if known is not None:
+        _replaced[key] = known._replace(runs=known.runs + 1)
+        return
     own = None if name == "eager" else table[name]
-    count = _replacing.get(key, 0)
-    _replacing[key] = count + 1
-    had_local_entry = name in table._local_mapping
-    if not count:
-        table[name] = _traced(name, own)
-    try:
-        yield
-    finally:
-        _replacing[key] -= 1
-        if not _replacing[key]:
-            del _replacing[key]
-            if had_local_entry:
-                table[name] = own
-            else:
-                del table[name]
+    _replaced[key] = _Replaced(own, name in table._local_mapping, 1)
+    table[name] = _traced(name, own)
+
+
+def _restore(table: Any, name: str) -> None:
+    """Undo `_replace`, once it was undone as often as it was called."""
+    known = _replaced.pop((id(table), name))
+    if known.runs > 1:
+        _replaced[id(table), name] = known._replace(runs=known.runs - 1)
+    elif known.had_local_entry:
+        table[name] = known.own
+    else:
+        del table[name]
 
 
 @lru_cache(maxsize=64)
@@ -269,6 +317,9 @@ class CompiledCode:
 
     def close(self) -> None:
         """Remove the taps."""
+        # Terms refer to the model.
+        _thread.log.prepared = ()
+        _thread.log.terms = None
         with lock:
             self._taps.close()
 
@@ -276,7 +327,7 @@ class CompiledCode:
         """Return the tables in which the attentions look their functions up, and the names that
         they look up.
         """
-        key = tuple(str(config._attn_implementation) for config in self.interceptor.configs)
+        key = tuple(str(implementation_name(config)) for config in self.interceptor.configs)
         if key not in self._tables:
             found = {}
             for module in self.attentions.values():
@@ -291,6 +342,7 @@ class CompiledCode:
                     )
                 tap = vars(module)[TAP]
                 tap.own = own_attention(name, module)
+                tap.is_sdpa = name == "sdpa"
             self._tables = {key: [*found.values()]}
         return self._tables[key]
 
@@ -335,7 +387,8 @@ def _taps(modules: Modules, attended: Mapping[str, nn.Module]) -> Iterator[None]
             vars(module)[TAP] = tap
             undo.callback(_remove, module)
             # Dynamo guards the hooks of a module: every block has them at the same modules.
-            for place in (BEFORE, AFTER):
+            is_model = isinstance(module, PreTrainedModel)
+            for place in (BEFORE, AFTER) if is_model else (BEFORE,):
                 undo.callback(listen(module, partial(_hear_nothing), place))
         yield
 
@@ -353,8 +406,9 @@ def _remove(module: nn.Module) -> None:
 
 
 def _attention_tap(module: nn.Module, log: RunLog) -> AttentionTap:
-    own = own_attention(implementation_of(module), module)
+    implementation = implementation_of(module)
+    own = own_attention(implementation, module)
     kind: Any = type(module)
     parameters = forward_parameters(kind) if may_be_cross_attention(module) else ()
     others = tuple(name for name in OTHER_SEQUENCES if name in parameters)
-    return AttentionTap(module, log, own, parameters, others)
+    return AttentionTap(module, log, own, implementation == "sdpa", parameters, others)

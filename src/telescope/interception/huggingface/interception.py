@@ -18,9 +18,11 @@ from ..interceptor import (
 )
 from ..module_hook import AFTER, BEFORE, listen
 from ..observer import Observer
+from .attention_modules import attentions as all_attentions
 from .compiled_places import calling_compiled
 from .compiled_steps import Steps
-from .interface_interceptor import InterfaceInterceptor, switch, switch_back
+from .implementation_switch import switch, switch_back
+from .interface_interceptor import InterfaceInterceptor, interface_functions
 from .logged_passes import PassLog
 from .transformers_internals import LOOKS_UP_EVERY_NAME, announcing_prompts
 
@@ -52,7 +54,8 @@ def intercepting(
         interceptor.steps = Steps(interceptor, handler.recording)
         handler.recording.queue.collect_steps = interceptor.collect
     # Older versions look eager attention up by no name that could be replaced.
-    may_not_compile = handler.why_not_compiled is not None or not LOOKS_UP_EVERY_NAME
+    problem = interceptor.why_not_compiled(type(modules[""]).__name__, all_attentions(modules))
+    may_not_compile = bool(problem) or not LOOKS_UP_EVERY_NAME
     with ExitStack() as undo:
         if handler.follows_text:
             embeddings = token_embeddings(modules)
@@ -61,7 +64,7 @@ def intercepting(
         # Change configs with the lock held: other threads may enter and leave blocks, too.
         with lock:
             for config in interceptor.configs:
-                switch(config)
+                switch(config, interface_functions)
                 undo.callback(switch_back, config)
             undo.enter_context(calling_compiled(interceptor, modules))
             for config in (own.get("generation_config") for own in attributes):
@@ -94,14 +97,15 @@ def _end_recording(interceptor: InterfaceInterceptor, handler: Observer) -> None
     log = interceptor.log
     assert log is not None
     assert interceptor.steps is not None
-    interceptor.steps.flush()
-    interceptor.steps = None
-    if log.waits and log.can_wait_longer:
+    steps = interceptor.steps
+    waits = log.waits or steps.count > 0
+    if waits and log.can_wait_longer and (steps.count == 0 or steps.keep()):
         recording.queue.collect_steps = LateRecording(interceptor, handler)
         return
     recording.flush()
     recording.queue.collect_steps = None
     interceptor.log = None
+    interceptor.steps = None
 
 
 class LateRecording:
@@ -117,8 +121,9 @@ class LateRecording:
 
     def _hold(self, recording: Any) -> None:
         self.handler.recording = recording
-        if self.interceptor.log is not None:
-            self.interceptor.log.recording = recording
+        for waiting in (self.interceptor.log, self.interceptor.steps):
+            if waiting is not None:
+                waiting.recording = recording
 
     def __call__(self) -> None:
         recording = self.recording()
@@ -152,7 +157,7 @@ def _announcing(model: PreTrainedModel, interceptor: InterfaceInterceptor) -> It
 
 @contextmanager
 def _hooks(modules: Modules, interceptor: InterfaceInterceptor) -> Iterator[None]:
-    """Register the hooks that run before each model, and before and after each attention."""
+    """Register the hooks that run before and after each model, and before each attention."""
     with ExitStack() as hooks:
         # Passes are counted anew when a model around the attentions begins to run.
         for path, module in modules.items():
@@ -163,11 +168,13 @@ def _hooks(modules: Modules, interceptor: InterfaceInterceptor) -> Iterator[None
                     else interceptor.attentions
                 )
                 inside = [id(interceptor.attentions[name]) for name in names]
+                interceptor.inside[id(module)] = inside
                 hooks.callback(listen(module, partial(interceptor.before_model, inside), BEFORE))
+                hooks.callback(listen(module, partial(interceptor.after_model, inside), AFTER))
         for attention in interceptor.attentions.values():
             hooks.callback(listen(attention, interceptor.before_attention, BEFORE))
-            hooks.callback(listen(attention, interceptor.after_attention, AFTER))
         yield
+        interceptor.end_direct_runs()
 
 
 def _forbid_compilation(config: Any) -> None:

@@ -13,6 +13,7 @@ from ...engines import attend, torch_modes
 from ...recording import AttentionCall
 from ...surveys import masked_rows
 from ...words import format_bytes
+from ..compiled import ScoreEdit
 from ..interceptor import (
     HandledCall,
     Handler,
@@ -136,6 +137,16 @@ class InterfaceCall(ModelCall):
         else:
             keys = changed.keys
         self.tensors = changed.queries, keys, values
+
+    def describe_edited(self, handled: HandledCall, edits: Iterable[ScoreEdit]) -> None:
+        """Describe a call that compiled code has run with these edits."""
+        described = handled.describe()
+        # There is no function of the model's own to compare the edited call with.
+        self.compare(handled, described)
+        attention = described.attention
+        for edit in edits:
+            attention = edit.apply(attention)
+        self.described = described._replace(attention=attention)
 
     @torch.no_grad()
     def compare(self, handled: HandledCall, described: AttentionCall) -> None:

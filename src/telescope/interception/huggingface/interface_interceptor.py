@@ -11,14 +11,14 @@ mask function.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from ..compiled import TAP, Pass, RunLog, TokenIds
+from ..compiled import TAP, Pass, ScoreEdit, TokenIds
 from ..interceptor import (
     HandledCall,
     Handler,
@@ -29,22 +29,22 @@ from ..interceptor import (
     interceptors,
     lock,
 )
-from ..module_hook import runs_for, uncompiled
+from ..module_hook import runs_for
 from ..observer import Observer
 from .attention_modules import (
-    check_implementations,
     cross_attention_by_arguments,
     is_cross_attention,
 )
-from .cache_layers import cache_of
+from .cache_layers import cache_of, token_ids
 from .compiled_steps import Steps
+from .compiled_terms import cached_keys, why_no_terms
+from .implementation_switch import adopt_implementation
 from .interface_call import InterfaceCall, ReadingInterceptor, Result, SoftmaxInputs
+from .late_calls import check_memory
 from .logged_passes import PassLog
 from .masks import LazyMask, MaskOffsets
 from .transformers_internals import (
-    ImplementationName,
     Prompt,
-    set_implementation,
 )
 
 INTERFACE = Route(
@@ -55,14 +55,28 @@ INTERFACE = Route(
 )
 
 
+class CompiledEdits(NamedTuple):
+    """The edits that compiled code has applied to a call."""
+
+    every: tuple[Any, ...] = ()
+    of_scores: tuple[ScoreEdit, ...] = ()
+    """What they make of its definition."""
+
+
 class InterfaceInterceptor(ReadingInterceptor):
     """The attentions of a model of transformers, for one block."""
 
     def __init__(self, handler: Handler, attentions: Mapping[str, nn.Module]) -> None:
         super().__init__(handler, attentions, INTERFACE)
         self.configs: Sequence[Any] = ()
+        self.inside: dict[int, Sequence[int]] = {}
+        """The ids of the attentions inside of each model, and of each part that is one, by id."""
         self._passes: dict[int, int] = {}
         """How often each attention, by id, has run since the model around it was called."""
+        self._awaited: set[int] = set()
+        """The attentions, by id, of models that are running."""
+        self._repeats = False
+        """Whether some attention has run several times in one pass."""
         self._softmax: SoftmaxInputs | None = None  # of the latest call
         self._value_sets = 0
         self.has_value_sets = False
@@ -80,12 +94,16 @@ class InterfaceInterceptor(ReadingInterceptor):
         assert isinstance(made, InterfaceCall)
         attention = self.names[key]
         self.note_call(attention)
-        self._queries[key] = made.tensors[0].shape
+        self.note_queries(key, made.tensors[0])
         # Layers that share one module, as ALBERT's do, are passes through that module.
         count = self._passes.get(key, 1)
         name = attention if count == 1 else f"{attention}.{count}"
         values = self._count_values(made)
         return HandledCall(made, self, attention, name, self._cross[key], values)
+
+    def note_queries(self, key: int, queries: Tensor) -> None:
+        """Note the shape of the latest queries of the attention with this id."""
+        self._queries[key] = queries.shape
 
     def _count_values(self, call: InterfaceCall) -> int:
         """Return how many calls just before this one had the same weights, and other values; to be
@@ -115,15 +133,24 @@ class InterfaceInterceptor(ReadingInterceptor):
             # What waits belongs to the passes before, and is counted with these.
             if not is_step:
                 self.collect()
+            self._awaited.update(inside)
+            # What a pass that raised has begun is not known to have ended.
+            self.silent_runs().difference_update(inside)
+            runs_once = set(self._passes.values()) <= {1} and not self._repeats
+            self._repeats = not runs_once
             for attention in inside:
                 self._passes.pop(attention, None)
             if is_step:
                 return
-            _adopt_implementation(model, self.configs, self.attentions)
+            adopt_implementation(model, self.configs, self.attentions, interface_functions)
             if self.handler.follows_text:
                 self.text.begin_pass(cache_of(kwargs))
             if self.log is not None:
                 self.log.begin(kwargs, ids)
+                # Other blocks may count passes of their own.
+                is_alone = all(len(interceptors.get(key, ())) == 1 for key in self.modules_by_id)
+                if self.log.is_stepping and runs_once and is_alone:
+                    self.log.park_hooks([*self.modules_by_id.values()])
 
     def collect(self) -> None:
         """Record the calls that wait."""
@@ -132,26 +159,53 @@ class InterfaceInterceptor(ReadingInterceptor):
         if self.steps is not None:
             self.steps.flush()
 
+    def after_model(
+        self, inside: Iterable[int], model: PreTrainedModel, args: Any, kwargs: Any, output: Any
+    ) -> None:
+        """After a model or a part of it ran: report the attentions inside that made no call.
+
+        Each attention could be looked at when its own run ends, by a hook that would run as often.
+        """
+        if self.is_active():
+            self.end_runs(inside)
+            self._awaited.difference_update(inside)
+
+    def end_runs(self, keys: Iterable[int]) -> None:
+        """Report those of these attentions that have run and made no call."""
+        silent = self.silent_runs()
+        for key in [key for key in keys if key in silent]:
+            self.end_run(key, self.modules_by_id[key])
+
+    def end_direct_runs(self) -> None:
+        """Report the attentions that were called directly, not by a model around them, and made no
+        call. A run of the model that raised has not ended.
+        """
+        self.end_runs([key for key in self.modules_by_id if key not in self._awaited])
+
     def before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before an attention runs: count the pass, and note whether it is cross-attention."""
         if self.is_active():
+            self.begin_run(id(module))
             self.begin_attention(module, cross_attention_by_arguments(module, args, kwargs))
 
     def begin_attention(self, module: nn.Module, across: bool | None) -> None:
         """Count a pass through an attention; `across` is None if no argument tells what it is."""
-        self.begin_run(id(module))
         self._passes[id(module)] = self._passes.get(id(module), 0) + 1
         if across is not None:
             self._cross[id(module)] = across
 
-    def after_attention(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """After an attention ran: report it if it made no call through the interface."""
-        self.end_run(id(module), module)
-
     def handle_late(self, key: int, made: ModelCall, number: int) -> HandledCall:
         """Return a call that has waited, the pass through its module of this number."""
-        self._passes[key] = number
+        self.count_pass(key, number)
         return self.handle(key, made)
+
+    def count_pass(self, key: int, number: int) -> None:
+        """Take the pass through the attention with this id as the one of this number."""
+        self._passes[key] = number
+
+    def forget_passes(self) -> None:
+        """Count passes through each attention anew."""
+        self._passes.clear()
 
     def passes_of(self, key: int) -> int:
         """Return how often the attention with this id has run since the model was called."""
@@ -173,42 +227,77 @@ class InterfaceInterceptor(ReadingInterceptor):
 
     # ------------------------------------------------------------------------------- compiled runs
 
-    def next_step(self, log: RunLog, args: Any, kwargs: Any) -> bool:
-        """Return whether a compiled run is one more step beside those that wait; let it write to
-        the next row of the buffers, for which the taps are prepared.
+    def continues_steps(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> bool:
+        """Return whether a compiled step, of the text that the taps are prepared for, needs nothing
+        but `aim_next_step`.
         """
-        steps = self.steps
-        if steps is None or log.prepared is None or log.prepared() is not self:
-            return False
-        if not steps.continues(kwargs, token_ids(args, kwargs)):
-            return False
-        steps.aim()
-        return True
+        if self.steps is not None:
+            return self.steps.continues(kwargs, ids)
+        handler = self.handler
+        return not handler.follows_calls or (
+            handler.adds_to_scores and not self.text.is_reading_prompt
+        )
+
+    def aim_next_step(self, length: int) -> None:
+        """Let the step that begins write to the next row of the buffers; it makes a text of this
+        length, if that is known.
+        """
+        if self.steps is not None:
+            self.steps.aim()
+        self.handler.note_length(length)
 
     def before_compiled(
         self, attentions: Mapping[str, nn.Module], module: nn.Module, args: Any, kwargs: Any
-    ) -> None:
-        """Prepare a compiled run of the model or of a part of it; raise a ValueError if the block
-        cannot handle it.
+    ) -> dict[int, int]:
+        """Prepare a compiled run of the model or of a part of it; return how many heads each
+        attention has, by id, as far as that is known. Raise a ValueError if the block cannot handle
+        the run.
         """
-        problem = self.handler.why_not_compiled
-        if problem is not None:
+        problem = self.why_not_compiled(type(module).__name__, attentions)
+        if problem:
             raise ValueError(f"{type(module).__name__} is compiled: {problem}")
+        found = {}
         for name, attention in attentions.items():
             shape = self._queries.get(id(attention))
             heads = None if shape is None else shape[1]
-            self.handler.prepare_compiled(name, heads, vars(attention)[TAP])
+            count = self.handler.prepare_compiled(name, heads, vars(attention)[TAP])
+            if count is not None:
+                found[id(attention)] = count
+        self._begin_compiled(module, args, kwargs)
+        return found
+
+    def why_not_compiled(self, kind: str, attentions: Mapping[str, nn.Module]) -> str:
+        """Return why the block cannot handle compiled code of a model of this class, which has
+        these attentions, as a sentence; "" if it can.
+        """
+        problem = self.handler.why_not_compiled or ""
+        if not problem and self.handler.adds_to_scores:
+            problem = why_no_terms(kind, self.configs, attentions)
+        return problem
+
+    def _begin_compiled(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin the pass of a compiled run."""
         # A part of the model is called within a pass, which has begun already.
         if not isinstance(module, PreTrainedModel):
             return
-        self.before_model(self._attentions_of(module), module, args, kwargs)
-        if self.steps is not None:
-            self.steps.prepare(module, kwargs, token_ids(args, kwargs))
+        ids = token_ids(args, kwargs)
+        # Behind a prompt that waits, steps wait too: nothing is recorded between them.
+        if self.steps is not None and self.steps.prepare_behind_prompt(module, kwargs, ids):
+            return
+        self.before_model(self.inside[id(module)], module, args, kwargs)
+        if self.steps is not None and not self.steps.prepare(module, kwargs, ids):
+            check_memory(self.recorded_modules(), ids)
 
-    def after_compiled(self, events: tuple[Any, ...]) -> None:
-        """Hand what a compiled run has noted to the handler."""
+    def after_compiled(self, events: tuple[Any, ...], masks: Mapping[int, Any], cache: Any) -> None:
+        """Hand what a compiled run has noted to the handler.
+
+        masks   what is known of the masks of the events, by the ids of their tensors
+        cache   the one that the run was passed, or returned
+        """
+        if self.handler.adds_to_scores:
+            self.handler.finish_compiled(partial(cached_keys, cache, self.attentions))
         # What waits is handed on when it is recorded.
-        if self.steps is not None and self.steps.wait(events):
+        if self.steps is not None and self.steps.wait(events, masks):
             return
         begun = set()
         for event in events:
@@ -222,15 +311,9 @@ class InterfaceInterceptor(ReadingInterceptor):
                 self.note_call(self.names[key])
                 self.handler.note_compiled(self.names[key])
         # Report attentions that ran and made no call of an attention function.
-        for key in begun:
-            self.end_run(key, self.modules_by_id[key])
+        self.end_runs(begun)
         if self.steps is not None:
-            self.steps.receive(events)
-
-    def _attentions_of(self, module: nn.Module) -> list[int]:
-        """Return the ids of the attentions inside of a model."""
-        inside = {id(one) for one in module.modules()}
-        return [key for key in self.modules_by_id if key in inside]
+            self.steps.receive(events, masks)
 
     @property
     def has_cross_attention(self) -> bool:
@@ -245,15 +328,18 @@ class InterfaceInterceptor(ReadingInterceptor):
         is_single = self._passes.get(id(module), 1) <= 1 and not self.has_value_sets
         return shape[1] if shape is not None and shape[0] == batch and is_single else None
 
-    def edits_of(self, module: nn.Module) -> tuple[Any, ...]:
-        """Return the edits that compiled code has applied to an attention."""
+    def edits_of(self, module: nn.Module) -> CompiledEdits:
+        """Return the edits that the latest compiled run has applied to an attention; to be asked
+        before the next run, and before a block ends.
+        """
         around = interceptors.get(id(module), ())
-        return tuple(
+        every = tuple(
             edit
             for one in around
             if one.is_active()
             for edit in one.handler.edits_of_compiled(one.names[id(module)])
         )
+        return CompiledEdits(every, vars(module)[TAP].score_edits)
 
     @contextmanager
     def reading_prompt(self, prompt: Prompt) -> Iterator[None]:
@@ -267,7 +353,8 @@ class InterfaceInterceptor(ReadingInterceptor):
         with self.text.reading_prompt(prompt.ids, prompt.ends):
             yield
             # Recorded here, the calls are known to belong to the prompt.
-            self.collect()
+            if self.log is None or not self.log.keep_prompt(prompt):
+                self.collect()
 
 
 def _attention_function(
@@ -325,6 +412,12 @@ def _mask_function(implementation: str, **arguments: Any) -> Any:
             )
     if implementation not in ("sdpa", "eager"):  # the others write no matrix
         return own(**arguments)
+    dtype = torch.bool if implementation == "sdpa" else arguments["dtype"]
+
+    # The mask of one query is small, and a model that writes waits for it: write it once.
+    if offsets.queries == 1:
+        written = own(**arguments)
+        return None if written is None else LazyMask.of(own, arguments, dtype, written)
 
     # Try whether the model's own function would write a mask at all.
     def evaluate(*indices: Any) -> Tensor:
@@ -333,84 +426,14 @@ def _mask_function(implementation: str, **arguments: Any) -> Any:
     try:
         return own(**{**arguments, "mask_function": evaluate})
     except _MaskIsNeededError:
-        return LazyMask.of(
-            own, arguments, torch.bool if implementation == "sdpa" else arguments["dtype"]
-        )
+        return LazyMask.of(own, arguments, dtype)
 
 
 class _MaskIsNeededError(Exception):
     """The model's own mask function began to write a mask."""
 
 
-def token_ids(args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the token ids that a model is called with, (batch, token)."""
-    given = kwargs.get("input_ids", args[0] if args else None)
-    return given if isinstance(given, Tensor) and given.ndim == 2 else None
-
-
-# ------------------------------------------------------------------------------ names of ours
-
-# Configs that hold an ImplementationName, and how many blocks need them.
-_switched: dict[int, tuple[Any, int]] = {}
-
-
-def switch(config: Any) -> None:
-    """Let a config name an intercepted implementation until `switch_back` was called as often as
-    this.
-    """
-    _, count = _switched.get(id(config), (config, 0))
-    _switched[id(config)] = (config, count + 1)
-    _rename_implementation(config)
-
-
-def _rename_implementation(config: Any) -> None:
-    """Replace the implementation's name in a config by an ImplementationName, and register our
-    functions under it.
-    """
-    original = config._attn_implementation
-    # The config names no implementation, or ours already.
-    if original is None or isinstance(original, ImplementationName):
-        return
-    name = ImplementationName(original)
-    # The keys are plain strings: Dynamo cannot look anything up in a table that has other keys.
-    attend, make_mask = _functions(str(original))
-    AttentionInterface.register(str(name), uncompiled(attend))
-    AttentionMaskInterface.register(str(name), uncompiled(make_mask))
-    set_implementation(config, name)
-
-
 @lru_cache(maxsize=64)
-def _functions(implementation: str) -> tuple[Callable[..., Result], Callable[..., Any]]:
+def interface_functions(implementation: str) -> tuple[Callable[..., Result], Callable[..., Any]]:
     """Return our attention function and mask function for an implementation of transformers."""
     return partial(_attention_function, implementation), partial(_mask_function, implementation)
-
-
-def switch_back(config: Any) -> None:
-    """Undo `switch`, unless the model's implementation was changed inside the block: that choice
-    stays.
-
-    Our functions stay registered: another thread may have read their name, and be about to look
-    them up.
-    """
-    with lock:
-        _, count = _switched.pop(id(config))
-        if count > 1:
-            _switched[id(config)] = (config, count - 1)
-        elif isinstance(config._attn_implementation, ImplementationName):
-            set_implementation(config, config._attn_implementation.implementation)
-
-
-def _adopt_implementation(
-    model: PreTrainedModel, configs: Sequence[Any], attentions: Mapping[str, nn.Module]
-) -> None:
-    """Intercept an implementation that was chosen inside the block, or raise a ValueError if it is
-    not known.
-    """
-    names = [config._attn_implementation for config in configs]
-    # As a rule, nobody has changed the implementation.
-    if all(name is None or isinstance(name, ImplementationName) for name in names):
-        return
-    check_implementations(type(model).__name__, attentions)
-    with lock:
-        for config in configs:
-            _rename_implementation(config)

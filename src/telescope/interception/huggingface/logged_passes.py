@@ -5,9 +5,9 @@ writes query by query. Nothing that waits may change meanwhile: calls with a mas
 tensor, or with keys that a later pass writes to, are recorded while they run.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any
 from weakref import proxy, ref
 
 import torch
@@ -15,61 +15,20 @@ from torch import Tensor, nn
 
 from ...attention import Attention
 from ...recording import ROOM, AttentionCall, Device, Recording, StepsCall, SummariesCall
-from ..interceptor import HandledCall, StoredKeys
+from ..interceptor import StoredKeys
+from ..module_hook import parked
 from ..observer import SHORT
 from ..sdpa_lse import SdpaWithLse
 from ..text import KeyMemory, version_of
-from .cache_layers import CacheLayer, cache_of
-from .interface_call import InterfaceCall, Result
-from .masks import LazyMask, causal_mask, is_steady
-from .transformers_internals import own_attention, weights_are_requested
+from .cache_layers import CacheLayer, cache_of, static_keys
+from .interface_call import Result
+from .late_calls import LateCall, LoggedCall, copies
+from .masks import LazyMask
+from .transformers_internals import Prompt, own_attention, weights_are_requested
+from .waiting_masks import causal_mask, is_steady, known_mask, stays
 
 WAITING_BYTES = 2**28  # of the tensors of a pass: a longer text takes longer than its recording
-
-
-class LateCall(InterfaceCall):
-    """A call that is recorded after it ran. Its output is not kept."""
-
-    stored: StoredKeys | None = None
-    """Where the keys lie, if that is known; else the cache tells."""
-    output: Tensor | None = None
-    """What the call returned, if that was kept."""
-    has_waited = False
-    """Whether the cache may have changed since the call ran."""
-
-    def where_keys_lie(self, handled: HandledCall) -> StoredKeys:
-        if self.stored is not None:
-            return self.stored
-        layer = CacheLayer.of(handled.interceptor.text.cache(), self.module, bool(handled.across))
-        if self.has_waited and (layer is None or layer.keys is not self.tensors[1]):
-            return StoredKeys()
-        return super().where_keys_lie(handled)
-
-    def check_output(self, handled: HandledCall, call: AttentionCall, output: Any) -> None:
-        """Compare the definition with what the call returned or, where that was not kept, with the
-        model's own function, which runs once more on the tensors of the call.
-        """
-        if self.output is not None:
-            super().check_output(handled, call, output)
-        else:
-            self.compare(handled, call)
-
-
-class LoggedCall(NamedTuple):
-    """A call as it ran."""
-
-    implementation: str
-    module: nn.Module
-    tensors: tuple[Tensor, Tensor, Tensor]
-    mask: Any
-    options: dict[str, Any]
-    lse: Tensor | None
-    output: Tensor | None
-    """Kept until the definition of some call of the module was compared with its output."""
-    number: int
-    """Which pass through its module the call is."""
-    versions: tuple[int | None, int | None]
-    """How often queries and keys had been written to."""
+MOST_ROOM = 2  # times the prompt: a cache of fixed size that is copied with its unwritten end
 
 
 class PassLog:
@@ -87,18 +46,22 @@ class PassLog:
         self._steps: dict[int, list[LoggedCall]] = {}  # by the id of the attention
         self._layers: dict[int, Any] = {}  # of the cache, likewise
         self._cache: Any = None  # of the running pass; a weak reference
-        self._is_stepping = False
+        self.is_stepping = False
+        """Whether the running pass is a step that waits with those that follow."""
+        self._parked = ExitStack()
         self._ids: torch.Size | None = None
         self._bytes = 0
         self._is_recording = False
         self._mask: tuple[LazyMask, LazyMask] | None = None  # of the latest call, and its copy
+        self._prompt: Prompt | None = None
+        """The prompt that the calls have read, if `generate` has gone on since."""
 
     # --------------------------------------------------------------------------------------- passes
 
     def continues(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> bool:
         """Return whether the pass that begins is one more step beside those that wait."""
         cache = cache_of(kwargs)
-        if not self._is_stepping or cache is None or cache is not self._cache():
+        if not self.is_stepping or cache is None or cache is not self._cache():
             return False
         if (ids is not None and ids.shape != self._ids) or self.interceptor.text.is_reading_prompt:
             return False
@@ -108,21 +71,28 @@ class PassLog:
         if len(count) > 1 or max(count) >= ROOM:
             return False
         last = [calls[-1] for calls in self._steps.values()]
-        return all(
-            self._layers[id(call.module)].keys is call.tensors[1]
-            and (call.mask is None or is_steady(call.mask))
-            for call in last
-        )
+        if any(self._layers[id(call.module)].keys is not call.tensors[1] for call in last):
+            return False
+        # Layers share few masks.
+        masks = {id(call.mask): call.mask for call in last if call.mask is not None}
+        return all(map(is_steady, masks.values()))
 
     def begin(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> None:
         """Begin a pass. A step that continues the recorded text waits with those that follow it."""
+        self._parked.close()
         cache = cache_of(kwargs)
         self._cache = None if cache is None else ref(cache)
         self._ids = None if ids is None else ids.shape
         text = self.interceptor.text
         text.inputs.forget_steps()
         is_step = ids is not None and ids.shape[1] == 1 and self._cache is not None
-        self._is_stepping = is_step and not text.is_reading_prompt and self._holds_all()
+        self.is_stepping = is_step and not text.is_reading_prompt and self._holds_all()
+
+    def park_hooks(self, modules: Sequence[nn.Module]) -> None:
+        """Take the hooks out of attentions while the model makes steps: each attention is known to
+        run once in a step, and to make its call.
+        """
+        self._parked.enter_context(parked(modules))
 
     def _holds_all(self) -> bool:
         """Return whether the keys that each attention was passed last lie in the cache, and are
@@ -171,17 +141,25 @@ class PassLog:
             self.flush()
             return None
         interceptor.note_call(name)
+        interceptor.note_queries(key, tensors[0])
         if not self._calls and not self._steps:
             self._check_memory(tensors)
         # The log-sum-exp saves a long survey more than reading it costs.
         queries, keys, _ = tensors
         scores = queries.shape[-2] * keys.shape[-2]
-        reads_lse = not self._is_stepping and not (queries.is_cuda and scores <= SHORT)
+        reads_lse = not self.is_stepping and not (queries.is_cuda and scores <= SHORT)
         own = own_attention(implementation, module)
-        passed = {name: value for name, value in options.items() if name != "output_attentions"}
-        with SdpaWithLse() if reads_lse else nullcontext() as fused:
-            result: Result = own(module, *tensors, mask, **passed)
-        lse = fused.lse if fused is not None else None
+        passed = options
+        if "output_attentions" in options:
+            passed = {name: one for name, one in options.items() if name != "output_attentions"}
+        lse = None
+        result: Result
+        if reads_lse:
+            with SdpaWithLse() as fused:
+                result = own(module, *tensors, mask, **passed)
+            lse = fused.lse
+        else:
+            result = own(module, *tensors, mask, **passed)
         self._log(
             LoggedCall(
                 implementation,
@@ -211,13 +189,22 @@ class PassLog:
             return False
         if self.interceptor.is_across(key) or weights_are_requested(options):
             return False
-        if any(options.get(name) is not None for name in DEFINING):
-            return False
+        for name in DEFINING:
+            if options.get(name) is not None:
+                return False
         if mask is not None and (not isinstance(mask, LazyMask) or mask.shared):
             return False
-        cache = self.interceptor.text.cache()
+        text = self.interceptor.text
+        cache = text.cache()
         layer = CacheLayer.of(cache, module, across=False)
-        return cache is None or (layer is not None and layer.keys_stay)
+        if cache is None or (layer is not None and layer.keys_stay):
+            return True
+        # The keys of a prompt in a cache of fixed size are copied when the prompt was read.
+        fixed = static_keys(cache, module)
+        if fixed is None or fixed.window or fixed.keys is not tensors[1]:
+            return False
+        _, _, queries, _ = tensors[0].shape
+        return text.is_reading_prompt and fixed.keys.shape[2] <= MOST_ROOM * queries
 
     def _own_mask(self, mask: LazyMask | None) -> LazyMask | None:
         """Return a mask with the description that the mask has now: the model may write to it
@@ -231,9 +218,22 @@ class PassLog:
             self._mask = mask, own
         return self._mask[1]
 
+    def add_compiled(self, calls: Sequence[LoggedCall]) -> bool:
+        """Let the calls of a compiled run wait, or return False if they have to be recorded now."""
+        can_wait = not self.is_stepping and all(
+            self._can_wait(id(one.module), one.module, one.tensors, None, one.options)
+            and stays(one.mask)
+            for one in calls
+        )
+        if can_wait and not self._calls:
+            self._check_memory(calls[0].tensors)
+        for call in calls if can_wait else ():
+            self._log(call)
+        return can_wait
+
     def _log(self, call: LoggedCall) -> None:
         key = id(call.module)
-        if self._is_stepping and call.tensors[0].shape[-2] == 1 and call.number == 1:
+        if self.is_stepping and call.tensors[0].shape[-2] == 1 and call.number == 1:
             self._steps.setdefault(key, []).append(call)
             self._layers[key] = self._layer(call.module).layer
             return
@@ -267,21 +267,63 @@ class PassLog:
         ):
             return False
         return all(
-            call.mask is None and self.interceptor.is_verified(call.module) for call in self._calls
+            stays(call.mask) and self.interceptor.is_verified(call.module) for call in self._calls
         )
+
+    def keep_prompt(self, prompt: Prompt) -> bool:
+        """Let the calls of a prompt wait while `generate` goes on; return False if they have to be
+        recorded now.
+
+        What lies in a cache of fixed size is copied, since each step writes to that memory.
+        """
+        recorded = [id(module) for _, module in self.interceptor.recorded_modules()]
+        # One call of each attention, which are all that has run.
+        is_single = sorted(id(call.module) for call in self._calls) == sorted(recorded)
+        cache = self.interceptor.text.cache()
+        is_fixed = all(
+            static_keys(cache, call.module) is not None and call.number == 1 for call in self._calls
+        )
+        if not self._calls or self._steps or not is_single or not is_fixed:
+            return False
+        if not self.can_wait_longer:
+            return False
+        keys = copies([call.tensors[1] for call in self._calls])
+        values = copies([call.tensors[2] for call in self._calls])
+        self._calls = [
+            call._replace(
+                tensors=(call.tensors[0], own_keys, own_values),
+                versions=(call.versions[0], version_of(own_keys)),
+            )
+            for call, own_keys, own_values in zip(self._calls, keys, values, strict=True)
+        ]
+        self._prompt = prompt
+        return True
+
+    def prompt_in(self, cache: Any) -> Mapping[int, torch.Size]:
+        """Return the shapes of the queries of the prompt that waits and that this cache holds, by
+        the id of the attention; empty if there is none.
+        """
+        if self._prompt is None or self._cache is None or self._cache() is not cache:
+            return {}
+        return {id(call.module): call.tensors[0].shape for call in self._calls}
 
     def flush(self) -> None:
         """Record the calls that wait."""
+        self._parked.close()
         if self._is_recording or not (self._calls or self._steps):
             return
         self._is_recording = True
         try:
             calls = self._calls
+            prompt = self._prompt
             self._calls = []
             self._bytes = 0
             self._mask = None
-            for call in calls:
-                self._record(call, call.tensors, call.mask)
+            self._prompt = None
+            text = self.interceptor.text
+            with nullcontext() if prompt is None else text.reading_prompt(prompt.ids, prompt.ends):
+                for call in calls:
+                    self._record(call, call.tensors, known_mask(call.mask))
             self._record_steps()
         finally:
             self._is_recording = False
@@ -291,7 +333,7 @@ class PassLog:
         layers = self._layers
         self._steps = {}
         self._layers = {}
-        self._is_stepping = False
+        self.is_stepping = False
         if not steps:
             return
         # A pass that was interrupted leaves some attentions without their last query.

@@ -17,7 +17,17 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import masking_utils
 
-from ...attention import Bias, Causal, Documents, Mask, Pairs, causal, everyone, padding, window
+from ...attention import (
+    Bias,
+    Causal,
+    Documents,
+    Mask,
+    Pairs,
+    causal,
+    everyone,
+    padding,
+    window,
+)
 from .transformers_internals import closure_variables, mask_function_name
 
 Arguments = Mapping[str, Any]
@@ -71,7 +81,7 @@ def describe_mask(arguments: Arguments) -> MaskDescription:
     offsets = offsets._replace(query=int(offsets.query))
     # Keys up to the last query; a cache of fixed size is longer.
     written = offsets.query + offsets.queries - offsets.key
-    parts = _intersected(arguments.get("mask_function", masking_utils.causal_mask_function))
+    parts = intersected(arguments.get("mask_function", masking_utils.causal_mask_function))
     is_causal = any(mask_function_name(part) == "causal_mask_function" for part in parts)
     keys = min(written, offsets.keys) if is_causal else offsets.keys
     present = offsets._replace(keys=keys)
@@ -82,14 +92,14 @@ def describe_mask(arguments: Arguments) -> MaskDescription:
     return MaskDescription(mask, keys, offsets.key)
 
 
-def _intersected(function: MaskFunction) -> list[MaskFunction]:
+def intersected(function: MaskFunction) -> list[MaskFunction]:
     """Return the mask functions of which this one is the intersection."""
     if mask_function_name(function) != "and_masks":
         return [function]
     return [
         part
         for joined in closure_variables(function)["mask_functions"]
-        for part in _intersected(joined)
+        for part in intersected(joined)
     ]
 
 
@@ -120,7 +130,7 @@ def _translate_known(
         case "bidirectional_mask_function":
             return everyone
         case "and_masks":
-            parts = _intersected(function)
+            parts = intersected(function)
             # Parts of an intersection may leave it to one of them to hide the future.
             hidden = is_causal or any(
                 mask_function_name(part) == "causal_mask_function" for part in parts
@@ -152,44 +162,6 @@ def _translate_known(
             query_ids = ids[:, offsets.query : offsets.query + offsets.queries]
             return Documents(ids[:, :keys], query_ids.masked_fill(query_ids < 0, -2))
     return None
-
-
-# Mask functions that say which keys a query sees whatever the other queries are.
-STEADY = {"causal_mask_function", "sliding_window_overlay", "chunked_overlay"}
-
-
-def is_steady(mask: Any) -> bool:
-    """Return whether a mask of one query, not written out, describes earlier queries of the text,
-    too.
-    """
-    if not isinstance(mask, LazyMask) or mask.overwritten:
-        return False
-    parts = _intersected(mask.arguments.get("mask_function", masking_utils.causal_mask_function))
-    names = {mask_function_name(part) for part in parts}
-    return names <= STEADY and "causal_mask_function" in names
-
-
-def causal_mask(implementation: str, like: Tensor) -> "LazyMask | None":
-    """Return the causal mask of a text that ends with its last query, in the shape and dtype of a
-    mask; None if an implementation takes no such mask.
-    """
-    if implementation not in ("sdpa", "eager") or like.shape[1] != 1:
-        return None
-    batch, _, queries, keys = like.shape
-    arguments = {
-        "batch_size": batch,
-        "q_length": queries,
-        "kv_length": keys,
-        "q_offset": keys - queries,
-        "kv_offset": 0,
-        "mask_function": masking_utils.causal_mask_function,
-        "attention_mask": None,
-        "allow_is_causal_skip": False,
-        "device": like.device,
-        "dtype": like.dtype,
-    }
-    own = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[implementation]
-    return LazyMask.of(own, arguments, like.dtype)
 
 
 def padding_mask(keep: Bool[Tensor, "batch key"]) -> Mask:
@@ -318,8 +290,13 @@ class LazyMask(Tensor):
     """Whether `dense` or a view of it was handed out, so that others may write to it."""
 
     @staticmethod
-    def of(own: Callable[..., Tensor], arguments: Arguments, dtype: torch.dtype) -> "LazyMask":
-        """Return the mask that own(**arguments) would write out."""
+    def of(
+        own: Callable[..., Tensor],
+        arguments: Arguments,
+        dtype: torch.dtype,
+        dense: Tensor | None = None,
+    ) -> "LazyMask":
+        """Return the mask that own(**arguments) would write out; `dense`, if that was done."""
         arguments = fixed_arguments(arguments)
         offsets = MaskOffsets.of(arguments)
         # A single element, expanded: the mask has its shape and takes no memory.
@@ -328,7 +305,15 @@ class LazyMask(Tensor):
         lazy.own = own
         lazy.arguments = arguments
         lazy.shared = False
+        if dense is not None:
+            vars(lazy)["dense"] = dense
         return lazy
+
+    def with_own_padding(self) -> "LazyMask":
+        """Return the mask with a copy of the padding that it was given."""
+        padding = self.arguments.get("attention_mask")
+        own = padding.clone() if isinstance(padding, Tensor) else padding
+        return LazyMask.of(self.own, {**self.arguments, "attention_mask": own}, self.dtype)
 
     @cached_property
     def description(self) -> MaskDescription:

@@ -67,11 +67,18 @@ def implementation_of(module: Any) -> str:
     return name.implementation if isinstance(name, ImplementationName) else str(name)
 
 
+def implementation_name(config: Any) -> Any:
+    """Return the implementation that a config names. Its property takes several microseconds, which
+    count in each step of a model that writes.
+    """
+    return vars(config).get("_attn_implementation_internal")
+
+
 def set_implementation(config: Any, name: str) -> None:
     """Set the implementation of one config; the public setter would change the configs inside it
-    too.
+    too, and any setter of a config takes several microseconds.
     """
-    config._attn_implementation_internal = name
+    vars(config)["_attn_implementation_internal"] = name
 
 
 # -------------------------------------------------------------------------------- attention modules

@@ -1,0 +1,90 @@
+"""Masks of calls that wait: which of them mean the same when the calls are recorded later, and
+those that compiled code has made.
+"""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+
+from ...attention import leaves
+from .masks import LazyMask, intersected
+from .transformers_internals import mask_function_name
+
+# Mask functions that say which keys a query sees whatever the other queries are.
+STEADY = {"causal_mask_function", "sliding_window_overlay", "chunked_overlay"}
+
+
+def is_steady(mask: Any) -> bool:
+    """Return whether a mask of one query, not written out, describes earlier queries of the text,
+    too.
+    """
+    if not isinstance(mask, LazyMask) or mask.overwritten:
+        return False
+    parts = intersected(mask.arguments.get("mask_function", masking_utils.causal_mask_function))
+    names = {mask_function_name(part) for part in parts}
+    return names <= STEADY and "causal_mask_function" in names
+
+
+def stays(mask: Any) -> bool:
+    """Return whether a mask means the same whatever anybody writes to: its description holds
+    numbers alone.
+    """
+    if not isinstance(mask, LazyMask):
+        return mask is None or isinstance(mask, GraphMask)
+    described = vars(mask).get("description")
+    if described is None or described.bias is not None or mask.shared:
+        return False
+    return all(leaf is None or isinstance(leaf, int | float) for leaf in leaves(described.mask))
+
+
+def causal_mask(implementation: str, like: Tensor) -> LazyMask | None:
+    """Return the causal mask of a text that ends with its last query, in the shape and dtype of a
+    mask; None if an implementation takes no such mask.
+    """
+    if implementation not in ("sdpa", "eager") or like.shape[1] != 1:
+        return None
+    batch, _, queries, keys = like.shape
+    arguments = {
+        "batch_size": batch,
+        "q_length": queries,
+        "kv_length": keys,
+        "q_offset": keys - queries,
+        "kv_offset": 0,
+        "mask_function": masking_utils.causal_mask_function,
+        "attention_mask": None,
+        "allow_is_causal_skip": False,
+        "device": like.device,
+        "dtype": like.dtype,
+    }
+    own = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+    return LazyMask.of(own, arguments, like.dtype)
+
+
+class GraphMask:
+    """A mask that compiled code has made, and that is compared with masks known by name when
+    somebody asks: to compare, a host waits for its GPU.
+    """
+
+    def __init__(self, written: Tensor, implementation: str, expected: Iterable[LazyMask]) -> None:
+        self.written = written
+        self._implementation = implementation
+        self._expected = tuple(expected)
+
+    @cached_property
+    def known(self) -> Tensor:
+        """The mask that is equal, not written out; the written one if none is known."""
+        # Outside of a graph, a mask that is only causal may not be made at all.
+        for one in (*self._expected, causal_mask(self._implementation, self.written)):
+            is_alike = one is not None and one.shape == self.written.shape
+            if one is not None and is_alike and torch.equal(one.dense, self.written):
+                return one
+        return self.written
+
+
+def known_mask(mask: Any) -> Any:
+    """Return the mask that a GraphMask is equal to; any other as it is."""
+    return mask.known if isinstance(mask, GraphMask) else mask
