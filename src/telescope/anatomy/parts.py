@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..layers import Attend
-
-Modules = Mapping[str, nn.Module]
-"""Every module of a model by its path; the model's own path is ""."""
+from .modules import Modules
 
 EMBEDDINGS = ("embedding", "target_embedding")
 """The names of token embeddings in Telescope's models; those of transformers tell theirs."""
@@ -29,9 +27,8 @@ SLACK = 0.05  # relative error of a product that quantised inputs may explain
 def token_embeddings(modules: Modules) -> Iterable[nn.Module]:
     """Return the modules of a model that are passed the token ids, those of its parts included."""
     modeling = sys.modules.get("transformers.modeling_utils")  # imported by any of its models
-    # isinstance(module, ()) is False: without transformers, no module is one of its models.
-    base: Any = () if modeling is None else modeling.PreTrainedModel
-    models: list[Any] = [module for module in modules.values() if isinstance(module, base)]
+    base = None if modeling is None else modeling.PreTrainedModel
+    models: list[Any] = [] if base is None else [*modules.instances(base).values()]
     if not models:
         return [one for path, one in modules.items() if path.rpartition(".")[2] in EMBEDDINGS]
     # A model and the base model inside of it return the same embedding: keep each once.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..anatomy import Modules
 from ..interception import huggingface
 from ..recording import Calls, Question, head_places, source_kind, stack_of
 from .edits import Edit
@@ -32,7 +33,7 @@ def by_hiding(question: Question, model: Any) -> list[float]:
     # Call the model with the recorded tokens, by keyword where it is one of transformers.
     read, written = _ids(question)
     inputs: Any = written if read is None else (read, written)
-    if huggingface.owns(dict(model.named_modules())):
+    if huggingface.owns(Modules.of(model)):
         inputs = {"input_ids": written}
         if read is not None:
             inputs = {"input_ids": read, "decoder_input_ids": written}

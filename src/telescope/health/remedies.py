@@ -14,9 +14,8 @@ from math import inf, isfinite, isnan, sqrt
 import torch
 from torch import nn
 
-from ..anatomy import QueryKeyProjections, find_query_key, why_unknown
+from ..anatomy import Modules, QueryKeyProjections, find_query_key, why_unknown
 from ..interception import telescope_models
-from ..recording import modules_by_path
 from ..words import hint
 
 WRAPPERS = ("_orig_mod", "module")  # of torch.compile; of DDP, DataParallel and other libraries
@@ -101,7 +100,7 @@ def projections_of(model: nn.Module) -> dict[str, QueryKeyProjections]:
     """Return the projections of every attention that is known, under the name that `ts.watch` gives
     the attention.
     """
-    modules = modules_by_path(model)
+    modules = Modules.of(model)
     # A model of Telescope names an attention after its `attend` module, others after the layer.
     names = {id(attend): name for name, attend in telescope_models.attentions(modules).items()}
     found = {}
@@ -143,7 +142,7 @@ def _check(
     """Raise a ValueError if the scores of a layer's heads cannot be scaled."""
     way_out = "leave this layer out of logits, or do without tau"
     if name not in known:
-        module = modules_by_path(model).get(name)
+        module = Modules.of(model).get(name)
         if module is None:
             listed = (
                 hint(name, known)

@@ -20,8 +20,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from ..anatomy import Modules
 from ..layers import step_observers
-from ..recording import AttentionCall, ForwardPass, Modules, list_names
+from ..recording import AttentionCall, ForwardPass, list_names
 from .compiled import AttentionTap, ScoreEdit
 from .text import KeyMemory, Text
 
@@ -334,8 +335,10 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
     handler = interceptor.handler
     with lock:
         # A block may have been entered with a part of this model: look at every module.
-        own = set(map(id, modules.values()))
-        around = [one for key in own & interceptors.keys() for one in interceptors[key]]
+        around = []
+        if interceptors:
+            own = set(map(id, modules.values()))
+            around = [one for key in own & interceptors.keys() for one in interceptors[key]]
         if handler.order == WATCH and any(
             one.handler.order == WATCH and one.handler.thread == handler.thread for one in around
         ):
@@ -345,7 +348,9 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
         # Sort by order: edits come before watches, whichever block was entered first.
         for key in interceptor.names:
             known = (*interceptors.get(key, ()), interceptor)
-            interceptors[key] = tuple(sorted(known, key=lambda one: one.handler.order))
+            if len(known) > 1:
+                known = tuple(sorted(known, key=lambda one: one.handler.order))
+            interceptors[key] = known
         step_observers.changes += 1
     try:
         yield

@@ -12,7 +12,7 @@ is of a thread outside of all blocks, and passes.
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from threading import RLock, _DummyThread, current_thread, get_ident
@@ -113,7 +113,7 @@ class HookAfter(ModuleHook):
         return changed
 
 
-_hooks: dict[tuple[int, Place], ModuleHook] = {}  # by the id of the module
+_hooks: dict[Place, dict[int, ModuleHook]] = {}  # by the id of the module
 _parked: dict[int, "list[tuple[dict[int, Any], int, Any]]"] = {}
 """By the id of a module whose hooks are parked: torch's dictionaries, with what each lacks."""
 # Held while `_hooks`, the listeners of a hook and torch's dictionaries change. The garbage
@@ -121,18 +121,21 @@ _parked: dict[int, "list[tuple[dict[int, Any], int, Any]]"] = {}
 _lock = RLock()
 
 
-def listen(module: nn.Module, listener: Listener, place: Place) -> Callable[[], None]:
-    """Call the listener whenever the module runs, after listeners that came before; return what
-    removes it.
+def listen(modules: Iterable[nn.Module], listener: Listener, place: Place) -> Callable[[], None]:
+    """Call the listener whenever one of these modules runs, after listeners that came before;
+    return what removes it.
     """
+    heard = tuple(modules)
     with _lock:
-        _unpark(module)
-        hook = _hooks.get((id(module), place))
-        if hook is None:
-            hook = _hooks[id(module), place] = _register(module, place)
-        # Replace the tuple as a whole: another thread may be iterating over the old one.
-        hook.listeners = (*hook.listeners, listener)
-    return partial(_remove, module, listener, place)
+        hooks = _hooks.setdefault(place, {})
+        for module in heard:
+            _unpark(module)
+            hook = hooks.get(id(module))
+            if hook is None:
+                hook = hooks[id(module)] = _register(module, place)
+            # Replace the tuple as a whole: another thread may be iterating over the old one.
+            hook.listeners = (*hook.listeners, listener)
+    return partial(_remove, heard, listener, place)
 
 
 def _register(module: nn.Module, place: Place) -> ModuleHook:
@@ -149,15 +152,17 @@ def _register(module: nn.Module, place: Place) -> ModuleHook:
     return after
 
 
-def _remove(module: nn.Module, listener: Listener, place: Place) -> None:
+def _remove(heard: Sequence[nn.Module], listener: Listener, place: Place) -> None:
     with _lock:
-        _unpark(module)
-        hook = _hooks[id(module), place]
-        hook.listeners = tuple(one for one in hook.listeners if one is not listener)
-        # torch's hook goes with the last listener.
-        if not hook.listeners and hook.handle is not None:
-            del _hooks[id(module), place]
-            hook.handle.remove()
+        hooks = _hooks[place]
+        for module in heard:
+            _unpark(module)
+            hook = hooks[id(module)]
+            hook.listeners = tuple([one for one in hook.listeners if one is not listener])
+            # torch's hook goes with the last listener.
+            if not hook.listeners and hook.handle is not None:
+                del hooks[id(module)]
+                hook.handle.remove()
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from ..anatomy import token_embeddings
+from ..anatomy import Modules, token_embeddings
 from ..attention import Attention
 from ..engines import sdpa, torch_modes
 from ..layers import AddNorm, Attend
-from ..recording import AttentionCall, Modules, RecordedCall, StepsCall, attention_name
+from ..recording import AttentionCall, RecordedCall, StepsCall, attention_name
 from .interceptor import (
     HandledCall,
     Handler,
@@ -50,15 +50,14 @@ AFTER_ATTENTION = Place(after=True, first=True, always=True)
 def attentions(modules: Modules) -> dict[str, Attend]:
     """Return the model's attentions by name; of two with one name, the second keeps its path."""
     attends: dict[str, Attend] = {}
-    for path, module in modules.items():
-        if isinstance(module, Attend):
-            name = attention_name(path)
-            attends[name if name not in attends else path] = module
+    for path, module in modules.instances(Attend).items():
+        name = attention_name(path)
+        attends[name if name not in attends else path] = module
     return attends
 
 
-def may_be_cross_attention(module: nn.Module) -> bool:
-    """Return whether some call of an attention may read its keys from another sequence: of any."""
+def may_attend_across(attends: Iterable[nn.Module]) -> bool:
+    """Return whether some call of these may read its keys from another sequence: of any."""
     return True
 
 
@@ -242,8 +241,8 @@ def _hooks(attend: nn.Module) -> Iterator[None]:
         count, undo = _hooked.get(key, (0, ExitStack()))
         # The first block registers the hooks.
         if not count:
-            undo.callback(listen(attend, partial(_before_attention, key), BEFORE))
-            undo.callback(listen(attend, partial(_after_attention, key), AFTER_ATTENTION))
+            undo.callback(listen([attend], partial(_before_attention, key), BEFORE))
+            undo.callback(listen([attend], partial(_after_attention, key), AFTER_ATTENTION))
         _hooked[key] = count + 1, undo
     try:
         yield
@@ -286,16 +285,16 @@ def intercepting(
         if handler.follows_text:
             # Encoding and decoding do not call the model itself, and embed their tokens first.
             embeddings = [*token_embeddings(modules)]
-            for module in {id(one): one for one in (modules[""], *embeddings)}.values():
-                undo.callback(listen(module, begin_pass, BEFORE))
+            begin = {id(one): one for one in (modules[""], *embeddings)}
+            undo.callback(listen(begin.values(), begin_pass, BEFORE))
             undo.enter_context(handler.text.listening(embeddings, handler.is_active))
         # Undone after the hooks: forget calls that an interrupt has left behind.
         undo.callback(_drop_running, interceptor.names)
         undo.enter_context(registered(modules, interceptor))
         # The key is that of the module here: decoding runs a copy, which shares the hooks.
         for module in {id(module): module for module in layers.values()}.values():
-            undo.callback(listen(module, partial(before_layer, id(module)), BEFORE))
-            undo.callback(listen(module, partial(after_layer, id(module)), AFTER))
+            undo.callback(listen([module], partial(before_layer, id(module)), BEFORE))
+            undo.callback(listen([module], partial(after_layer, id(module)), AFTER))
         for attend in attends.values():
             undo.enter_context(_hooks(attend))
         try:
@@ -343,10 +342,9 @@ class ResidualStreams:
                         call.add_residual_stream(residual, output)
 
         with ExitStack() as hooks:
-            for module in modules.values():
-                if isinstance(module, AddNorm):
-                    hooks.callback(listen(module, before, BEFORE))
-                    hooks.callback(listen(module, after, AFTER_ALWAYS))
+            layers = modules.instances(AddNorm).values()
+            hooks.callback(listen(layers, before, BEFORE))
+            hooks.callback(listen(layers, after, AFTER_ALWAYS))
             yield
 
 

@@ -85,8 +85,7 @@ class Text:
         with ExitStack() as hooks:
             # Whichever pass is the last when the block is left.
             hooks.callback(lambda: self.forward_pass.end())
-            for embedding in embeddings:
-                hooks.callback(listen(embedding, remember, BEFORE))
+            hooks.callback(listen(embeddings, remember, BEFORE))
             yield
 
     @contextmanager

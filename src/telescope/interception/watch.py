@@ -26,7 +26,7 @@ that decoding runs as a CUDA graph in captured_steps.py.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed, nn
 
-from ..anatomy import find_output_projections
+from ..anatomy import Modules, find_output_projections
 from ..recording import (
     ALSO,
     KEEP,
@@ -44,14 +44,12 @@ from ..recording import (
     KeepOptions,
     Layers,
     MapSize,
-    Modules,
     QuerySelection,
     RecordedCall,
     Recording,
     StepsCall,
     SummariesCall,
     describe_unwatched,
-    modules_by_path,
     numbers_of_heads,
     query_selection,
     select_layers,
@@ -154,7 +152,7 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
     Raise a ValueError if the model has no attention that can be intercepted, or if it is one of
     Telescope's and compiled.
     """
-    modules = modules_by_path(model)
+    modules = Modules.of(model)
     # Models of transformers are intercepted by its attention interface, others by hooks of torch.
     backend = huggingface if huggingface.owns(modules) else telescope_models
     if backend is telescope_models:
@@ -173,7 +171,7 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
     )
 
 
-def check_not_compiled(model: nn.Module, modules: Modules, verb: str) -> None:
+def check_not_compiled(model: nn.Module, modules: Mapping[str, nn.Module], verb: str) -> None:
     """Raise a ValueError that names the first compiled module."""
     for path, module in {**modules, "": model}.items():
         if _is_compiled(module):
@@ -326,12 +324,12 @@ def record_calls(
     observer = Observer(
         recording, names, numbers, known, keeps_gradients="gradients" in options.also
     )
-    if any(map(backend.may_be_cross_attention, selected.values())):
+    if backend.may_attend_across(selected.values()):
         # The queries of a cross-attention are the tokens of a self-attention before it.
         selected |= others
     # Only "steps" keeps the residual stream.
     residuals = observer.residuals.recording(
-        modules if keep == StepsCall.keep else {}, observer.is_active
+        modules if keep == StepsCall.keep else Modules(), observer.is_active
     )
     with residuals, backend.intercepting(modules, selected, observer):
         try:

@@ -1,50 +1,18 @@
 """The names of a model's attentions, and the selection of some of them by `layers=`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import SupportsIndex
 
 from torch import nn
 
+from ..anatomy import Modules
 from ..words import hint, index_range, whole_number
 
 Layers = str | SupportsIndex | Iterable[str | SupportsIndex] | None
 """Names, patterns such as "encoder.*" or numbers of layers; None is all."""
 HeadNumbers = SupportsIndex | Sequence[SupportsIndex] | None
 """Numbers of heads, one or several; None is all."""
-Modules = Mapping[str, nn.Module]
-"""Every module of a model by its path; the model's own path is ""."""
-
-
-COMPILED = "_orig_mod"  # where a module that torch.compile returned has the module it was made of
-
-
-def modules_by_path(model: nn.Module) -> Modules:
-    """Return dict(model.named_modules()) in half the time: a GPU is idle until `watch` has it.
-
-    A module that torch.compile returned is left out: the module it was made of has its path.
-    """
-    modules: dict[str, nn.Module] = {}
-    seen = set[nn.Module]()
-    rest = [("", model)]
-    while rest:
-        path, module = rest.pop()
-        if COMPILED in module._modules:
-            module = module.get_submodule(COMPILED)
-        # A shared module has the first of its paths, as named_modules() has it.
-        if module in seen:
-            continue
-        seen.add(module)
-        modules[path] = module
-        if module._modules:
-            prefix = f"{path}." if path else ""
-            # The stack is last in, first out: reversed, the children come in their order.
-            rest += [
-                (prefix + name, child)
-                for name, child in reversed(module._modules.items())
-                if child is not None
-            ]
-    return modules
 
 
 def attention_name(path: str) -> str:
@@ -184,13 +152,11 @@ def unwatched_attentions(modules: Modules, watched: Iterable[nn.Module]) -> tupl
     Only innermost modules: none that contains a watched attention or another unwatched one, or lies
     within a watched attention.
     """
-    # An attention is recognised by the name of its class; a model has few classes.
-    kinds = set(map(type, modules.values()))
-    named_kinds = {kind for kind in kinds if kind.__name__.endswith("Attention")}
-    named = [path for path, module in modules.items() if type(module) in named_kinds]
+    # An attention is recognised by the name of its class.
+    named = modules.of_classes(lambda kind: kind.__name__.endswith("Attention"))
     ids = {id(module) for module in watched}
     # As a rule all of them are watched.
-    if all(id(modules[path]) in ids for path in named):
+    if all(id(module) in ids for module in named.values()):
         return ()
     paths = {path for path, module in modules.items() if id(module) in ids}
     # A module that contains an attention is no attention itself, but a layer around one.

@@ -191,9 +191,9 @@ class Recording(Mapping[str, Watched]):
         count = len(self._watched)
         device = call.queries.device
         self.expected_bytes = count * KEEP[self.keep].expected_bytes(call, self.options)
-        free, where = self.options.store.free_bytes(device)
-        if self.expected_bytes <= free:
+        if self.options.store.has_room(self.expected_bytes, device):
             return
+        free, where = self.options.store.free_bytes(device)
         # Look for a way out that has room: another store, or less to keep.
         stores = [
             name for name in STORES if STORES[name]().free_bytes(device)[0] > self.expected_bytes

@@ -22,6 +22,7 @@ from ..surveys import record_use, side_stream
 from ..words import hint
 
 LARGE = 2**20  # bytes of a copy from a GPU to RAM that is worth a stream of its own
+SMALL = 2**26  # bytes: to ask how much memory is free takes longer than to fill as much
 SPARE = 16  # tokens for which a tensor that grows makes room ahead, at least
 
 
@@ -37,6 +38,10 @@ class Store(ABC):
     @abstractmethod
     def free_bytes(self, device: torch.device) -> tuple[int, str]:
         """Return how many bytes are free for a model on `device`, and the name of that memory."""
+
+    def has_room(self, needed: int, device: torch.device) -> bool:
+        """Return whether so many bytes are free; of a few, that is taken for granted."""
+        return needed <= SMALL or needed <= self.free_bytes(device)[0]
 
 
 class Device(Store):

@@ -11,8 +11,8 @@ import telescope as ts
 from support.editing import Boosted, ByHand, Hidden, Kept, Muted, Pasted, Rescaled, eager_by_hand
 from support.huggingface import transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT, TRANSLATORS, WRITERS
+from telescope.anatomy import Modules
 from telescope.interception.huggingface.attention_modules import attentions
-from telescope.recording.names import modules_by_path
 
 OTHER = IDS.flip(1)
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -39,7 +39,7 @@ def in_float64(family):
 
 
 def names_of(model):
-    return {id(module): name for name, module in attentions(modules_by_path(model)).items()}
+    return {id(module): name for name, module in attentions(Modules.of(model)).items()}
 
 
 def doubled(inputs, dtype):
@@ -156,7 +156,7 @@ def test_translators_generate(family, beams):
         {name: FAMILIES[family].inputs[name] for name in ("input_ids", "attention_mask")},
     )
     options = {"max_new_tokens": 4, "num_beams": beams, "do_sample": False, "min_new_tokens": 4}
-    names = [name for name in attentions(modules_by_path(model)) if name.endswith(("encoder_attn", "EncDecAttention"))]
+    names = [name for name in attentions(Modules.of(model)) if name.endswith(("encoder_attn", "EncDecAttention"))]
     with ts.edit(model, ts.hide(range(2, 4), layers=names)):
         written = model.generate(**inputs, **options)
     eager = in_float64(family)

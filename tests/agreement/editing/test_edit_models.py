@@ -9,6 +9,7 @@ from torch.testing import assert_close
 import telescope as ts
 from support.editing import Boosted, Hidden, Kept, Muted, Pasted, Rescaled, attend_by_hand
 from support.watching import filled
+from telescope.anatomy import Modules
 from telescope.interception.telescope_models import attentions
 from telescope.models import (
     GPT,
@@ -20,7 +21,6 @@ from telescope.models import (
     Transformer,
     TransformerConfig,
 )
-from telescope.recording.names import modules_by_path
 
 IDS = torch.tensor([[1, 5, 2, 8, 3, 9], [4, 4, 7, 0, 12, 6]])
 SOURCE, LENGTHS = IDS.flip(1)[:, :5], [5, 3]
@@ -55,7 +55,7 @@ def run(model, ids=IDS):
 
 
 def by_hand(model, edit, ids=IDS):
-    names = {id(attend): name for name, attend in attentions(modules_by_path(model)).items()}
+    names = {id(attend): name for name, attend in attentions(Modules.of(model)).items()}
     with torch.no_grad(), attend_by_hand(names, edit):
         return run(model, ids)
 
@@ -247,7 +247,7 @@ def test_gradients_flow():
 
     with ts.edit(model, *edits):
         model(IDS).square().sum().backward()
-    names = {id(attend): name for name, attend in attentions(modules_by_path(other)).items()}
+    names = {id(attend): name for name, attend in attentions(Modules.of(other)).items()}
     with attend_by_hand(names, All()):
         other(IDS).square().sum().backward()
     for one, two in zip(model.parameters(), other.parameters(), strict=True):

@@ -10,8 +10,8 @@ import telescope as ts
 from support.editing import ByHand, Hidden, Muted, eager_by_hand
 from support.huggingface import BERT, numbered, transformers
 from support.watched import IDS
+from telescope.anatomy import Modules
 from telescope.interception.huggingface.attention_modules import attentions
-from telescope.recording.names import modules_by_path
 
 OTHER = IDS.flip(1)
 SHARED = "encoder.albert_layer_groups.0.albert_layers.0.attention"
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def names_of(model):
-    return {id(module): name for name, module in attentions(modules_by_path(model)).items()}
+    return {id(module): name for name, module in attentions(Modules.of(model)).items()}
 
 
 def assert_equal(hidden, truth):

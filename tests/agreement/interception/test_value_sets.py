@@ -11,9 +11,9 @@ import telescope as ts
 from support.editing import Boosted, ByHand, Hidden, Muted, eager_by_hand
 from support.huggingface import LLAMA, numbered, transformers
 from support.watched import IDS
+from telescope.anatomy import Modules
 from telescope.interception.huggingface.attention_modules import attentions
 from telescope.interception.huggingface.interface_call import InterfaceCall, SoftmaxInputs
-from telescope.recording.names import modules_by_path
 
 KEEPS = ("summaries", "queries-keys", "steps")
 NAMES = tuple(f"model.layers.{layer}.self_attn" for layer in range(2))
@@ -46,7 +46,7 @@ class Kept(ByHand):
 def by_hand(edit, ids=IDS):
     """Return the logits of the model in float64, changed by hand."""
     model = model_in(torch.float64, "eager")
-    names = {id(module): name for name, module in attentions(modules_by_path(model)).items()}
+    names = {id(module): name for name, module in attentions(Modules.of(model)).items()}
     with torch.no_grad(), eager_by_hand(model, names, edit):
         return model(ids).logits
 

@@ -5,7 +5,7 @@ import torch
 
 import telescope as ts
 from support.watched import FAMILIES
-from telescope.recording import Device
+from telescope.recording import Device, storage
 from telescope.words import format_bytes
 
 
@@ -13,6 +13,7 @@ def test_more_than_there_is_memory_for_is_said_before_it_runs(monkeypatch):
     model = FAMILIES["llama"].model()
     ran = []
     code = torch.compile(model, backend="eager")
+    monkeypatch.setattr(storage, "SMALL", 0)
     monkeypatch.setattr(Device, "free_bytes", lambda store, device: (1000, "memory of cpu"))
     model.lm_head.register_forward_hook(lambda *arguments: ran.append(1))
     sizes = model.config.num_attention_heads + 2 * model.config.num_key_value_heads

@@ -80,7 +80,7 @@ def test_a_block_that_is_left_while_its_hook_waits(make, registers):
         in_thread(lambda blocks=blocks: blocks.append(entered(make(model))))
         assert torch.equal(model(IDS), expected)
         handle.remove()
-    assert not module_hook._hooks
+    assert not any(module_hook._hooks.values())
 
 
 @torch.no_grad()
@@ -122,7 +122,7 @@ def test_a_hook_that_is_called_without_its_options_passes():
                 assert hook(part, ()) is None
             for hook in part._forward_hooks.values():
                 assert hook(part, (), torch.ones(1)) is None
-        assert len(module_hook._hooks) > 4
+        assert sum(map(len, module_hook._hooks.values())) > 4
 
 
 @torch.no_grad()

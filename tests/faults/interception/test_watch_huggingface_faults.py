@@ -97,6 +97,7 @@ def test_output_attentions_is_refused_for_long_texts(monkeypatch):
 
 @pytest.mark.parametrize("keep", ["summaries", "queries-keys"])
 def test_a_recording_that_exceeds_the_memory_is_refused_before_it_begins(keep, monkeypatch):
+    monkeypatch.setattr(stores, "SMALL", 0)
     monkeypatch.setattr(stores, "_available", lambda: 1000)
     model = FAMILIES["llama"].model()
     with ts.watch(model, keep=keep) as recording, pytest.raises(ValueError, match="are free") as problem:

@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import telescope as ts
 from support.watching import KEEPS, D, Museum, Translator, causal, filled, hooks_of, sequence
+from telescope.anatomy import Modules
 from telescope.attention import tensors
 from telescope.layers import AddNorm, Attend, LuongAttention, MultiHeadAttention
-from telescope.recording.names import modules_by_path
 
 every_keep = pytest.mark.parametrize("keep", KEEPS)
 CONTEXTS = {
@@ -345,7 +345,7 @@ def test_modules_by_path_equals_named_modules():
     model.register_module("nothing", None)
     shared.append(model["two"])
     for whole in (model, shared[0], Translator()):
-        assert list(modules_by_path(whole).items()) == list(whole.named_modules())
+        assert list(Modules.of(whole).items()) == list(whole.named_modules())
 
 
 def test_names_that_would_collide_are_paths():

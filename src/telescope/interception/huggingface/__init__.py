@@ -6,12 +6,12 @@ code.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 
 from torch import nn
 
-from ...recording import Modules
+from ...anatomy import Modules
 from ..interceptor import Handler
 
 OLDEST = 5  # version of transformers that edits are tested with
@@ -21,9 +21,7 @@ def owns(modules: Modules) -> bool:
     """Return whether the model is a model of transformers, or contains one."""
     # Imported by any model of transformers.
     modeling = sys.modules.get("transformers.modeling_utils")
-    return modeling is not None and any(
-        isinstance(module, modeling.PreTrainedModel) for module in modules.values()
-    )
+    return modeling is not None and bool(modules.instances(modeling.PreTrainedModel))
 
 
 def attentions(modules: Modules) -> dict[str, nn.Module]:
@@ -36,11 +34,11 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     return attentions(modules)
 
 
-def may_be_cross_attention(module: nn.Module) -> bool:
-    """Return whether some call of an attention may read its keys from another sequence."""
+def may_attend_across(attentions: Iterable[nn.Module]) -> bool:
+    """Return whether some call of these attentions may read its keys from another sequence."""
     from .attention_modules import may_be_cross_attention
 
-    return may_be_cross_attention(module)
+    return any(map(may_be_cross_attention, attentions))
 
 
 def check_version() -> None:

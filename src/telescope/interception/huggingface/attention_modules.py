@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ...recording import Modules, unwatched_attentions
+from ...anatomy import Modules
+from ...recording import unwatched_attentions
 from .transformers_internals import (
     eager_function_names,
     implementation_of,
@@ -31,12 +32,7 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     """Return the modules that use the attention interface, by path; raise a ValueError if the model
     has none.
     """
-    # Look at the code of each class once, not of each module.
-    kinds: set[Any] = set(map(type, modules.values()))
-    using = {kind for kind in kinds if uses_attention_interface(kind)}
-    found: dict[str, Any] = {
-        path: module for path, module in modules.items() if type(module) in using
-    }
+    found = modules.of_classes(uses_attention_interface)
     kind = type(modules[""]).__name__
     # Tell a model without any attention from one whose attentions pass the interface by.
     if not found and not unwatched_attentions(modules, ()):
@@ -88,11 +84,19 @@ def is_cross_attention(module: nn.Module, given: Mapping[str, Any]) -> bool:
     The class comes first: a call that reads its keys from a cache may be passed no other sequence.
     """
     kind: Any = type(module)
-    if "Cross" in kind.__name__ or getattr(module, "is_cross_attention", False) is True:
+    own = vars(module).get("is_cross_attention", False)
+    if own is True or "Cross" in kind.__name__ or _class_says_cross(kind):
         return True
+    if not given:
+        return False
     # A call whose keys come from its own hidden states is self-attention.
     others = [given[name] for name in OTHER_SEQUENCES if given.get(name) is not None]
     return any(other is not given.get("hidden_states") for other in others)
+
+
+@cache
+def _class_says_cross(kind: type) -> bool:
+    return getattr(kind, "is_cross_attention", False) is True
 
 
 def cross_attention_by_arguments(

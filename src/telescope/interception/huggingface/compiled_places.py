@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...recording import Modules
+from ...anatomy import Modules
 from ..interceptor import lock
 from .compiled_runs import CompiledCode, blocks_around, run_compiled
 
@@ -40,12 +40,12 @@ def calling_compiled(interceptor: Any, modules: Modules) -> Iterator[CompiledCod
 
 def _that_call_compiled(modules: Modules) -> list[nn.Module]:
     """Return the modules that may have an attribute of `_compiled_attributes`: most have none."""
-    own = {"_compiled_call_impl", "forward"}
-    return [
+    replaced = [
         module
         for module in modules.values()
-        if not own.isdisjoint(module.__dict__) or isinstance(module, PreTrainedModel)
+        if "forward" in module.__dict__ or "_compiled_call_impl" in module.__dict__
     ]
+    return [*dict.fromkeys([*modules.instances(PreTrainedModel).values(), *replaced])]
 
 
 def _compiled_attributes(module: nn.Module) -> Iterator[str]:

@@ -9,19 +9,18 @@ and the watched version of a model are both kept, and a second block compiles no
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from threading import Timer, local
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from ...anatomy import token_embeddings
-from ...recording import Modules
+from ...anatomy import Modules, token_embeddings
 from ..compiled import (
     TAP,
     AttentionTap,
@@ -258,17 +257,23 @@ def _traced(name: str, own: Callable[..., Any] | None) -> Callable[..., Any]:
     return traced_attention(own, partial(own_attention, name))
 
 
+_seen: "WeakKeyDictionary[nn.Module, set[Hashable]]" = WeakKeyDictionary()
+"""The kinds of runs of each module that may have been compiled already."""
+
+
 @contextmanager
 def _tell_if_compiled(
     module: nn.Module, blocks: Sequence["CompiledCode"], args: Any, kwargs: Any
 ) -> Iterator[None]:
     """Log a line if a run of a kind that was not seen before takes more than two seconds."""
     first = kwargs.get("input_ids", args[0] if args else None)
-    kind = (id(module), getattr(first, "shape", None))
-    if kind in blocks[0].seen:
+    kind = (getattr(first, "shape", None), *(block.kind for block in blocks))
+    seen = _seen.setdefault(module, set())
+    # Starting a thread takes as long as all else that a block does around a run.
+    if kind in seen:
         yield
         return
-    blocks[0].seen.add(kind)
+    seen.add(kind)
     timer = Timer(
         SECONDS,
         logger.info,
@@ -295,13 +300,21 @@ class CompiledCode:
     def __init__(self, interceptor: Any, modules: Modules) -> None:
         self.interceptor = interceptor
         self.modules = modules
-        self.ids = frozenset(map(id, modules.values()))
-        self.seen: set[Any] = set()
-        """The kinds of runs that may have been compiled already."""
         self.attentions: dict[str, nn.Module] = {}
         """All attentions of the model, once compiled code has run."""
         self._taps = ExitStack()
         self._tables: dict[tuple[str, ...], list[tuple[Any, str]]] = {}
+
+    @cached_property
+    def ids(self) -> frozenset[int]:
+        """The ids of the model's modules."""
+        return frozenset(map(id, self.modules.values()))
+
+    @cached_property
+    def kind(self) -> Hashable:
+        """What is equal for blocks that need the same code."""
+        handler = self.interceptor.handler
+        return handler.order, handler.adds_to_scores, getattr(handler, "names", None)
 
     def install_taps(self) -> None:
         """Put taps into the model's modules when compiled code is about to run first; what an
@@ -368,29 +381,28 @@ def _taps(modules: Modules, attended: Mapping[str, nn.Module]) -> Iterator[None]
     held.
     """
     log = _thread.log
-    embeddings = {id(one) for one in token_embeddings(modules)}
-    inside = {id(one) for one in attended.values()}
-    with ExitStack() as undo:
-        for module in modules.values():
-            make: Callable[[], Tap]
-            if id(module) in inside:
-                make = partial(_attention_tap, module, log)
-            elif id(module) in embeddings:
-                make = partial(EmbeddingTap, module, log)
-            elif isinstance(module, PreTrainedModel):
-                make = partial(Tap, module, log)
-            else:
-                continue
-            known = _installed.get(id(module))
-            tap = make() if known is None else known.tap
-            _installed[id(module)] = _Installed(tap, 1 if known is None else known.blocks + 1)
-            vars(module)[TAP] = tap
-            undo.callback(_remove, module)
-            # Dynamo guards the hooks of a module: every block has them at the same modules.
-            is_model = isinstance(module, PreTrainedModel)
-            for place in (BEFORE, AFTER) if is_model else (BEFORE,):
-                undo.callback(listen(module, partial(_hear_nothing), place))
+    models = modules.instances(PreTrainedModel).values()
+    embeddings = token_embeddings(modules)
+    makers: dict[nn.Module, Callable[[nn.Module, RunLog], Tap]] = {
+        **dict.fromkeys(models, Tap),
+        **dict.fromkeys(embeddings, EmbeddingTap),
+        **dict.fromkeys(attended.values(), _attention_tap),
+    }
+    for module, make in makers.items():
+        known = _installed.get(id(module))
+        tap = make(module, log) if known is None else known.tap
+        _installed[id(module)] = _Installed(tap, 1 if known is None else known.blocks + 1)
+        vars(module)[TAP] = tap
+    # Dynamo guards the hooks of a module: every block has them at the same modules.
+    unhook_before = listen(makers, partial(_hear_nothing), BEFORE)
+    unhook_after = listen(models, partial(_hear_nothing), AFTER)
+    try:
         yield
+    finally:
+        unhook_after()
+        unhook_before()
+        for module in makers:
+            _remove(module)
 
 
 def _hear_nothing(*arguments: Any) -> None:

@@ -9,8 +9,8 @@ from weakref import ref
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...anatomy import token_embeddings
-from ...recording import Modules, attentions_inside
+from ...anatomy import Modules, token_embeddings
+from ...recording import attentions_inside
 from ..interceptor import (
     Handler,
     lock,
@@ -54,7 +54,9 @@ def intercepting(
         interceptor.steps = Steps(interceptor, handler.recording)
         handler.recording.queue.collect_steps = interceptor.collect
     # Older versions look eager attention up by no name that could be replaced.
-    problem = interceptor.why_not_compiled(type(modules[""]).__name__, all_attentions(modules))
+    problem = interceptor.why_not_compiled(
+        type(modules[""]).__name__, lambda: all_attentions(modules)
+    )
     may_not_compile = bool(problem) or not LOOKS_UP_EVERY_NAME
     with ExitStack() as undo:
         if handler.follows_text:
@@ -72,9 +74,8 @@ def intercepting(
                 if may_not_compile and hasattr(config, "disable_compile"):
                     _forbid_compilation(config)
                     undo.callback(_allow_compilation, config)
-            for part in modules.values():
-                if isinstance(part, PreTrainedModel):
-                    undo.enter_context(_announcing(part, interceptor))
+            for part in modules.instances(PreTrainedModel).values():
+                undo.enter_context(_announcing(part, interceptor))
         undo.enter_context(_hooks(modules, interceptor))
         try:
             yield
@@ -160,19 +161,14 @@ def _hooks(modules: Modules, interceptor: InterfaceInterceptor) -> Iterator[None
     """Register the hooks that run before and after each model, and before each attention."""
     with ExitStack() as hooks:
         # Passes are counted anew when a model around the attentions begins to run.
-        for path, module in modules.items():
-            if isinstance(module, PreTrainedModel):
-                names = (
-                    attentions_inside(interceptor.attentions, path)
-                    if path
-                    else interceptor.attentions
-                )
-                inside = [id(interceptor.attentions[name]) for name in names]
-                interceptor.inside[id(module)] = inside
-                hooks.callback(listen(module, partial(interceptor.before_model, inside), BEFORE))
-                hooks.callback(listen(module, partial(interceptor.after_model, inside), AFTER))
-        for attention in interceptor.attentions.values():
-            hooks.callback(listen(attention, interceptor.before_attention, BEFORE))
+        attentions = interceptor.attentions
+        for path, module in modules.instances(PreTrainedModel).items():
+            names = attentions_inside(attentions, path) if path else attentions
+            inside = [id(attentions[name]) for name in names]
+            interceptor.inside[id(module)] = inside
+            hooks.callback(listen([module], partial(interceptor.before_model, inside), BEFORE))
+            hooks.callback(listen([module], partial(interceptor.after_model, inside), AFTER))
+        hooks.callback(listen(attentions.values(), interceptor.before_attention, BEFORE))
         yield
         interceptor.end_direct_runs()
 

@@ -253,7 +253,7 @@ class InterfaceInterceptor(ReadingInterceptor):
         attention has, by id, as far as that is known. Raise a ValueError if the block cannot handle
         the run.
         """
-        problem = self.why_not_compiled(type(module).__name__, attentions)
+        problem = self.why_not_compiled(type(module).__name__, lambda: attentions)
         if problem:
             raise ValueError(f"{type(module).__name__} is compiled: {problem}")
         found = {}
@@ -266,13 +266,13 @@ class InterfaceInterceptor(ReadingInterceptor):
         self._begin_compiled(module, args, kwargs)
         return found
 
-    def why_not_compiled(self, kind: str, attentions: Mapping[str, nn.Module]) -> str:
+    def why_not_compiled(self, kind: str, attentions: Callable[[], Mapping[str, nn.Module]]) -> str:
         """Return why the block cannot handle compiled code of a model of this class, which has
         these attentions, as a sentence; "" if it can.
         """
         problem = self.handler.why_not_compiled or ""
         if not problem and self.handler.adds_to_scores:
-            problem = why_no_terms(kind, self.configs, attentions)
+            problem = why_no_terms(kind, self.configs, attentions())
         return problem
 
     def _begin_compiled(self, module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -93,9 +93,13 @@ def check_memory(recorded: Sequence[tuple[str, nn.Module]], ids: Tensor | None) 
     """
     if ids is None:
         return
-    needed = sum(_handed_out(module, ids) for _, module in recorded)
-    free, where = Device().free_bytes(ids.device)
-    if needed > free:
+    # Layers share few configs, whose attributes take microseconds to read.
+    alike: dict[tuple[int, type[nn.Module]], list[nn.Module]] = {}
+    for _, module in recorded:
+        alike.setdefault((id(getattr(module, "config", None)), type(module)), []).append(module)
+    needed = sum(len(modules) * _handed_out(modules[0], ids) for modules in alike.values())
+    if not Device().has_room(needed, ids.device):
+        free, where = Device().free_bytes(ids.device)
         raise ValueError(
             f"compiled code hands out queries, keys and values of {len(recorded)} attentions at "
             f"once, {format_bytes(needed)} for {len(ids)} x {ids.shape[1]:,} tokens, and "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...anatomy import OutputProjection, find_output_projections
+from ...anatomy import Modules, OutputProjection, find_output_projections
 from ...attention import Attention, causal, window
 from ...surveys import check_rules, key_scores
 
@@ -98,7 +98,7 @@ def _press_class() -> Any:
             if self.rule == "carried":
                 if id(module) not in self.projections:
                     name = type(module).__name__
-                    modules = dict(module.named_modules())
+                    modules = Modules.of(module)
                     found = find_output_projections(modules, {name: module}, 'score="carried"')
                     self.projections[id(module)] = found[name]
                 heads = tuple(range(queries.shape[1]))

@@ -63,7 +63,9 @@ class ImplementationName(str):
 
 def implementation_of(module: Any) -> str:
     """Return the name of the attention implementation that a module uses when it is not watched."""
-    name = module.config._attn_implementation
+    name = implementation_name(module.config)
+    if name is None:
+        name = module.config._attn_implementation
     return name.implementation if isinstance(name, ImplementationName) else str(name)
 
 
