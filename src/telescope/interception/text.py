@@ -357,6 +357,7 @@ class TokenInputs:
         self.count = 0
         self._seen: dict[str, int] = {}  # by each cross-attention: `count` when it last ran
         self._of_steps: list[Tensor] = []
+        self._are_steps = False
 
     def add(self, ids: Int[Tensor, "batch token"]) -> None:
         """Remember token ids: a copy that all calls share, since the model may write to its
@@ -366,18 +367,34 @@ class TokenInputs:
         # A copy that is no inference tensor can be used outside of inference mode, too.
         with torch.inference_mode(False):
             own = ids.detach().clone()
-        self.latest = [TokenInput(self.count, own), *self.latest[: INPUTS - 1]]
-        self._of_steps.append(own)
+        if self._are_steps:
+            self._of_steps.append(own)
+        else:
+            self._note(own)
 
-    def forget_steps(self) -> None:
-        """Begin to remember the inputs of steps that are recorded together."""
-        self._of_steps.clear()
+    def _note(self, ids: Int[Tensor, "batch token"]) -> None:
+        self.latest = [TokenInput(self.count, ids), *self.latest[: INPUTS - 1]]
 
-    def steps(self, count: int) -> Int[Tensor, "batch token"] | None:
-        """Return the inputs of the first `count` steps as one; None if some are not known."""
-        inputs = self._of_steps[:count]
-        known = len(inputs) == count and all(one.shape == inputs[0].shape for one in inputs)
-        return torch.cat(inputs, 1) if known else None
+    def begin_steps(self) -> None:
+        """Remember the inputs that come now as those of steps, which are recorded together; the
+        latest are those of the pass before, which may wait to be recorded, too.
+        """
+        self._of_steps = []
+        self._are_steps = True
+
+    def end_steps(self, count: int) -> None:
+        """Take the inputs of the first `count` steps as one, and the last as that of the running
+        pass.
+        """
+        inputs = self._of_steps
+        self._of_steps = []
+        self._are_steps = False
+        steps = inputs[:count]
+        is_known = len(steps) == count and all(one.shape == steps[0].shape for one in steps)
+        if steps and is_known:
+            self._note(torch.cat(steps, 1))
+        if len(inputs) > count:
+            self._note(inputs[-1])
 
     def of_call(
         self, name: str, batch: int, size: Size, across: bool, *, beams: bool = False

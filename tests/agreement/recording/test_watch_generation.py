@@ -1,5 +1,7 @@
 """Rows of a model that writes are surveyed late, many at once: the numbers are those of rows surveyed at once."""
 
+import gc
+import weakref
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -253,3 +255,124 @@ def test_rows_that_wait_are_surveyed_in_smaller_parts_when_memory_runs_out(monke
     late = run()
     assert seen == [2, 1, 2, 1, 1]
     assert_same(late, expected)
+
+
+def waits(recording):
+    """Return whether calls wait although their block has ended."""
+    return recording.queue.collect_steps is not None
+
+
+@pytest.mark.parametrize("steps", [1, 4, 8, 40])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_generation_waits_until_somebody_reads(family, steps):
+    """Prompt and steps, over a cache that grows; a prompt of eight tokens and as many steps keep their own ids."""
+    model = FAMILIES[family].model()
+    inputs = asked(family) | {"max_new_tokens": steps + 1}
+    with surveyed_at_once():
+        at_once, written = generated(model, options={}, inputs=inputs)
+    with ts.watch(model) as recording, torch.no_grad():
+        ids = model.generate(**inputs)
+        with ts.watch(FAMILIES["bert"].model()):
+            pass
+    assert waits(recording)
+    assert torch.equal(ids, written)
+    assert_same(recording, at_once)
+    assert not waits(recording)
+    for watched in recording.values():
+        assert torch.equal(watched.call.query_ids, written[:, :-1])
+
+
+def test_texts_that_wait_in_one_block():
+    """Several generations, one read in between, and a pass of the model alone."""
+    model = FAMILIES["llama"].model()
+
+    def run(reads):
+        with ts.watch(model) as recording, torch.no_grad():
+            model.generate(**asked("llama"))
+            if reads:
+                assert recording["model.layers.0"].received.shape[-1] == 8 + TOKENS - 1
+            model.generate(**asked("llama", "several"))
+            model(IDS[:, :5])
+            model.generate(**asked("llama") | {"max_new_tokens": 1})
+        return recording
+
+    with surveyed_at_once():
+        torch.manual_seed(0)
+        expected = run(reads=True)
+    for reads in (True, False):
+        torch.manual_seed(0)
+        assert_same(run(reads), expected)
+    assert len(expected["model.layers.0"].calls) == 4
+
+
+def test_more_steps_than_wait():
+    """128 steps wait at most: then prompt and steps are recorded, and later ones wait anew."""
+    model = FAMILIES["llama"].model()
+    inputs = asked("llama") | {"max_new_tokens": 150}
+    first, _ = generated(model, options={}, inputs=inputs)
+    second, _ = generated(model, options={}, inputs=inputs)
+    with surveyed_at_once():
+        expected, _ = generated(model, options={}, inputs=inputs)
+    assert_same(first, expected)
+    assert_same(second, expected)
+
+
+def test_a_generation_that_waits_against_float64():
+    model = FAMILIES["llama"].model()
+    generated(model, options={}, inputs=asked("llama"))
+    recording, ids = generated(model, options={}, inputs=asked("llama"))
+    assert waits(recording)
+    eager = FAMILIES["llama"].model("eager").double()
+    with torch.no_grad():
+        truth = eager(ids[:, :-1], output_attentions=True).attentions
+    for watched, weights in zip(recording.values(), truth, strict=True):
+        assert_close(watched.received.double(), weights.sum(2), rtol=0, atol=1e-5)
+        entropy = -weights.xlogy(weights).sum(-1)
+        assert_close(watched.entropy.double(), entropy, rtol=0, atol=1e-5)
+        shares, keys = watched.top
+        assert_close(shares.double(), weights.gather(-1, keys.clamp(min=0).long()) * (keys >= 0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_cache_that_is_written_to_after_the_block(mode):
+    """Tensors of inference mode do not tell that somebody wrote to them: nothing waits there."""
+    model = FAMILIES["llama"].model()
+    for run in ("generate", "pass"):
+        for attempt in range(2):
+            with ts.watch(model) as recording, mode():
+                if run == "generate":
+                    cache = model.generate(**asked("llama"), return_dict_in_generate=True).past_key_values
+                else:
+                    cache = model(IDS, use_cache=True).past_key_values
+            if not attempt:
+                expected = recording["model.layers.0"].received
+        assert waits(recording) == (mode is torch.no_grad)
+        with mode():
+            cache.layers[0].keys.zero_()
+        if mode is torch.no_grad:
+            with pytest.raises(RuntimeError, match="were written to after the attention had run"):
+                recording.heads()
+        else:
+            assert_close(recording["model.layers.0"].received, expected)
+
+
+def test_a_cache_that_is_reset_inside_of_the_block():
+    model = FAMILIES["llama"].model()
+    for _ in range(2):
+        cache = transformers.DynamicCache(config=model.config)
+        with ts.watch(model) as recording, torch.no_grad():
+            model.generate(**asked("llama"), past_key_values=cache)
+            cache.reset()
+        assert recording["model.layers.0"].received.sum(-1).allclose(torch.tensor(8.0 + TOKENS - 1))
+
+
+def test_what_waits_keeps_no_cache_alive():
+    model = FAMILIES["llama"].model()
+    generated(model, options={}, inputs=asked("llama"))
+    with ts.watch(model) as recording, torch.no_grad():
+        cache = model.generate(**asked("llama"), return_dict_in_generate=True).past_key_values
+    alive = weakref.ref(cache), weakref.ref(cache.layers[0])
+    del cache
+    gc.collect()
+    assert waits(recording)
+    assert not any(one() for one in alive)

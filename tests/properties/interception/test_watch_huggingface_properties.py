@@ -8,6 +8,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -16,7 +17,8 @@ from support.huggingface import BERT, numbered, transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT
 from support.watching import hooks_of
 from telescope.interception import interceptor, module_hook
-from telescope.interception.huggingface import implementation_switch, interception
+from telescope.interception.huggingface import implementation_switch, interception, late_calls
+from telescope.recording import Device
 
 
 def state(model):
@@ -264,3 +266,18 @@ def test_each_pass_through_a_shared_layer_is_an_attention_of_its_own():
     for watched, matrix in zip(recording.values(), weights, strict=True):
         first, _ = watched.calls
         assert_close(first.survey().entropy, -torch.xlogy(matrix, matrix).sum(-1), atol=1e-4, rtol=0.0)
+
+
+def test_how_much_may_wait(monkeypatch):
+    """256 MiB; more on a GPU with room, of texts whose surveys take no longer than a reader waits."""
+    monkeypatch.setattr(Device, "free_bytes", lambda store, device: (128 * 2**30, "memory"))
+    queries = torch.empty(1, 12, 8192, 64, device="meta")
+    assert late_calls.may_wait(2**28, queries)
+    assert not late_calls.may_wait(2**28 + 1, queries)
+    with FakeTensorMode():
+        on_gpu = torch.empty(1, 12, 8192, 64, device="cuda")
+        longer = torch.empty(1, 12, 8193, 64, device="cuda")
+    assert late_calls.may_wait(4 * 2**30, on_gpu)
+    assert not late_calls.may_wait(4 * 2**30 + 1, on_gpu)
+    assert late_calls.may_wait(2**28, longer)
+    assert not late_calls.may_wait(2**28 + 1, longer)

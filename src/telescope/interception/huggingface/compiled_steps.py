@@ -20,8 +20,7 @@ from ..interceptor import StoredKeys
 from ..module_hook import parked
 from ..text import KeyMemory, version_of
 from .cache_layers import StaticKeys, before_changes, cache_of, static_keys
-from .late_calls import LateCall, LoggedCall, copies, with_own_tensors
-from .logged_passes import WAITING_BYTES
+from .late_calls import LateCall, LoggedCall, copies, may_wait, with_own_tensors
 from .masks import LARGEST, LazyMask
 from .transformers_internals import implementation_of
 from .waiting_masks import GraphMask, is_steady, known_mask
@@ -381,7 +380,8 @@ class Steps:
         values = [
             layer.cached.values[:, :, :stop] for layer, stop in zip(layers, stops, strict=True)
         ]
-        if sum(one.nbytes for one in (*queries, *keys, *values)) > WAITING_BYTES:
+        size = sum(one.nbytes for one in (*queries, *keys, *values))
+        if not may_wait(size, queries[0]):
             return False
         own = zip(copies(queries), copies(keys), copies(values), strict=True)
         for layer, tensors in zip(layers, own, strict=True):

@@ -100,7 +100,7 @@ def _end_recording(interceptor: InterfaceInterceptor, handler: Observer) -> None
     assert interceptor.steps is not None
     steps = interceptor.steps
     waits = log.waits or steps.count > 0
-    if waits and log.can_wait_longer and (steps.count == 0 or steps.keep()):
+    if waits and log.keep() and (steps.count == 0 or steps.keep()):
         recording.queue.collect_steps = LateRecording(interceptor, handler)
         return
     recording.flush()

@@ -129,9 +129,11 @@ class InterfaceInterceptor(ReadingInterceptor):
         # not to be changed.
         if self.is_active():
             ids = token_ids(args, kwargs)
-            is_step = self.log is not None and self.log.continues(kwargs, ids)
+            log = self.log
+            is_step = log is not None and log.steps.continues(kwargs, ids)
+            is_first = not is_step and log is not None and log.begin_behind_prompt(kwargs, ids)
             # What waits belongs to the passes before, and is counted with these.
-            if not is_step:
+            if not (is_step or is_first):
                 self.collect()
             self._awaited.update(inside)
             # What a pass that raised has begun is not known to have ended.
@@ -142,15 +144,17 @@ class InterfaceInterceptor(ReadingInterceptor):
                 self._passes.pop(attention, None)
             if is_step:
                 return
-            adopt_implementation(model, self.configs, self.attentions, interface_functions)
-            if self.handler.follows_text:
-                self.text.begin_pass(cache_of(kwargs))
-            if self.log is not None:
-                self.log.begin(kwargs, ids)
-                # Other blocks may count passes of their own.
-                is_alone = all(len(interceptors.get(key, ())) == 1 for key in self.modules_by_id)
-                if self.log.is_stepping and runs_once and is_alone:
-                    self.log.park_hooks([*self.modules_by_id.values()])
+            if not is_first:
+                adopt_implementation(model, self.configs, self.attentions, interface_functions)
+                if self.handler.follows_text:
+                    self.text.begin_pass(cache_of(kwargs))
+                if log is not None:
+                    log.begin(kwargs, ids)
+            if log is None or not log.steps.is_open or not runs_once:
+                return
+            # Other blocks may count passes of their own.
+            if all(len(interceptors.get(key, ())) == 1 for key in self.modules_by_id):
+                log.park_hooks([*self.modules_by_id.values()])
 
     def collect(self) -> None:
         """Record the calls that wait."""

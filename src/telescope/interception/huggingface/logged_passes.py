@@ -1,8 +1,8 @@
 """Let the calls of a model wait while it runs, and record them when somebody reads.
 
 A call is logged by references to its tensors: a prompt call by call, the steps of a model that
-writes query by query. Nothing that waits may change meanwhile: calls with a mask or a bias in a
-tensor, or with keys that a later pass writes to, are recorded while they run.
+writes query by query (logged_steps.py). Nothing that waits may change meanwhile: calls with a mask
+or a bias in a tensor, or with keys that a later pass writes to, are recorded while they run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from ...attention import Attention
-from ...recording import ROOM, AttentionCall, Device, Recording, StepsCall, SummariesCall
+from ...recording import AttentionCall, Device, Recording, StepsCall, SummariesCall
 from ..interceptor import StoredKeys
 from ..module_hook import parked
 from ..observer import SHORT
 from ..sdpa_lse import SdpaWithLse
-from ..text import KeyMemory, version_of
-from .cache_layers import CacheLayer, cache_of, static_keys
+from ..text import version_of
+from .cache_layers import CacheLayer, before_changes, cache_of, static_keys
 from .interface_call import Result
-from .late_calls import LateCall, LoggedCall, copies
+from .late_calls import LateCall, LoggedCall, copies, may_wait
+from .logged_steps import StepLog
 from .masks import LazyMask
-from .transformers_internals import Prompt, own_attention, weights_are_requested
-from .waiting_masks import causal_mask, is_steady, known_mask, stays
+from .transformers_internals import Prompt, own_attention
+from .waiting_masks import is_plain, known_mask, stays
 
-WAITING_BYTES = 2**28  # of the tensors of a pass: a longer text takes longer than its recording
 MOST_ROOM = 2  # times the prompt: a cache of fixed size that is copied with its unwritten end
 
 
@@ -43,13 +43,9 @@ class PassLog:
             handler.keeps_gradients or handler.carriers or recording.keep == StepsCall.keep
         )
         self._calls: list[LoggedCall] = []
-        self._steps: dict[int, list[LoggedCall]] = {}  # by the id of the attention
-        self._layers: dict[int, Any] = {}  # of the cache, likewise
+        self.steps = StepLog(self.interceptor)
         self._cache: Any = None  # of the running pass; a weak reference
-        self.is_stepping = False
-        """Whether the running pass is a step that waits with those that follow."""
-        self._parked = ExitStack()
-        self._ids: torch.Size | None = None
+        self._undo = ExitStack()  # undone when what waits is recorded
         self._bytes = 0
         self._is_recording = False
         self._mask: tuple[LazyMask, LazyMask] | None = None  # of the latest call, and its copy
@@ -58,56 +54,54 @@ class PassLog:
 
     # --------------------------------------------------------------------------------------- passes
 
-    def continues(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> bool:
-        """Return whether the pass that begins is one more step beside those that wait."""
-        cache = cache_of(kwargs)
-        if not self.is_stepping or cache is None or cache is not self._cache():
-            return False
-        if (ids is not None and ids.shape != self._ids) or self.interceptor.text.is_reading_prompt:
-            return False
-        if not self._steps:
-            return True
-        count = {len(calls) for calls in self._steps.values()}
-        if len(count) > 1 or max(count) >= ROOM:
-            return False
-        last = [calls[-1] for calls in self._steps.values()]
-        if any(self._layers[id(call.module)].keys is not call.tensors[1] for call in last):
-            return False
-        # Layers share few masks.
-        masks = {id(call.mask): call.mask for call in last if call.mask is not None}
-        return all(map(is_steady, masks.values()))
-
     def begin(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> None:
         """Begin a pass. A step that continues the recorded text waits with those that follow it."""
-        self._parked.close()
         cache = cache_of(kwargs)
         self._cache = None if cache is None else ref(cache)
-        self._ids = None if ids is None else ids.shape
-        text = self.interceptor.text
-        text.inputs.forget_steps()
-        is_step = ids is not None and ids.shape[1] == 1 and self._cache is not None
-        self.is_stepping = is_step and not text.is_reading_prompt and self._holds_all()
+        if cache is not None and ids is not None and self._is_step(ids) and self._holds_all():
+            self.steps.begin(cache, ids)
+
+    def begin_behind_prompt(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> bool:
+        """Begin a pass if it is the first step behind a prompt that waits, so that its steps wait
+        with it; return False for any other pass.
+        """
+        cache = cache_of(kwargs)
+        if self._prompt is None or len(self.steps) > 0 or ids is None or not self._is_step(ids):
+            return False
+        if cache is None or cache is not self._cache():
+            return False
+        for call in self._calls:
+            layer = CacheLayer.of(cache, call.module, across=False)
+            if layer is None or not layer.keys_stay or layer.keys is not call.tensors[1]:
+                return False
+        self.steps.begin(cache, ids)
+        return True
 
     def park_hooks(self, modules: Sequence[nn.Module]) -> None:
         """Take the hooks out of attentions while the model makes steps: each attention is known to
         run once in a step, and to make its call.
         """
-        self._parked.enter_context(parked(modules))
+        self._undo.enter_context(parked(modules))
+        self.steps.are_alike = True
+
+    def _is_step(self, ids: Tensor) -> bool:
+        """Return whether a pass reads one token of each text, none of a prompt, and can be recorded
+        with those that follow it: a recording of queries keeps the lse of each, which steps that
+        wait do not have.
+        """
+        if ids.shape[1] != 1 or self.interceptor.text.is_reading_prompt:
+            return False
+        recording = self.recording
+        if recording is None or recording.keep != SummariesCall.keep:
+            return False
+        if self.interceptor.has_cross_attention or self.interceptor.has_value_sets:
+            return False
+        return recording.options.map is None
 
     def _holds_all(self) -> bool:
         """Return whether the keys that each attention was passed last lie in the cache, and are
         never written to again.
         """
-        recording = self.recording
-        # A recording of queries keeps the lse of each, which steps that wait do not have.
-        if (
-            recording is None
-            or recording.keep != SummariesCall.keep
-            or recording.options.map is not None
-        ):
-            return False
-        if self.interceptor.has_cross_attention or self.interceptor.has_value_sets:
-            return False
         for name, module in self.interceptor.recorded_modules():
             layer = CacheLayer.of(self._cache(), module, across=False)
             if layer is None or not layer.keys_stay:
@@ -115,11 +109,6 @@ class PassLog:
             if not self.interceptor.text.holds(name, layer.layer):
                 return False
         return True
-
-    def _layer(self, module: nn.Module) -> CacheLayer:
-        found = CacheLayer.of(self._cache(), module, across=False)
-        assert found is not None
-        return found
 
     # ---------------------------------------------------------------------------------------- calls
 
@@ -132,8 +121,11 @@ class PassLog:
         options: dict[str, Any],
     ) -> Result | None:
         """Run a call and let it wait; return None if it has to be recorded while it runs."""
-        interceptor = self.interceptor
         key = id(module)
+        known = self.steps.run(key, implementation, tensors, mask, options)
+        if known is not None:
+            return known
+        interceptor = self.interceptor
         name = interceptor.names[key]
         if name not in interceptor.handler.names:
             return None
@@ -142,12 +134,12 @@ class PassLog:
             return None
         interceptor.note_call(name)
         interceptor.note_queries(key, tensors[0])
-        if not self._calls and not self._steps:
+        if not self.waits:
             self._check_memory(tensors)
         # The log-sum-exp saves a long survey more than reading it costs.
         queries, keys, _ = tensors
         scores = queries.shape[-2] * keys.shape[-2]
-        reads_lse = not self.is_stepping and not (queries.is_cuda and scores <= SHORT)
+        reads_lse = not self.steps.is_open and not (queries.is_cuda and scores <= SHORT)
         own = own_attention(implementation, module)
         passed = options
         if "output_attentions" in options:
@@ -187,12 +179,7 @@ class PassLog:
         assert self.recording is not None
         if not self.is_open or self.recording.on_call is not None or tensors[0].requires_grad:
             return False
-        if self.interceptor.is_across(key) or weights_are_requested(options):
-            return False
-        for name in DEFINING:
-            if options.get(name) is not None:
-                return False
-        if mask is not None and (not isinstance(mask, LazyMask) or mask.shared):
+        if self.interceptor.is_across(key) or not is_plain(mask, options):
             return False
         text = self.interceptor.text
         cache = text.cache()
@@ -220,7 +207,7 @@ class PassLog:
 
     def add_compiled(self, calls: Sequence[LoggedCall]) -> bool:
         """Let the calls of a compiled run wait, or return False if they have to be recorded now."""
-        can_wait = not self.is_stepping and all(
+        can_wait = not self.steps.is_open and all(
             self._can_wait(id(one.module), one.module, one.tensors, None, one.options)
             and stays(one.mask)
             for one in calls
@@ -232,14 +219,11 @@ class PassLog:
         return can_wait
 
     def _log(self, call: LoggedCall) -> None:
-        key = id(call.module)
-        if self.is_stepping and call.tensors[0].shape[-2] == 1 and call.number == 1:
-            self._steps.setdefault(key, []).append(call)
-            self._layers[key] = self._layer(call.module).layer
+        if self.steps.add(call):
             return
         self._calls.append(call)
         self._bytes += sum(tensor.nbytes for tensor in call.tensors)
-        if self._bytes > WAITING_BYTES:
+        if not may_wait(self._bytes, call.tensors[0]):
             self.flush()
 
     def _check_memory(self, tensors: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -255,20 +239,36 @@ class PassLog:
     @property
     def waits(self) -> bool:
         """Whether some call waits."""
-        return bool(self._calls or self._steps)
+        return bool(self._calls) or len(self.steps) > 0
 
     @property
     def can_wait_longer(self) -> bool:
-        """Whether the calls may wait although the block ends: nobody can change what they hold."""
-        if (
-            self._steps
-            or self.recording is None
-            or not isinstance(self.recording.options.store, Device)
-        ):
+        """Whether the calls may wait although the block ends: nobody can change what they hold
+        without a trace, which tensors of inference mode do not keep.
+        """
+        if self.recording is None or not isinstance(self.recording.options.store, Device):
+            return False
+        last = self.steps.last
+        of_steps = sum(tensor.nbytes for call in last for tensor in call.tensors)
+        if last and not may_wait(self._bytes + of_steps, last[0].tensors[0]):
             return False
         return all(
-            stays(call.mask) and self.interceptor.is_verified(call.module) for call in self._calls
+            None not in call.versions
+            and stays(call.mask)
+            and self.interceptor.is_verified(call.module)
+            for call in (*self._calls, *last)
         )
+
+    def keep(self) -> bool:
+        """Let the calls wait although the block ends, without the cache; return False if they have
+        to be recorded now.
+        """
+        if not self.can_wait_longer:
+            return False
+        self._undo.close()
+        self._cache = None
+        self.steps.keep()
+        return True
 
     def keep_prompt(self, prompt: Prompt) -> bool:
         """Let the calls of a prompt wait while `generate` goes on; return False if they have to be
@@ -279,13 +279,16 @@ class PassLog:
         recorded = [id(module) for _, module in self.interceptor.recorded_modules()]
         # One call of each attention, which are all that has run.
         is_single = sorted(id(call.module) for call in self._calls) == sorted(recorded)
-        cache = self.interceptor.text.cache()
-        is_fixed = all(
-            static_keys(cache, call.module) is not None and call.number == 1 for call in self._calls
-        )
-        if not self._calls or self._steps or not is_single or not is_fixed:
+        if not self._calls or len(self.steps) > 0 or not is_single or not self.can_wait_longer:
             return False
-        if not self.can_wait_longer:
+        cache = self.interceptor.text.cache()
+        layers = [CacheLayer.of(cache, call.module, across=False) for call in self._calls]
+        if all(layer is not None and layer.keys_stay for layer in layers):
+            # What reorders or resets the cache has the calls recorded before.
+            self._undo.enter_context(before_changes(cache, self.flush))
+            self._prompt = prompt
+            return True
+        if any(static_keys(cache, call.module) is None for call in self._calls):
             return False
         keys = copies([call.tensors[1] for call in self._calls])
         values = copies([call.tensors[2] for call in self._calls])
@@ -309,50 +312,30 @@ class PassLog:
 
     def flush(self) -> None:
         """Record the calls that wait."""
-        self._parked.close()
-        if self._is_recording or not (self._calls or self._steps):
+        if self._is_recording:
             return
+        self._undo.close()
         self._is_recording = True
+        calls = self._calls
+        prompt = self._prompt
+        self._calls = []
+        self._bytes = 0
+        self._mask = None
+        self._prompt = None
+        text = self.interceptor.text
         try:
-            calls = self._calls
-            prompt = self._prompt
-            self._calls = []
-            self._bytes = 0
-            self._mask = None
-            self._prompt = None
-            text = self.interceptor.text
             with nullcontext() if prompt is None else text.reading_prompt(prompt.ids, prompt.ends):
                 for call in calls:
                     self._record(call, call.tensors, known_mask(call.mask))
-            self._record_steps()
+            if prompt is not None and len(self.steps) > 0:
+                text.begin_pass(None if self._cache is None else self._cache())
+            # Only now: the prompt may be as long as the steps, and ids are found by their shape.
+            steps = self.steps.end()
+            with text.stepping():
+                for one in steps:
+                    self._record(*one)
         finally:
             self._is_recording = False
-
-    def _record_steps(self) -> None:
-        steps = self._steps
-        layers = self._layers
-        self._steps = {}
-        self._layers = {}
-        self.is_stepping = False
-        if not steps:
-            return
-        # A pass that was interrupted leaves some attentions without their last query.
-        count = min(map(len, steps.values()))
-        text = self.interceptor.text
-        ids = text.inputs.steps(count)
-        if ids is not None:
-            text.inputs.add(ids)
-        masks: dict[Any, Any] = {}
-        with text.stepping():
-            for calls in steps.values():
-                last = calls[count - 1]
-                queries = torch.cat([call.tensors[0] for call in calls[:count]], 2)
-                key = (id(last.mask), last.tensors[1].shape)
-                if key not in masks:
-                    masks[key] = _mask_of_steps(last, count)
-                memory = KeyMemory.held_by(layers[id(last.module)], last.tensors[1])
-                tensors = (queries, *last.tensors[1:])
-                self._record(last, tensors, masks[key], StoredKeys((memory,), stay=True))
 
     @torch.no_grad()
     def _record(
@@ -382,22 +365,3 @@ class PassLog:
         if stored is not None:
             handled.follows = handled.are_steps = True
         handler.after(handled, made.output if made.output is not None else queries)
-
-
-# Options whose tensors are part of a definition.
-DEFINING = ("s_aux", "position_bias", "cu_seq_lens_q")
-
-
-def _mask_of_steps(last: LoggedCall, count: int) -> Any:
-    """Return the mask of the last `count` queries of a text, of which the last had this mask."""
-    keys = last.tensors[1].shape[2]
-    if count == 1 or ("flash" in last.implementation and last.mask is None):
-        return last.mask
-    if last.mask is not None:
-        more = {"q_length": count, "q_offset": keys - count}
-        return LazyMask.of(last.mask.own, {**last.mask.arguments, **more}, last.mask.dtype)
-    # A single query sees every key: several of them are causal.
-    queries = last.tensors[0]
-    dtype = torch.bool if last.implementation == "sdpa" else queries.dtype
-    like = torch.empty((), dtype=dtype, device=queries.device)
-    return causal_mask(last.implementation, like.expand(len(queries), 1, count, keys))

@@ -197,9 +197,10 @@ except ImportError:
 
 def weights_are_requested(options: dict[str, Any]) -> bool:
     """Return whether the caller of the model asked for attention weights."""
-    return bool(options.get("output_attentions")) or any(
-        "attentions" in name for name in _collected.get() or ()
-    )
+    if options.get("output_attentions"):
+        return True
+    collected = _collected.get()
+    return bool(collected) and any("attentions" in name for name in collected)
 
 
 # ------------------------------------------------------------------------- the prompt of `generate`

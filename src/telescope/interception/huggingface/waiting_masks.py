@@ -12,10 +12,26 @@ from transformers import masking_utils
 
 from ...attention import leaves
 from .masks import LazyMask, intersected
-from .transformers_internals import mask_function_name
+from .transformers_internals import mask_function_name, weights_are_requested
 
 # Mask functions that say which keys a query sees whatever the other queries are.
 STEADY = {"causal_mask_function", "sliding_window_overlay", "chunked_overlay"}
+
+
+# Options whose tensors are part of a definition.
+DEFINING = ("s_aux", "position_bias", "cu_seq_lens_q")
+
+
+def is_plain(mask: Any, options: dict[str, Any]) -> bool:
+    """Return whether a call may wait by its mask and its options: none is a tensor that others may
+    write to, and nobody asks for its weights.
+    """
+    for name in DEFINING:
+        if options.get(name) is not None:
+            return False
+    if mask is not None and (not isinstance(mask, LazyMask) or mask.shared):
+        return False
+    return not weights_are_requested(options)
 
 
 def is_steady(mask: Any) -> bool:
@@ -62,6 +78,22 @@ def causal_mask(implementation: str, like: Tensor) -> LazyMask | None:
     }
     own = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[implementation]
     return LazyMask.of(own, arguments, like.dtype)
+
+
+def mask_of_steps(mask: Any, implementation: str, queries: Tensor, keys: int) -> Any:
+    """Return the mask of the last queries of a text with so many keys, of which the last had this
+    mask, as a step of its own.
+    """
+    count = queries.shape[2]
+    if count == 1 or ("flash" in implementation and mask is None):
+        return mask
+    if mask is not None:
+        more = {"q_length": count, "q_offset": keys - count}
+        return LazyMask.of(mask.own, {**mask.arguments, **more}, mask.dtype)
+    # A single query sees every key: several of them are causal.
+    dtype = torch.bool if implementation == "sdpa" else queries.dtype
+    like = torch.empty((), dtype=dtype, device=queries.device)
+    return causal_mask(implementation, like.expand(len(queries), 1, count, keys))
 
 
 class GraphMask:
