@@ -266,13 +266,16 @@ class Interceptor:
 
     def begin_run(self, key: int) -> None:
         """Note that a module, of this id, begins to run in this thread."""
-        self._silent.setdefault(get_ident(), set()).add(key)
+        silent = self._silent.get(get_ident())
+        if silent is None:
+            silent = self._silent[get_ident()] = set()
+        silent.add(key)
 
     def note_call(self, name: str) -> None:
         """Note a call of an attention that was intercepted in this thread."""
-        module = self.running.get(name)
-        if module is not None:
-            self._silent.get(get_ident(), set()).discard(id(module))
+        silent = self._silent.get(get_ident())
+        if silent and name in self.running:
+            silent.discard(id(self.running[name]))
 
     def silent_runs(self) -> set[int]:
         """Return the ids of the modules that have begun to run in this thread and made no call."""

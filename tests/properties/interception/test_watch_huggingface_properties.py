@@ -17,7 +17,7 @@ from support.huggingface import BERT, numbered, transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT
 from support.watching import hooks_of
 from telescope.interception import interceptor, module_hook
-from telescope.interception.huggingface import implementation_switch, interception, late_calls
+from telescope.interception.huggingface import implementation_switch, interception, late_calls, logged_passes
 from telescope.recording import Device
 
 
@@ -271,13 +271,25 @@ def test_each_pass_through_a_shared_layer_is_an_attention_of_its_own():
 def test_how_much_may_wait(monkeypatch):
     """256 MiB; more on a GPU with room, of texts whose surveys take no longer than a reader waits."""
     monkeypatch.setattr(Device, "free_bytes", lambda store, device: (128 * 2**30, "memory"))
-    queries = torch.empty(1, 12, 8192, 64, device="meta")
-    assert late_calls.may_wait(2**28, queries)
-    assert not late_calls.may_wait(2**28 + 1, queries)
+    assert late_calls.bytes_that_may_wait(torch.empty(1, 12, 8192, 64, device="meta")) == 2**28
     with FakeTensorMode():
-        on_gpu = torch.empty(1, 12, 8192, 64, device="cuda")
-        longer = torch.empty(1, 12, 8193, 64, device="cuda")
-    assert late_calls.may_wait(4 * 2**30, on_gpu)
-    assert not late_calls.may_wait(4 * 2**30 + 1, on_gpu)
-    assert late_calls.may_wait(2**28, longer)
-    assert not late_calls.may_wait(2**28 + 1, longer)
+        assert late_calls.bytes_that_may_wait(torch.empty(1, 12, 8192, 64, device="cuda")) == 4 * 2**30
+        assert late_calls.bytes_that_may_wait(torch.empty(1, 12, 8193, 64, device="cuda")) == 2**28
+
+
+@torch.no_grad()
+def test_a_text_that_is_longer_than_may_wait(monkeypatch):
+    """It is recorded layer by layer while the model runs, with the numbers of one that waits."""
+    model = FAMILIES["llama"].model()
+    recordings = []
+    for limit in (2**28, 2**28, 5000, 0):
+        monkeypatch.setattr(logged_passes, "WAITING_BYTES", limit)
+        monkeypatch.setattr(late_calls, "WAITING_BYTES", limit)
+        with ts.watch(model) as recording:
+            model(IDS)
+        recordings.append(recording)
+    waited = [one.queue.collect_steps is not None for one in recordings]
+    assert waited == [False, True, False, False]
+    for one in recordings:
+        for name, watched in one.items():
+            assert_close(watched.received, recordings[0][name].received)

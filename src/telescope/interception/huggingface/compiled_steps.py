@@ -20,7 +20,14 @@ from ..interceptor import StoredKeys
 from ..module_hook import parked
 from ..text import KeyMemory, version_of
 from .cache_layers import StaticKeys, before_changes, cache_of, static_keys
-from .late_calls import LateCall, LoggedCall, copies, may_wait, with_own_tensors
+from .late_calls import (
+    WAITING_BYTES,
+    LateCall,
+    LoggedCall,
+    bytes_that_may_wait,
+    copies,
+    with_own_tensors,
+)
 from .masks import LARGEST, LazyMask
 from .transformers_internals import implementation_of
 from .waiting_masks import GraphMask, is_steady, known_mask
@@ -381,7 +388,7 @@ class Steps:
             layer.cached.values[:, :, :stop] for layer, stop in zip(layers, stops, strict=True)
         ]
         size = sum(one.nbytes for one in (*queries, *keys, *values))
-        if not may_wait(size, queries[0]):
+        if size > WAITING_BYTES and size > bytes_that_may_wait(queries[0]):
             return False
         own = zip(copies(queries), copies(keys), copies(values), strict=True)
         for layer, tensors in zip(layers, own, strict=True):

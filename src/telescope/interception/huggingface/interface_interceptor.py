@@ -377,11 +377,13 @@ def _attention_function(
     The parameters have the names of transformers' own attention functions, since models pass some
     by keyword.
     """
-    active = [one for one in interceptors.get(id(module), ()) if one.is_active()]
+    active = interceptors.get(id(module), ())
+    if len(active) > 1:
+        active = tuple([one for one in active if one.is_active()])
     # Where a block of this thread records, and none edits, the call runs now and is recorded later.
     if len(active) == 1 and isinstance(active[0], InterfaceInterceptor):
         log = active[0].log
-        if log is not None:
+        if log is not None and active[0].is_active():
             tensors = (query, key, value)
             result = log.run(implementation, module, tensors, attention_mask, options)
             if result is not None:

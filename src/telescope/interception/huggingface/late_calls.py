@@ -21,13 +21,11 @@ WAITING_SHARE = 32  # of a GPU's free memory, one part may wait
 WAITING_SCORES = 2**26  # of a head: a reader should not wait for longer surveys
 
 
-def may_wait(size: int, queries: Tensor) -> bool:
-    """Return whether calls of so many bytes may wait, the last with these queries."""
-    if size <= WAITING_BYTES:
-        return True
+def bytes_that_may_wait(queries: Tensor) -> int:
+    """Return how many bytes may wait of a text whose latest pass has these queries."""
     if not queries.is_cuda or queries.shape[-2] ** 2 > WAITING_SCORES:
-        return False
-    return size <= Device().free_bytes(queries.device)[0] // WAITING_SHARE
+        return WAITING_BYTES
+    return max(WAITING_BYTES, Device().free_bytes(queries.device)[0] // WAITING_SHARE)
 
 
 class LateCall(InterfaceCall):

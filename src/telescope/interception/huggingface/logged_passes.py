@@ -22,7 +22,7 @@ from ..sdpa_lse import SdpaWithLse
 from ..text import version_of
 from .cache_layers import CacheLayer, before_changes, cache_of, static_keys
 from .interface_call import Result
-from .late_calls import LateCall, LoggedCall, copies, may_wait
+from .late_calls import WAITING_BYTES, LateCall, LoggedCall, bytes_that_may_wait, copies
 from .logged_steps import StepLog
 from .masks import LazyMask
 from .transformers_internals import Prompt, own_attention
@@ -47,6 +47,8 @@ class PassLog:
         self._cache: Any = None  # of the running pass; a weak reference
         self._undo = ExitStack()  # undone when what waits is recorded
         self._bytes = 0
+        self._limit = WAITING_BYTES
+        self._verified: set[int] = set()  # the ids of attentions
         self._is_recording = False
         self._mask: tuple[LazyMask, LazyMask] | None = None  # of the latest call, and its copy
         self._prompt: Prompt | None = None
@@ -160,7 +162,7 @@ class PassLog:
                 self._own_mask(mask),
                 options,
                 lse,
-                None if interceptor.is_verified(module) else result[0],
+                None if self._is_verified(module) else result[0],
                 interceptor.passes_of(key),
                 (version_of(queries), version_of(keys)),
             )
@@ -193,6 +195,15 @@ class PassLog:
         _, _, queries, _ = tensors[0].shape
         return text.is_reading_prompt and fixed.keys.shape[2] <= MOST_ROOM * queries
 
+    def _is_verified(self, module: nn.Module) -> bool:
+        """Return whether the definition that is read of an attention was compared."""
+        if id(module) in self._verified:
+            return True
+        is_verified: bool = self.interceptor.is_verified(module)
+        if is_verified:
+            self._verified.add(id(module))
+        return is_verified
+
     def _own_mask(self, mask: LazyMask | None) -> LazyMask | None:
         """Return a mask with the description that the mask has now: the model may write to it
         before the next layer.
@@ -222,9 +233,17 @@ class PassLog:
         if self.steps.add(call):
             return
         self._calls.append(call)
-        self._bytes += sum(tensor.nbytes for tensor in call.tensors)
-        if not may_wait(self._bytes, call.tensors[0]):
+        queries, keys, values = call.tensors
+        self._bytes += queries.nbytes + keys.nbytes + values.nbytes
+        if not self._may_wait(self._bytes, queries):
             self.flush()
+
+    def _may_wait(self, size: int, queries: Tensor) -> bool:
+        """Return whether calls of so many bytes may wait, the last with these queries."""
+        # To ask how much memory a GPU has takes a while: once for each text.
+        if size > self._limit:
+            self._limit = max(self._limit, bytes_that_may_wait(queries))
+        return size <= self._limit
 
     def _check_memory(self, tensors: tuple[Tensor, Tensor, Tensor]) -> None:
         """Raise a ValueError before a text is read of which more would be kept than there is memory
@@ -250,7 +269,7 @@ class PassLog:
             return False
         last = self.steps.last
         of_steps = sum(tensor.nbytes for call in last for tensor in call.tensors)
-        if last and not may_wait(self._bytes + of_steps, last[0].tensors[0]):
+        if last and not self._may_wait(self._bytes + of_steps, last[0].tensors[0]):
             return False
         return all(
             None not in call.versions
@@ -320,6 +339,7 @@ class PassLog:
         prompt = self._prompt
         self._calls = []
         self._bytes = 0
+        self._limit = WAITING_BYTES
         self._mask = None
         self._prompt = None
         text = self.interceptor.text
