@@ -90,8 +90,8 @@ def run_compiled(module: nn.Module, function: Callable[..., Any], *args: Any, **
     if _is_next_step(log, blocks, args, kwargs):
         if log.terms is not None:
             log.terms.advance()
-        for block in blocks:
-            block.interceptor.aim_next_step(0 if log.terms is None else log.terms.length)
+            for block in blocks:
+                block.interceptor.handler.note_length(log.terms.length)
     else:
         _prepare(log, blocks, module, args, kwargs)
     if is_step(args, kwargs) and expected:

@@ -215,10 +215,10 @@ class Steps:
         self._undo.enter_context(before_changes(cache, self.flush))
         self._undo.enter_context(parked([*self.interceptor.modules_by_id.values()]))
         self._prepare_taps()
-        self.aim()
+        self._aim()
 
-    def aim(self) -> None:
-        """Let the run that begins write to the next row of the buffers."""
+    def _aim(self) -> None:
+        """Let the run that comes next write to the next row of the buffers."""
         # All attentions of a model share the slot, and those of one window a place.
         for number, place in self._numbers.values():
             number.fill_(self.count if place is None else min(place[0] + self.count, place[1]))
@@ -321,6 +321,9 @@ class Steps:
         self._last = steps
         if len(self._ids) < self.count or not all(map(is_steady, self._masks.values())):
             self.flush()
+        else:
+            # Now, while the GPU runs the step: before the next one it would wait for the host.
+            self._aim()
         return True
 
     def _current_versions(self) -> list[Any]:

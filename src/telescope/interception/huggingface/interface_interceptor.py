@@ -233,7 +233,7 @@ class InterfaceInterceptor(ReadingInterceptor):
 
     def continues_steps(self, kwargs: Mapping[str, Any], ids: Tensor | None) -> bool:
         """Return whether a compiled step, of the text that the taps are prepared for, needs nothing
-        but `aim_next_step`.
+        but `note_length`.
         """
         if self.steps is not None:
             return self.steps.continues(kwargs, ids)
@@ -241,14 +241,6 @@ class InterfaceInterceptor(ReadingInterceptor):
         return not handler.follows_calls or (
             handler.adds_to_scores and not self.text.is_reading_prompt
         )
-
-    def aim_next_step(self, length: int) -> None:
-        """Let the step that begins write to the next row of the buffers; it makes a text of this
-        length, if that is known.
-        """
-        if self.steps is not None:
-            self.steps.aim()
-        self.handler.note_length(length)
 
     def before_compiled(
         self, attentions: Mapping[str, nn.Module], module: nn.Module, args: Any, kwargs: Any
