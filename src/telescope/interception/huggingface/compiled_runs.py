@@ -32,7 +32,7 @@ from ..compiled import (
     traced_attention,
 )
 from ..interceptor import lock
-from ..module_hook import AFTER, BEFORE, listen
+from ..module_hook import AFTER, BEFORE, listen, parked
 from .attention_modules import (
     OTHER_SEQUENCES,
     attentions,
@@ -186,16 +186,19 @@ def _known_masks(
 
 
 class _TracedFunctions:
-    """Let the models of these blocks look up traced attention functions, under their own names,
-    while a compiled run is under way.
+    """Let the models of these blocks look up traced attention functions, under their own names, and
+    take our hooks out of them, while a compiled run is under way.
     """
 
     def __init__(self, blocks: Sequence["CompiledCode"]) -> None:
         self.entries = [entry for block in blocks for entry in block.tables()]
         self.configs = [config for block in blocks for config in block.interceptor.configs]
         self.named: list[tuple[Any, ImplementationName]] = []
+        # A hook of the compiled model itself would be a compiled frame of its own.
+        self.parked = parked([model for block in blocks for model in block.models])
 
     def __enter__(self) -> None:
+        self.parked.__enter__()
         with lock:
             for config in self.configs:
                 name = implementation_name(config)
@@ -212,6 +215,7 @@ class _TracedFunctions:
                 _restore(table, name)
             for config, name in self.named:
                 set_implementation(config, name)
+        self.parked.__exit__(None, None, None)
 
 
 class _Replaced(NamedTuple):
@@ -302,6 +306,7 @@ class CompiledCode:
         self.modules = modules
         self.attentions: dict[str, nn.Module] = {}
         """All attentions of the model, once compiled code has run."""
+        self.models = [*modules.instances(PreTrainedModel).values()]
         self._taps = ExitStack()
         self._tables: dict[tuple[str, ...], list[tuple[Any, str]]] = {}
 
