@@ -356,11 +356,12 @@ def test_a_cache_that_is_written_to_after_the_block(mode):
             assert_close(recording["model.layers.0"].received, expected)
 
 
-def test_a_cache_that_is_reset_inside_of_the_block():
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_cache_that_is_reset_inside_of_the_block(mode):
     model = FAMILIES["llama"].model()
     for _ in range(2):
         cache = transformers.DynamicCache(config=model.config)
-        with ts.watch(model) as recording, torch.no_grad():
+        with ts.watch(model) as recording, mode():
             model.generate(**asked("llama"), past_key_values=cache)
             cache.reset()
         assert recording["model.layers.0"].received.sum(-1).allclose(torch.tensor(8.0 + TOKENS - 1))

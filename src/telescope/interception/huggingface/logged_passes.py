@@ -260,10 +260,9 @@ class PassLog:
         """Whether some call waits."""
         return bool(self._calls) or len(self.steps) > 0
 
-    @property
-    def can_wait_longer(self) -> bool:
-        """Whether the calls may wait although the block ends: nobody can change what they hold
-        without a trace, which tensors of inference mode do not keep.
+    def _can_wait_longer(self) -> bool:
+        """Return whether the calls may wait although the model goes on: there is room, and their
+        definitions are known.
         """
         if self.recording is None or not isinstance(self.recording.options.store, Device):
             return False
@@ -272,17 +271,21 @@ class PassLog:
         if last and not self._may_wait(self._bytes + of_steps, last[0].tensors[0]):
             return False
         return all(
-            None not in call.versions
-            and stays(call.mask)
-            and self.interceptor.is_verified(call.module)
+            stays(call.mask) and self.interceptor.is_verified(call.module)
             for call in (*self._calls, *last)
         )
+
+    def _tell_writes(self) -> bool:
+        """Return whether all keys tell if somebody writes to them; tensors of inference mode do
+        not.
+        """
+        return all(call.versions[1] is not None for call in (*self._calls, *self.steps.last))
 
     def keep(self) -> bool:
         """Let the calls wait although the block ends, without the cache; return False if they have
         to be recorded now.
         """
-        if not self.can_wait_longer:
+        if not self._tell_writes() or not self._can_wait_longer():
             return False
         self._undo.close()
         self._cache = None
@@ -298,19 +301,23 @@ class PassLog:
         recorded = [id(module) for _, module in self.interceptor.recorded_modules()]
         # One call of each attention, which are all that has run.
         is_single = sorted(id(call.module) for call in self._calls) == sorted(recorded)
-        if not self._calls or len(self.steps) > 0 or not is_single or not self.can_wait_longer:
+        if not self._calls or len(self.steps) > 0 or not is_single or not self._can_wait_longer():
             return False
         cache = self.interceptor.text.cache()
         layers = [CacheLayer.of(cache, call.module, across=False) for call in self._calls]
         if all(layer is not None and layer.keys_stay for layer in layers):
+            if not self._tell_writes():
+                return False
             # What reorders or resets the cache has the calls recorded before.
             self._undo.enter_context(before_changes(cache, self.flush))
             self._prompt = prompt
             return True
         if any(static_keys(cache, call.module) is None for call in self._calls):
             return False
-        keys = copies([call.tensors[1] for call in self._calls])
-        values = copies([call.tensors[2] for call in self._calls])
+        # A copy that is no tensor of inference mode tells of writes.
+        with torch.no_grad(), torch.inference_mode(False):
+            keys = copies([call.tensors[1] for call in self._calls])
+            values = copies([call.tensors[2] for call in self._calls])
         self._calls = [
             call._replace(
                 tensors=(call.tensors[0], own_keys, own_values),
