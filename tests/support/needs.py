@@ -11,6 +11,8 @@ import pytest
 import torch
 from packaging.version import Version
 
+from support.interpreting import patch_language_once
+
 DATA = Path(os.environ.get("TELESCOPE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
@@ -29,3 +31,5 @@ def need_triton():
     if is_refused and not torch.cuda.is_available():
         reason = "the interpreter of triton 3.6 converts arrays to numbers in a way that numpy 2.4 refuses"
         pytest.skip(reason, allow_module_level=True)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        patch_language_once()
