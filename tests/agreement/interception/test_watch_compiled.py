@@ -31,8 +31,15 @@ def graphs():
     return counters["stats"]["unique_graphs"]
 
 
+# "eager" runs the graph as it was traced, and "aot_eager" as compilers get it, without writes in place. Tracing alone
+# finds graph breaks, guards that compile again and wrong numbers; the other backends, at twice the time and more, run
+# one model of each kind: attention by sdpa, eager attention, a translator, steps with padding, and caches that slide.
+FUNCTIONALIZED = {"llama", "gemma2", "t5"}
+FUNCTIONALIZED_WRITERS = {("mistral", 8)}
+
+
 def compiled(model, **options):
-    return torch.compile(model, **({"backend": "aot_eager", "fullgraph": True} | options))
+    return torch.compile(model, **({"backend": "eager", "fullgraph": True} | options))
 
 
 def calls_of(recording):
@@ -84,7 +91,7 @@ def assert_float64(recording, weights):
 def test_prompts_of_every_family(family):
     model, inputs = FAMILIES[family].model(), FAMILIES[family].inputs
     plain, expected = watched(model, lambda: model(**inputs))
-    code = compiled(model)
+    code = compiled(model, backend="aot_eager" if family in FUNCTIONALIZED else "eager")
     recording, output = watched(model, lambda: code(**inputs))
     assert_close(output.logits, expected.logits)
     assert_same(recording, plain)
@@ -99,7 +106,7 @@ def test_a_prompt_against_float64():
 
 
 def in_place(model):
-    model.compile(backend="aot_eager", fullgraph=True)
+    model.compile(backend="eager", fullgraph=True)
     return model
 
 
@@ -110,7 +117,7 @@ def by_forward(model):
 
 def by_layer(model):
     for layer in model.model.layers:
-        layer.compile(backend="aot_eager", fullgraph=True)
+        layer.compile(backend="eager", fullgraph=True)
     return model
 
 
@@ -188,14 +195,14 @@ def test_what_is_kept_from_compilation_is_recorded_in_order():
 def test_what_is_kept(options):
     model = FAMILIES["llama"].model()
     plain, _ = watched(model, lambda: model(IDS), **options)
-    code = compiled(model, backend="eager")
+    code = compiled(model)
     assert_same(watched(model, lambda: code(IDS), **options)[0], plain)
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def config(backend="aot_eager"):
+def config(backend="eager"):
     made = transformers.CompileConfig(backend=backend, mode=None, fullgraph=True)
     made._compile_all_devices = True  # `generate` compiles on a CPU only if it is asked to
     return made
@@ -224,7 +231,8 @@ def test_ways_to_write(way):
     model = FAMILIES["llama"].model()
     plain, expected = watched(model, lambda: generated(model, **STATIC, disable_compile=True, **WAYS[way]))
     assert not graphs()
-    recording, ids = watched(model, lambda: generated(model, **STATIC, compile_config=config(), **WAYS[way]))
+    options = STATIC | WAYS[way] | {"compile_config": config("aot_eager" if way == "padded" else "eager")}
+    recording, ids = watched(model, lambda: generated(model, **options))
     assert bool(graphs()) == (way != "beams")  # transformers compiles no search
     assert not counters["graph_break"]
     assert torch.equal(ids, expected)
@@ -238,8 +246,9 @@ def test_families_write(family, prompt):
     """Windows of four keys, over prompts that are shorter and longer than the window."""
     model = FAMILIES[family].model()
     inputs = {"input_ids": IDS[:, :prompt]}
+    backend = "aot_eager" if (family, prompt) in FUNCTIONALIZED_WRITERS else "eager"
     plain, expected = watched(model, lambda: generated(model, inputs, **STATIC, disable_compile=True))
-    recording, ids = watched(model, lambda: generated(model, inputs, **STATIC, compile_config=config()))
+    recording, ids = watched(model, lambda: generated(model, inputs, **STATIC, compile_config=config(backend)))
     assert graphs() > 0
     assert torch.equal(ids, expected)
     assert_same(recording, plain)
@@ -249,7 +258,8 @@ def test_a_translator_writes():
     model = FAMILIES["t5"].model()
     inputs = {"input_ids": IDS, "attention_mask": PADDED_LEFT.flip(1)}
     plain, expected = watched(model, lambda: generated(model, inputs, **STATIC, disable_compile=True))
-    recording, ids = watched(model, lambda: generated(model, inputs, **STATIC, compile_config=config()))
+    options = STATIC | {"compile_config": config("aot_eager")}
+    recording, ids = watched(model, lambda: generated(model, inputs, **options))
     assert torch.equal(ids, expected)
     assert_same(recording, plain)
 
@@ -261,7 +271,7 @@ def test_queries_of_steps_that_are_recorded_together(queries, inputs):
     model = FAMILIES["llama"].model()
     how = STATIC | inputs
     plain, _ = watched(model, lambda: generated(model, **how, disable_compile=True), queries=queries)
-    recording, _ = watched(model, lambda: generated(model, **how, compile_config=config("eager")), queries=queries)
+    recording, _ = watched(model, lambda: generated(model, **how, compile_config=config()), queries=queries)
     assert graphs()
     assert_same(recording, plain)
 
@@ -365,7 +375,7 @@ def test_heads_are_switched_without_compiling_again():
 
 def test_edits_of_two_blocks_add_up():
     model = FAMILIES["llama"].model()
-    code = compiled(model, backend="eager")
+    code = compiled(model)
     with ts.edit(model, ts.mute(0, 1)), ts.edit(model, ts.mute(0, [1, 2], times=0.5)):
         expected = model(IDS).logits
         assert_close(code(IDS).logits, expected)
@@ -389,7 +399,7 @@ def test_an_edit_of_compiled_generation():
 def test_two_threads_are_told():
     """Compiled code can be in the blocks of one thread at a time; the block is whole afterwards."""
     model = FAMILIES["llama"].model()
-    code = compiled(model, backend="eager")
+    code = compiled(model)
     problems = []
 
     def elsewhere():
