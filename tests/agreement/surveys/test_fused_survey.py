@@ -276,21 +276,27 @@ def cannot_import():
 
 
 FIRST_SURVEY = """
-import torch, telescope as ts
+import sys, torch, telescope as ts
+from telescope.surveys import cpu_kernels, cpu_layout
+if "of fingerprints" in sys.argv:
+    cpu_kernels.ON_DISK = (cpu_layout.fingerprint_keys,)
 x = torch.ones(1, 1, 3, 2)
 print(ts.survey(x, x, ts.Attention(mask=ts.causal), engine="fused").received.tolist())
-from telescope.surveys import cpu_kernels
-print(sum(cpu_kernels.survey_heads.stats.cache_hits.values()))
+for function in (cpu_kernels.survey_heads, cpu_layout.fingerprint_keys):
+    print(sum(function.stats.cache_hits.values()))
 """
 
 
-def first_survey(**environment):
-    """Survey in a new process; return how many kernels were not compiled, but in the cache."""
-    done = run_python(FIRST_SURVEY, NUMBA_OPT="1", **environment)
+def first_survey(*caches, **environment):
+    """Survey in a new process, which begins these caches anew where one cannot be read.
+
+    Return how many surveys, and fingerprints, were not compiled, but in the cache.
+    """
+    done = run_python(FIRST_SURVEY, *caches, NUMBA_OPT="1", **environment)
     assert done.returncode == 0, done.stderr
-    received, hits = done.stdout.splitlines()
+    received, surveys, signed = done.stdout.splitlines()
     assert received == "[[[1.8333333730697632, 0.8333333730697632, 0.3333333432674408]]]"
-    return int(hits)
+    return int(surveys), int(signed)
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):
@@ -299,6 +305,7 @@ def test_a_cache_that_cannot_be_written(tmp_path):
 
 
 def test_a_cache_cut_short_is_written_again(tmp_path):
+    """That of fingerprints, which compile in a second; the survey's is begun anew with it, by the test below."""
     from numba.core.caching import _CacheLocator
 
     from telescope.surveys import cpu_kernels
@@ -306,13 +313,25 @@ def test_a_cache_cut_short_is_written_again(tmp_path):
     numbers()  # the kernels are compiled, and in the cache of this process
     folder = tmp_path / _CacheLocator.get_suitable_cache_subpath(cpu_kernels.__file__)
     folder.mkdir()
-    cut = [*Path(cpu_kernels.survey_heads.stats.cache_path).glob("cpu_kernels.survey_heads*.nb?")]
+    kept = [*Path(cpu_kernels.survey_heads.stats.cache_path).glob("cpu_*.nb?")]
+    cut = [path for path in kept if ".fingerprint_keys" in path.name]
     assert {path.suffix for path in cut} == {".nbi", ".nbc"}
-    for path in cut:
+    for path in kept:
         code = path.read_bytes()
-        (folder / path.name).write_bytes(code[: len(code) // 2])
-    assert first_survey(NUMBA_CACHE_DIR=str(tmp_path)) == 0
-    assert first_survey(NUMBA_CACHE_DIR=str(tmp_path)) == 1
+        (folder / path.name).write_bytes(code[: len(code) // 2] if path in cut else code)
+    assert first_survey("of fingerprints", NUMBA_CACHE_DIR=str(tmp_path)) == (1, 0)
+    assert first_survey("of fingerprints", NUMBA_CACHE_DIR=str(tmp_path)) == (1, 1)
+
+
+def test_every_cache_is_begun_anew():
+    """Those of all kernels that are kept on disk."""
+    from numba.core.caching import FunctionCache
+
+    from telescope.surveys import cpu_kernels, cpu_layout
+
+    functions = [*vars(cpu_kernels).values(), *vars(cpu_layout).values()]
+    cached = {one for one in functions if isinstance(getattr(one, "_cache", None), FunctionCache)}
+    assert cached == set(cpu_kernels.ON_DISK)
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.1, 1.0, 30.0])
