@@ -43,7 +43,7 @@ def made(family, implementation=None):
 
 
 # "eager" runs the graph as it was traced, and "aot_eager" as compilers get it, without writes in place. Tracing alone
-# finds graph breaks, guards that compile again and wrong numbers; the other backends, at twice the time and more, run
+# finds graph breaks, guards that compile again and wrong numbers; the other backends take half as long again, and run
 # one model of each kind: attention by sdpa, eager attention, caches that slide, and gradients.
 FUNCTIONALIZED = {"llama", "gemma2"}
 FUNCTIONALIZED_WRITERS = {("llama", "padded"), ("mistral", "padded")}

@@ -32,7 +32,7 @@ def graphs():
 
 
 # "eager" runs the graph as it was traced, and "aot_eager" as compilers get it, without writes in place. Tracing alone
-# finds graph breaks, guards that compile again and wrong numbers; the other backends, at twice the time and more, run
+# finds graph breaks, guards that compile again and wrong numbers; the other backends take half as long again, and run
 # one model of each kind: attention by sdpa, eager attention, a translator, steps with padding, and caches that slide.
 FUNCTIONALIZED = {"llama", "gemma2", "t5"}
 FUNCTIONALIZED_WRITERS = {("mistral", 8)}
