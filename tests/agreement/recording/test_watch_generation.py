@@ -1,6 +1,8 @@
 """Rows of a model that writes are surveyed late, many at once: the numbers are those of rows surveyed at once."""
 
+import copy
 import gc
+import pickle
 import weakref
 from contextlib import contextmanager, nullcontext
 
@@ -377,3 +379,23 @@ def test_what_waits_keeps_no_cache_alive():
     gc.collect()
     assert waits(recording)
     assert not any(one() for one in alive)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))], ids=["copy", "pickle"]
+)
+def test_a_copy_of_a_cache_is_its_own(copied):
+    """Made while a text waits: to crop the copy changes neither the cache nor the recording."""
+    model = FAMILIES["llama"].model()
+    generated(model, options={}, inputs=asked("llama"))
+    cache = transformers.DynamicCache(config=model.config)
+    with ts.watch(model) as recording, torch.no_grad():
+        model.generate(**asked("llama"), past_key_values=cache)
+        other = copied(cache)
+        other.crop(-2)
+        assert other.get_seq_length() < cache.get_seq_length() == 8 + TOKENS - 1
+        again = copied(other)
+        again.crop(-2)
+        assert again.get_seq_length() < other.get_seq_length()
+    assert waits(recording)
+    assert recording["model.layers.0"].received.shape[-1] == 8 + TOKENS - 1

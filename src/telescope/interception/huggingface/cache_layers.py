@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from inspect import signature
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -154,27 +155,47 @@ def expected_masks(model: Any, args: Any, arguments: Mapping[str, Any]) -> dict[
 _CHANGES = ("reorder_cache", "reset", "crop", "batch_repeat_interleave", "batch_select_indices")
 
 
+class ChangeReader:
+    """Stand for a method of a cache that changes what it holds, and act before each call of it.
+
+    A copy of the cache, made or pickled meanwhile, has its own method.
+    """
+
+    def __init__(self, cache: Any, name: str, act: Callable[[], object]) -> None:
+        self.cache = cache
+        self.name = name
+        self.act = act
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.act()
+        return _own_method(self.cache, self.name)(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _own_method(memo.get(id(self.cache), self.cache), self.name)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, str]]:
+        return _own_method, (self.cache, self.name)
+
+
+def _own_method(cache: Any, name: str) -> Any:
+    return MethodType(getattr(type(cache), name), cache)
+
+
 @contextmanager
 def before_changes(cache: Any, act: Callable[[], object]) -> Iterator[None]:
     """Call `act` before anybody reorders, crops or resets the cache while the block runs."""
     changed = [name for name in _CHANGES if hasattr(type(cache), name)]
-    if any(name in vars(cache) for name in changed):
+    if any(isinstance(vars(cache).get(name), ChangeReader) for name in changed):
         raise RuntimeError(f"{type(cache).__name__} is in two blocks at a time; leave one of them")
-
-    def acting(name: str) -> Callable[..., Any]:
-        def change(*args: Any, **kwargs: Any) -> Any:
-            act()
-            return getattr(type(cache), name)(cache, *args, **kwargs)
-
-        return change
-
+    before = {name: vars(cache)[name] for name in changed if name in vars(cache)}
     for name in changed:
-        vars(cache)[name] = acting(name)
+        vars(cache)[name] = ChangeReader(cache, name, act)
     try:
         yield
     finally:
         for name in changed:
             vars(cache).pop(name, None)
+        vars(cache).update(before)
 
 
 def token_ids(args: Any, arguments: Mapping[str, Any]) -> Tensor | None:
