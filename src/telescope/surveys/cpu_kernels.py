@@ -7,51 +7,35 @@ GIL. numba compiles `survey_heads` at its first call and keeps the code on disk,
 or in the user's cache folder.
 """
 
-from collections.abc import Callable
 from math import log2
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import uint64
 
-from . import cpu_layout, cpu_vectors, llvm_vectors
-from .cpu_layout import OPTIONS, cached
+from . import cpu_layout, cpu_ranking, cpu_vectors, llvm_vectors
+from .cpu_layout import aligned, cached, inlined
+from .cpu_ranking import RANKED, block_maxima, find_largest
 from .cpu_vectors import (
-    add_columns,
     cap,
     column_maxima,
     exponentials,
-    find_reaching,
-    lane_maxima,
-    largest_of,
     multiply_tile,
-    nth_largest,
-    rank,
     row_product,
+    sum_columns,
 )
 from .llvm_vectors import LN_2, TILE_ROWS, TILE_VECTORS, VECTOR, at
 
 STRIP = 32  # rows whose scores are held at a time, a multiple of TILE_ROWS
-RANKED = 64  # scores that are compared with one another; more are sorted one by one
-
-
-def _compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function as a part of those that call it.
-
-    A call, and a slice of an array, count references to the array, which takes longer than a short
-    row of scores: what is done for each row is inlined, and indexes whole arrays.
-    """
-    return njit(inline="always", **OPTIONS)(function)
 
 
 def drop_stale_code() -> None:
-    """Drop code on disk that is older than the vectors' files, of which it holds a copy.
+    """Drop code on disk that is older than the files of which it holds a copy.
 
     numba compares the code with the date of this file alone.
     """
     folder = survey_heads.stats.cache_path
-    sources = (cpu_vectors.__file__, llvm_vectors.__file__)
+    sources = (part.__file__ for part in (cpu_layout, cpu_ranking, cpu_vectors, llvm_vectors))
     changed = max(Path(source).stat().st_mtime for source in sources)
     indices = [] if folder is None else Path(folder).glob("cpu_kernels.survey_heads*.nbi")
     if any(index.stat().st_mtime < changed for index in indices):
@@ -70,7 +54,7 @@ def survey_heads(tasks, source, results):
         _survey_rows(source, results, part, b, h, first, last)
 
 
-@_compiled
+@inlined
 def _survey_rows(source, results, part, b, h, first_row, last_row):
     """Survey some rows of one head."""
     # The arrays of these rows: a slice costs more than a number, so all are cut here, once.
@@ -119,17 +103,17 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
     wide = TILE_VECTORS * lanes
     given = scores.shape[1] > 0
     width = (scores.shape[1] + lanes - 1) // lanes * lanes if given else keys.shape[0] * wide
-    strip = np.empty((STRIP, width), entropy.dtype)
-    query = np.zeros((STRIP, features), entropy.dtype)
+    numbers = aligned(STRIP * width, entropy)
+    strip = numbers.reshape(STRIP, width)
     # Each row is cut into blocks, of which each lane has a maximum: twice as many as the top.
-    blocks = max(2, (2 * weights.shape[1] + lanes - 1) // lanes)
-    maxima = np.empty(blocks * lanes, entropy.dtype)
+    blocks = max(1, (2 * weights.shape[1] + lanes - 1) // lanes)
+    maxima = aligned(blocks * lanes, entropy)
     places = np.empty(width if weights.shape[1] else 0, np.int32)
     values = np.empty(RANKED, entropy.dtype)
     ranks = np.empty(RANKED, np.int32)
-    sorted_places = np.empty(RANKED, np.int32)
+    largest_places = np.empty(max(RANKED, weights.shape[1]), np.int32)
     share = np.empty(STRIP, entropy.dtype)
-    sums = np.empty((1, width), entropy.dtype)
+    sums = aligned(width, entropy).reshape(1, width)
     scaled = np.empty(STRIP, entropy.dtype)
     rows_of = np.empty(width if largest.shape[0] else 0, entropy.dtype)
 
@@ -144,14 +128,11 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
                     begin = min(begin, start[i])
                     end = max(end, stop[i])
             begin = begin // wide * wide
-            for i in range(count):
-                place = first_query + (first + i) * strides[2]
-                for feature in range(features):
-                    query[i, feature] = queries[place + feature]
             for tile in range(begin // wide, (end + wide - 1) // wide):
                 for i in range(0, count, TILE_ROWS):
                     multiply_tile(
-                        at(query, i * features), at(keys, tile * features * wide), source.scale,
+                        at(queries, first_query + (first + i) * strides[2]), strides[2], count - i,
+                        at(keys, tile * features * wide), source.scale,
                         at(strip, i * width + tile * wide), width, features,
                     )  # fmt: skip
         end = (end + lanes - 1) // lanes * lanes
@@ -159,7 +140,7 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
             begin = end = 0
 
         for i in range(count):
-            row = first + i
+            row = uint64(first + i)  # unsigned: numba would ask whether it counts from the end
             # Finish the scores between low and high; outside, up to whole vectors, they are -inf.
             low, high = (
                 (0, scores.shape[1]) if given else (max(start[row], begin), min(stop[row], end))
@@ -176,12 +157,12 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
                 if source.softcap > 0.0:
                     softcap = entropy.dtype.type(source.softcap)
                     cap(at(strip, i * width + left), vectors, softcap)
-                _add_bias(strip, i, low, high, slope, table, position + row)
+                _add_bias(strip, i, low, high, slope, table, position + first + i)
             _fill(strip, i, left, low, -np.inf)
             _fill(strip, i, high, right, -np.inf)
-            for m in range(listed_spans.shape[1]):
+            for m in range(uint64(listed_spans.shape[1])):
                 listed_seen[row, m] = _sees_any(
-                    strip, i, low, high, first_key, listed_keys, listed_spans, row, m
+                    numbers, i * width, low, high, first_key, listed_keys, listed_spans, row, m
                 )
 
             # Turn scores into powers, whose product with share[i] are the weights.
@@ -189,8 +170,9 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
             if marked_stop.shape[0]:
                 cut = min(max(marked_stop[row] - first_key, left), right)
             share[i], before = _survey_row(
-                strip, i, left, right, cut, lanes, maxima, places, values, ranks, sorted_places,
-                first_key, results.sinks[h], results.lse_known, row, lse, entropy, weights, found,
+                numbers, i * width, left, right, cut, lanes, maxima, places, values, ranks,
+                largest_places, first_key, results.sinks[h], results.lse_known, row, lse, entropy,
+                weights, found,
             )  # fmt: skip
             _fill(strip, i, begin, left, 0.0)
             _fill(strip, i, right, end, 0.0)
@@ -198,15 +180,17 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
             # Sum what was asked for of this row: keys before a mark, marked and listed keys, norms.
             if marked_stop.shape[0]:
                 marked_sum[row] = before * share[i]
-                for m in range(marked_keys.shape[1]):
+                for m in range(uint64(marked_keys.shape[1])):
                     j = marked_keys[row, m] - first_key
-                    marked_weights[row, m] = strip[i, j] * share[i] if left <= j < right else 0.0
-            for m in range(listed_spans.shape[1]):
+                    marked_weights[row, m] = (
+                        numbers[uint64(i * width + j)] * share[i] if left <= j < right else 0.0
+                    )
+            for m in range(uint64(listed_spans.shape[1])):
                 total = entropy.dtype.type(0.0)
-                for slot in range(listed_spans[row, m, 0], listed_spans[row, m, 1]):
+                for slot in range(uint64(listed_spans[row, m, 0]), uint64(listed_spans[row, m, 1])):
                     j = listed_keys[slot] - first_key
                     if low <= j < high:
-                        total += strip[i, j]
+                        total += numbers[uint64(i * width + j)]
                 listed_sum[row, m] = total * share[i]
             if norms.shape[0]:
                 total = row_product(
@@ -237,7 +221,7 @@ def _survey_rows(source, results, part, b, h, first_row, last_row):
                     largest_row[first_key + j] = first_row + first + int(rows_of[j])
 
 
-@_compiled
+@inlined
 def _fill(strip, i, first, last, number):
     for j in range(first, last):
         strip[i, j] = number
@@ -246,7 +230,7 @@ def _fill(strip, i, first, last, number):
 # ----------------------------------------------------------------------------------- a row's scores
 
 
-@_compiled
+@inlined
 def _add_bias(strip, i, low, high, slope, table, position):
     """Add ALiBi, or a bias for each distance, to the scores of the query at a position."""
     if slope != 0.0:
@@ -258,46 +242,40 @@ def _add_bias(strip, i, low, high, slope, table, position):
             strip[i, j] += table[min(max(j - position, -reach), reach) + reach]
 
 
-@_compiled
-def _sees_any(strip, i, low, high, first_key, keys, spans, row, m):
+@inlined
+def _sees_any(scores, begin, low, high, first_key, keys, spans, row, m):
     """Return whether one of the listed keys has a score."""
     seen = False
-    for slot in range(spans[row, m, 0], spans[row, m, 1]):
+    for slot in range(uint64(spans[row, m, 0]), uint64(spans[row, m, 1])):
         j = keys[slot] - first_key
-        if low <= j < high and strip[i, j] != -np.inf:
+        if low <= j < high and scores[uint64(begin + j)] != -np.inf:
             seen = True
             break
     return seen
 
 
-@_compiled
+@inlined
 def _survey_row(
-    strip, i, left, right, cut, lanes, maxima, places, values, ranks, sorted_places, first_key,
+    strip, begin, left, right, cut, lanes, maxima, places, values, ranks, largest_places, first_key,
     sink, lse_known, row, lse, entropy, weights, found,
 ):  # fmt: skip
     """Replace the scores of a row by powers, write what is known of the row, and return the share
     of a power, and the sum of the powers before `cut`.
     """
     number = strip.dtype.type
-    begin = i * strip.shape[1] + left
+    begin += left
     vectors = (right - left) // lanes
     top = weights.shape[1]
 
-    # Find the largest scores: those that reach the top-th of the maxima are few, and are sorted.
+    # Find the largest scores, while they are scores: powers of small ones are all 0.
     count = 0
     largest = number(-np.inf)
     if top or not lse_known:
-        largest = _block_maxima(strip, begin, vectors, lanes, maxima)
+        largest = block_maxima(strip, begin, vectors, lanes, maxima)
     if top:
-        nth = nth_largest(at(maxima, 0), maxima.shape[0] // lanes, top)
-        bound = max(nth, np.finfo(strip.dtype).min)
-        reaching = find_reaching(at(strip, begin), vectors, number(bound), at(places, 0))
-        if reaching <= RANKED:
-            count = _rank_largest(
-                strip, i, left, places, reaching, values, ranks, sorted_places, found, row
-            )
-        else:
-            count = _keep_largest(strip, i, left, places, reaching, found, row)
+        count = find_largest(
+            strip, begin, vectors, lanes, maxima, top, places, values, ranks, largest_places
+        )
 
     # Take powers, shifted by the lse or else by the largest score.
     shift = lse[row] if lse_known else max(sink, largest)
@@ -322,85 +300,31 @@ def _survey_row(
     )
 
     # Write the top: its powers are known now.
-    for t in range(top):
-        if t < count:
-            weights[row, t] = strip[i, found[row, t]] * share
-            found[row, t] += first_key
-        else:
-            weights[row, t] = 0.0
-            found[row, t] = -1
+    powers = uint64(begin)
+    first_key += left
+    for t in range(uint64(count)):
+        place = largest_places[t]
+        weights[row, t] = strip[powers + uint64(place)] * share
+        found[row, t] = place + first_key
+    for t in range(count, top):
+        weights[row, t] = 0.0
+        found[row, t] = -1
     return share, before
-
-
-@_compiled
-def _block_maxima(strip, begin, vectors, lanes, maxima):
-    """Write the largest score of every lane in each block of a row, and return the largest of all.
-
-    Neighbours are in different lanes, so that the largest scores of a row are in different lanes
-    more often than not: the n-th largest of twice as many maxima is close to the n-th largest
-    score.
-    """
-    blocks = maxima.shape[0] // lanes
-    for block in range(blocks):
-        first = vectors * block // blocks
-        last = vectors * (block + 1) // blocks
-        lane_maxima(at(strip, begin + first * lanes), last - first, at(maxima, block * lanes))
-    return largest_of(at(maxima, 0), blocks)
-
-
-@_compiled
-def _rank_largest(strip, i, left, places, count, values, ranks, sorted_places, keys, row):
-    """Write where the largest of these scores are, as `_keep_largest` does, by comparing all with
-    one another: without branches, for few scores that is faster.
-    """
-    for n in range(count):
-        values[n] = strip[i, left + places[n]]
-    rank(at(values, 0), count, at(ranks, 0))
-    for n in range(count):
-        sorted_places[ranks[n]] = left + places[n]
-    kept = min(count, keys.shape[1])
-    for t in range(kept):
-        keys[row, t] = sorted_places[t]
-    return kept
-
-
-@_compiled
-def _keep_largest(strip, i, left, places, count, keys, row):
-    """Write where the largest of these scores are, largest first, and return how many there are.
-
-    Among equal scores the lower key comes first. `places` are counted from `left`, and increase.
-    """
-    top = keys.shape[1]
-    kept = 0
-    for n in range(count):
-        j = left + places[n]
-        if kept == top and not strip[i, j] > strip[i, keys[row, top - 1]]:
-            continue
-        # Insert it, and move smaller ones back.
-        place = kept if kept < top else top - 1
-        while place > 0 and strip[i, keys[row, place - 1]] < strip[i, j]:
-            keys[row, place] = keys[row, place - 1]
-            place -= 1
-        keys[row, place] = j
-        kept = min(kept + 1, top)
-    return kept
 
 
 # -------------------------------------------------------------------------------- a strip's columns
 
 
-@_compiled
+@inlined
 def _sum_columns(powers, row, count, share, begin, end, lanes, sums):
     """Write Σ powers · share over `count` rows from this one on; share[0] is that of row 0."""
-    for j in range(begin, end):
-        sums[0, j] = 0.0
-    add_columns(
+    sum_columns(
         at(powers, row * powers.shape[1] + begin), powers.shape[1], count, at(share, row),
         (end - begin) // lanes, at(sums, begin),
     )  # fmt: skip
 
 
-@_compiled
+@inlined
 def _add_to_columns(
     powers, share, first, count, begin, end, lanes, sums, first_key, received, map_row, map_column,
     pooled,
@@ -433,7 +357,7 @@ def _add_to_columns(
         row = last
 
 
-@_compiled
+@inlined
 def _add_to_cells(powers, i, share, begin, end, first_key, column, cells, row):
     """Add row i of powers · share to the cells of their columns; neighbours are added up first."""
     j = begin

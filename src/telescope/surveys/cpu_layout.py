@@ -14,7 +14,9 @@ from numba import int64, njit, uint64
 from torch import Tensor
 
 from .device import Task, run_tasks
+from .llvm_vectors import VECTOR
 
+PACKED = 512  # keys of all heads that one thread lays out at a time
 FAST = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity keep their meaning
 OPTIONS = {"nogil": True, "fastmath": FAST, "error_model": "numpy", "boundscheck": False}
 
@@ -27,6 +29,25 @@ def cached(function: Callable[..., Any]) -> Any:
         return njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # no folder can be written to
         return njit(**OPTIONS)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compile a function as a part of those that call it.
+
+    A call, and a slice of an array, count references to the array, which takes longer than a short
+    row of scores: what is done for each row is inlined, and indexes whole arrays.
+    """
+    return njit(inline="always", **OPTIONS)(function)
+
+
+@inlined
+def aligned(count, like):
+    """Allocate so many numbers that begin at a multiple of the CPU's vectors, which are then read
+    and written without crossing a line of the cache.
+    """
+    memory = np.empty(count + VECTOR // like.itemsize, like.dtype)
+    skipped = (-memory.ctypes.data) % VECTOR // like.itemsize
+    return memory[skipped : skipped + count]
 
 
 def memory_of(tensor: Tensor) -> tuple[Any, Any]:
@@ -51,8 +72,13 @@ def pack(keys: Tensor, size: int) -> Tensor:
     packed = keys.new_empty(batch, heads, tiles, features, wide)
     memory, strides = memory_of(keys)
     array = packed.numpy()
-    numbers = columns * features
-    units = [[Task((0, b, h, 0, tiles), numbers)] for b in range(batch) for h in range(heads)]
+    # A task is some tiles of all heads of a sequence: about PACKED keys.
+    most = max(1, PACKED // wide)
+    units = [
+        [Task((0, b, 0, first, min(first + most, tiles)), heads * most * wide * features)]
+        for b in range(batch)
+        for first in range(0, tiles, most)
+    ]
     run_tasks(lambda places: pack_keys(places, memory, strides, columns, array), units)
     return packed
 
@@ -70,24 +96,29 @@ def pack_keys(tasks, memory, strides, count, packed):
     """Write keys (b, head, key, feature) as tiles (b, head, tile, feature, key), and zeros after
     the last key.
 
-    tasks   (task, 5): anything, sequence b, head h, the first tile and one past the last
+    tasks   (task, 5): anything, sequence b, anything, the first tile and one past the last
     """
     features = uint64(packed.shape[3])
-    wide = uint64(packed.shape[4])
+    wide = packed.shape[4]
+    numbers = packed.reshape(-1)
     for t in range(tasks.shape[0]):
-        _, b, h, first, last = tasks[t]
-        tiles = packed[b, h].reshape(-1)
-        for key in range(first * packed.shape[4], last * packed.shape[4]):
-            # Unsigned: numba would ask of each signed index whether it counts from the end.
-            tile, lane = divmod(key, packed.shape[4])
-            own = uint64(tile) * features * wide + uint64(lane)
-            if key < count:
-                place = uint64(b * strides[0] + h * strides[1] + key * strides[2])
-                for feature in range(features):
-                    tiles[own + feature * wide] = memory[place + feature]
-            else:
-                for feature in range(features):
-                    tiles[own + feature * wide] = 0.0
+        _, b, _, first, last = tasks[t]
+        # All heads of a tile, one after the other: mostly their keys are neighbours in memory.
+        for tile in range(first, last):
+            filled = min(wide, count - tile * wide)
+            for h in range(packed.shape[1]):
+                # Unsigned: numba would ask of each signed index whether it counts from the end.
+                own = uint64(
+                    ((b * packed.shape[1] + h) * packed.shape[2] + tile) * packed.shape[3] * wide
+                )
+                place = uint64(b * strides[0] + h * strides[1] + tile * wide * strides[2])
+                for lane in range(uint64(filled)):
+                    key = place + lane * uint64(strides[2])
+                    for feature in range(features):
+                        numbers[own + feature * uint64(wide) + lane] = memory[key + feature]
+                for lane in range(uint64(filled), uint64(wide)):
+                    for feature in range(features):
+                        numbers[own + feature * uint64(wide) + lane] = 0.0
 
 
 @cached
@@ -95,8 +126,9 @@ def fingerprint_keys(memory, strides, factors, found):
     """Write Σ features · factors, modulo 2^64, of keys (b, head, key, feature) of int32."""
     features = uint64(factors.shape[0])
     for b in range(found.shape[0]):
-        for h in range(found.shape[1]):
-            for key in range(found.shape[2]):
+        # All heads of a key, one after the other: mostly they are neighbours in memory.
+        for key in range(found.shape[2]):
+            for h in range(found.shape[1]):
                 place = uint64(b * strides[0] + h * strides[1] + key * strides[2])
                 total = int64(0)
                 for feature in range(features):

@@ -15,6 +15,7 @@ from numba.core import cgutils
 from .llvm_vectors import I32, I64, LN_2, TILE_ROWS, TILE_VECTORS, vector_function
 
 CHAINS = 4  # maxima that are found at a time
+COLUMNS = 4  # vectors of columns that are summed at a time
 
 
 def _number(number):
@@ -22,22 +23,29 @@ def _number(number):
 
 
 @vector_function()
-def multiply_tile(vectors, queries, keys, scale, scores, width, features):
-    """Write queries · keys · scale: TILE_ROWS queries (row, feature), a tile of keys (feature,
-    key), rows of `width`.
+def multiply_tile(vectors, queries, step, rows, keys, scale, scores, width, features):
+    """Write queries · keys · scale: TILE_ROWS queries of which one begins `step` numbers after the
+    other, a tile of keys (feature, key), rows of `width`.
 
-    The scale is applied to the products, so that equal products stay equal.
+    Where there are fewer than TILE_ROWS `rows`, the last one is written again to the rest. The
+    scale is applied to the products, so that equal products stay equal.
     """
     build = vectors.build
     scale = vectors.splat(scale)
     sums = [[vectors.variable() for _ in range(TILE_VECTORS)] for _ in range(TILE_ROWS)]
+    # Queries are read where they lie: a copy of each would take as long as a tenth of its products.
+    last = build.sub(rows, ir.Constant(I64, 1))
+    begins = []
+    for r in range(TILE_ROWS):
+        row = ir.Constant(I64, r)
+        row = build.select(build.icmp_signed("<", row, last), row, last)
+        begins.append(build.gep(queries, [build.mul(row, step)]))
     # One feature at a time, of all queries and keys of the tile.
     with cgutils.for_range(build, features) as loop:
         first = build.mul(loop.index, ir.Constant(I64, TILE_VECTORS * vectors.lanes))
         key = [vectors.load(keys, vectors.ahead(first, i)) for i in range(TILE_VECTORS)]
-        for r, row in enumerate(sums):
-            place = build.add(build.mul(ir.Constant(I64, r), features), loop.index)
-            query = vectors.splat_at(queries, place)
+        for begin, row in zip(begins, sums, strict=True):
+            query = vectors.splat_at(begin, loop.index)
             for i, total in enumerate(row):
                 build.store(vectors.fma(query, key[i], build.load(total)), total)
     # Write the tile, scaled.
@@ -86,19 +94,19 @@ def nth_largest(vectors, numbers, count, n):
     It is the least of the numbers that fewer than n others exceed.
     """
     build = vectors.build
-    n = vectors.splat(build.sitofp(n, vectors.scalar))
+    n = vectors.splat_integer(n)
     least = vectors.variable(np.inf)
-    exceeding = vectors.variable()
-    one, zero, infinite = (vectors.constant(x) for x in (1.0, 0.0, np.inf))
+    exceeding = cgutils.alloca_once(build, vectors.integers)
+    infinite = vectors.constant(np.inf)
     with vectors.each(count) as index:
         own = vectors.load(numbers, index)
-        # Count the numbers above each of these.
-        build.store(zero, exceeding)
+        # Count the numbers above each of these: True is -1 as a signed number.
+        build.store(vectors.integer(0), exceeding)
         with cgutils.for_range(build, build.mul(count, ir.Constant(I64, vectors.lanes))) as loop:
             other = vectors.splat_at(numbers, loop.index)
-            more = build.select(build.fcmp_ordered(">", other, own), one, zero)
-            build.store(build.fadd(build.load(exceeding), more), exceeding)
-        counted = build.fcmp_ordered("<", build.load(exceeding), n)
+            more = build.sext(build.fcmp_ordered(">", other, own), vectors.integers)
+            build.store(build.sub(build.load(exceeding), more), exceeding)
+        counted = build.icmp_signed("<", build.load(exceeding), n)
         own = build.select(counted, own, infinite)
         build.store(vectors.smaller(own, build.load(least)), least)
     return vectors.reduce(build.load(least), vectors.smaller)
@@ -166,20 +174,11 @@ def rank(vectors, numbers, count, ranks):
     lane = ir.Constant(vectors.integers, [*range(vectors.lanes)])
     whole = build.sdiv(build.add(count, ir.Constant(I64, vectors.lanes - 1)), lanes)
     before = cgutils.alloca_once(build, vectors.integers)
-    integer = vectors.integers.element
-
-    def splat(number):
-        undefined = ir.Constant(vectors.integers, ir.Undefined)
-        number = build.trunc(number, integer) if vectors.bits < 64 else number
-        first = build.insert_element(undefined, number, ir.Constant(I32, 0))
-        return build.shuffle_vector(
-            first, undefined, ir.Constant(ir.VectorType(I32, vectors.lanes), [0] * vectors.lanes)
-        )
 
     with vectors.each(whole) as index:
         own = vectors.load(numbers, index)
-        place = build.add(lane, splat(index))
-        build.store(ir.Constant(vectors.integers, [0] * vectors.lanes), before)
+        place = build.add(lane, vectors.splat_integer(index))
+        build.store(vectors.integer(0), before)
         # Count the numbers that come before each of these.
         with cgutils.for_range(build, count) as loop:
             other = vectors.splat_at(numbers, loop.index)
@@ -187,7 +186,7 @@ def rank(vectors, numbers, count, ranks):
                 build.fcmp_ordered(">", other, own),
                 build.and_(
                     build.fcmp_ordered("==", other, own),
-                    build.icmp_signed(">", place, splat(loop.index)),
+                    build.icmp_signed(">", place, vectors.splat_integer(loop.index)),
                 ),
             )
             # True is -1 as a signed number.
@@ -238,17 +237,30 @@ def exponentials(vectors, scores, count, shift, whole, part):
 
 
 @vector_function()
-def add_columns(vectors, powers, width, rows, share, count, sums):
-    """Add Σ over the rows of powers · share to sums, for so many vectors of columns."""
+def sum_columns(vectors, powers, width, rows, share, count, sums):
+    """Write Σ over the rows of powers · share, for so many vectors of columns."""
     build = vectors.build
-    total = vectors.variable()
-    with vectors.each(count) as column:
-        build.store(vectors.load(sums, column), total)
+    totals = [vectors.variable() for _ in range(COLUMNS)]
+
+    def add_up(column, totals):
+        """Build the sums of neighbouring vectors, which share the loads of each row's share."""
+        for total in totals:
+            build.store(vectors.constant(0.0), total)
         with cgutils.for_range(build, rows) as loop:
             weight = vectors.splat_at(share, loop.index)
-            power = vectors.load(powers, build.add(column, build.mul(loop.index, width)))
-            build.store(vectors.fma(power, weight, build.load(total)), total)
-        vectors.store(build.load(total), sums, column)
+            first = build.add(column, build.mul(loop.index, width))
+            for i, total in enumerate(totals):
+                power = vectors.load(powers, vectors.ahead(first, i))
+                build.store(vectors.fma(power, weight, build.load(total)), total)
+        for i, total in enumerate(totals):
+            vectors.store(build.load(total), sums, vectors.ahead(column, i))
+
+    with cgutils.for_range(build, build.sdiv(count, ir.Constant(I64, COLUMNS))) as loop:
+        add_up(build.mul(loop.index, ir.Constant(I64, COLUMNS * vectors.lanes)), totals)
+    rest = build.srem(count, ir.Constant(I64, COLUMNS))
+    first = build.mul(build.sub(count, rest), ir.Constant(I64, vectors.lanes))
+    with vectors.each(rest) as index:
+        add_up(build.add(first, index), totals[:1])
 
 
 @vector_function()

@@ -112,10 +112,13 @@ def run_tasks(kernel: Callable[[Any], None], units: Sequence[list[Task]]) -> Non
     total = sum(task.scores for unit in units for task in unit)
     least = max(FEWEST, total / (PARTS * torch.get_num_threads()))
     portions: list[list[Task]] = [[]]
+    scores = 0.0
     for unit in units:
-        if sum(task.scores for task in portions[-1]) >= least:
+        if scores >= least:
             portions.append([])
+            scores = 0.0
         portions[-1].extend(unit)
+        scores += sum(task.scores for task in unit)
 
     def run(portion: list[Task]) -> Iterator[None]:
         # As many tasks in one call as have STEP scores together.

@@ -7,7 +7,7 @@ kernel.
 """
 
 import os
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from math import log
@@ -278,7 +278,9 @@ class Results(NamedTuple):
         def integers(numbers: Tensor, *size: int) -> Tensor:
             return numbers.int().expand(*size).contiguous()
 
-        # What is not asked for has no elements.
+        # The kernel writes everything of a row. What is not asked for has no elements.
+        unwritten = partial(torch.empty, dtype=dtype)
+        known = unwritten(batch, heads, rows) if lse is None else lse.detach().to(dtype) * LOG2_E
         none = torch.empty(batch, 0)
         before = torch.empty(0) if marks is None else marks.before
         single = torch.empty(0, 1, rows) if marks is None else marks.single
@@ -288,25 +290,23 @@ class Results(NamedTuple):
         searched = columns if extras.largest else 0
         return cls(
             sinks=(sinks * LOG2_E).to(dtype),
-            lse=zeros(batch, heads, rows)
-            if lse is None
-            else (lse.detach().to(dtype) * LOG2_E).contiguous(),
+            lse=known.contiguous(),
             lse_known=lse is not None,
             received=zeros(parts, batch, heads, columns, dtype=torch.float64),
-            entropy=zeros(batch, heads, rows),
-            weights=zeros(batch, heads, rows, top),
-            found=zeros(batch, heads, rows, top, dtype=torch.int32),
+            entropy=unwritten(batch, heads, rows),
+            weights=unwritten(batch, heads, rows, top),
+            found=unwritten(batch, heads, rows, top, dtype=torch.int32),
             map_row=integers(none if cells is None else cells.row_of_query, batch, -1),
             map_column=integers(none if cells is None else cells.column_of_key, batch, -1),
             pooled=zeros(parts, batch, heads, *size, dtype=torch.float64),
             marked_stop=before.int().contiguous(),
             marked_keys=single.expand(-1, batch, -1).permute(1, 2, 0).int().contiguous(),
-            marked_sum=zeros(batch, heads, rows),
-            marked_weights=zeros(batch, heads, rows, len(single)),
+            marked_sum=unwritten(batch, heads, rows),
+            marked_weights=unwritten(batch, heads, rows, len(single)),
             listed_keys=listed_keys,
             listed_spans=listed_spans,
-            listed_sum=zeros(batch, heads, rows, len(lists)),
-            listed_seen=zeros(batch, heads, rows, len(lists), dtype=torch.bool),
+            listed_sum=unwritten(batch, heads, rows, len(lists)),
+            listed_seen=unwritten(batch, heads, rows, len(lists), dtype=torch.bool),
             query_weights=zeros(batch, heads, 0, rows)
             if asked is None
             else asked.to(dtype).expand(batch, heads, -1, -1).contiguous(),
@@ -314,10 +314,19 @@ class Results(NamedTuple):
             norms=zeros(batch, heads, 0)
             if extras.carried is None
             else pad(extras.carried, (0, MARGIN)),
-            carried=zeros(batch, heads, rows),
+            carried=unwritten(batch, heads, rows),
             largest=zeros(parts, batch, heads, searched),
             largest_row=torch.full((parts, batch, heads, searched), -1, dtype=torch.int32),
         )
+
+    def clear_rows(self) -> None:
+        """Write the numbers of rows that see nothing, for those that no task writes."""
+        if not self.lse_known:
+            self.lse.copy_(self.sinks[:, None])
+        self.found.fill_(-1)
+        marked = (self.marked_sum, self.marked_weights, self.listed_sum, self.listed_seen)
+        for numbers in (self.entropy, self.weights, self.carried, *marked):
+            numbers.zero_()
 
     def run(self, kernels: Any, source: Source, units: list[list[Task]]) -> None:
         """Run the kernel on all tasks. Its numpy arrays share the tensors' memory."""
@@ -421,11 +430,7 @@ def _survey_blocks(
     kernels: Any, queries: Tensor, keys: Tensor, attention: Attention, results: Results, most: int
 ) -> None:
     """Survey an attention whose scores PyTorch computes, in blocks of at most so many scores."""
-    # The numbers of a row that is in no block, since it sees nothing.
-    if not results.lse_known:
-        results.lse.copy_(results.sinks[:, None])
-    results.found.fill_(-1)
-
+    results.clear_rows()
     empty = Source.empty(results)
     scores = BlockScores(queries, keys, attention)
     for block in blocks(queries, keys, attention, most):

@@ -67,6 +67,20 @@ class Vectors:
         lanes = ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes)
         return self.build.shuffle_vector(first, undefined, lanes)
 
+    def integer(self, number):
+        return ir.Constant(self.integers, [number] * self.lanes)
+
+    def splat_integer(self, number):
+        """Return a vector of integers as wide as the numbers, with this 64-bit one in every
+        lane.
+        """
+        if self.bits < 64:
+            number = self.build.trunc(number, self.integers.element)
+        undefined = ir.Constant(self.integers, ir.Undefined)
+        first = self.build.insert_element(undefined, number, ir.Constant(I32, 0))
+        lanes = ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes)
+        return self.build.shuffle_vector(first, undefined, lanes)
+
     def splat_at(self, pointer, index):
         """Return a vector with one element of an array in every lane."""
         return self.splat(self.build.load(self.build.gep(pointer, [index])))
@@ -136,7 +150,7 @@ class Vectors:
         part = self.build.fsub(x, whole, flags=("contract",))
         power = self._polynomial(polynomial, part)
         # These bits are the exponent of the scale.
-        bits = self.build.shl(self.build.bitcast(rounded, self.integers), self._integer(mantissa))
+        bits = self.build.shl(self.build.bitcast(rounded, self.integers), self.integer(mantissa))
         return self.build.fmul(power, self.build.bitcast(bits, self.type))
 
     def tanh(self, x):
@@ -168,9 +182,6 @@ class Vectors:
         for coefficient in coefficients[1:]:
             total = self.fma(total, x, self.constant(coefficient))
         return total
-
-    def _integer(self, number):
-        return ir.Constant(self.integers, [number] * self.lanes)
 
     def total(self, vector):
         """Return the sum of the lanes."""
