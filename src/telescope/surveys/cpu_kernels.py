@@ -336,8 +336,8 @@ def _add_to_columns(
     row = 0
     keys = min(end, received.shape[0] - first_key)
     _sum_columns(powers, 0, count, share, begin, end, lanes, sums)
-    for j in range(begin, keys):
-        received[first_key + j] += sums[0, j]
+    for j in range(uint64(begin), uint64(max(begin, keys))):
+        received[uint64(first_key) + j] += sums[0, j]
     while map_row.shape[0] and row < count:
         last = row + 1
         while last < count and map_row[first + last] == map_row[first + row]:
