@@ -161,6 +161,17 @@ def without_gradients():
 
 
 @pytest.fixture
+def own_compiler():
+    """Drop what other tests have compiled, and count from zero."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def no_collector():
     """Switch the garbage collector off, so that reference cycles are not freed."""
     gc.collect()

@@ -99,3 +99,33 @@ def learnt():
 def _padded(rows, filling):
     longest = max(map(len, rows))
     return torch.tensor([row + [filling] * (longest - len(row)) for row in rows])
+
+
+# Every model that writes, with random weights.
+WORDS = 41
+LLAMA = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "key_heads": 2}
+GPTS = {"learned": {}, "llama": LLAMA, "window": {"window": 4}, "synthesizer": {"attention": "synthesizer"}}
+KINDS = [*GPTS, "transformer", "luong"]
+
+
+def made(kind="llama", end=(1, 2, 3), seed=5, positions=48):
+    """Return a model of a kind in float64. It is training still: decoding drops nothing all the same."""
+    if kind == "transformer":
+        config = TransformerConfig(vocabulary=WORDS, d_model=16, encoder_blocks=2, decoder_blocks=2, heads=4)
+        model = Transformer(config)
+    elif kind == "luong":
+        model = LuongTranslator(LuongConfig(vocabulary=WORDS, d_embedding=8, d_model=16, bidirectional=True))
+    else:
+        sizes = {"vocabulary": WORDS, "max_positions": positions, "d_model": 16, "blocks": 2, "heads": 4}
+        model = GPT(GPTConfig(**sizes, dropout=0.5, **GPTS[kind]))
+    random = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4, generator=random)
+    model.special = Special(start=0, end=end, pad=0)
+    return model.double()
+
+
+def prompts(lengths=(5, 9, 1, 5, 2), seed=3):
+    """Return texts of these lengths for the models that `made` returns."""
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, WORDS, (n,), generator=random).tolist() for n in lengths]

@@ -7,43 +7,19 @@ from weakref import ref
 
 import pytest
 import torch
-from torch import nn
 from torch.testing import assert_close
 
 import telescope as ts
 from support.replaying import replayed_steps
+from support.writers import KINDS, made, prompts
 from telescope.decoding import generate, stream
 from telescope.interception import captured_steps
 from telescope.layers import OnlyReal
-from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Special, Transformer, TransformerConfig
+from telescope.models import Special
 
-V, N = 41, 18
-LLAMA = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "key_heads": 2}
-GPTS = {"learned": {}, "llama": LLAMA, "window": {"window": 4}, "synthesizer": {"attention": "synthesizer"}}
-KINDS = [*GPTS, "transformer", "luong"]
+N = 18
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.9, "top_k": 20, "repetition_penalty": 1.2, "seed": 4}
-
-
-def made(kind="llama", end=(1, 2, 3), seed=5, positions=48):
-    if kind == "transformer":
-        config = TransformerConfig(vocabulary=V, d_model=16, encoder_blocks=2, decoder_blocks=2, heads=4)
-        model = Transformer(config)
-    elif kind == "luong":
-        model = LuongTranslator(LuongConfig(vocabulary=V, d_embedding=8, d_model=16, bidirectional=True))
-    else:
-        sizes = {"vocabulary": V, "max_positions": positions, "d_model": 16, "blocks": 2, "heads": 4}
-        model = GPT(GPTConfig(**sizes, dropout=0.5, **GPTS[kind]))
-    random = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.4, generator=random)
-    model.special = Special(start=0, end=end, pad=0)
-    return model.double()
-
-
-def prompts(lengths=(5, 9, 1, 5, 2), seed=3):
-    random = torch.Generator().manual_seed(seed)
-    return [torch.randint(4, V, (n,), generator=random).tolist() for n in lengths]
 
 
 def assert_same(recording, hooked, *, without=()):

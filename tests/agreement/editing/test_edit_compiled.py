@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 import telescope as ts
+from support.compiling import compiled, config, graphs
 from support.huggingface import transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT, PADDED_RIGHT
 from telescope.interception.huggingface import compiled_runs, compiled_terms
@@ -23,40 +24,15 @@ STATIC = {"cache_implementation": "static"}
 PADDED = {"input_ids": IDS, "attention_mask": PADDED_LEFT}
 
 
-@pytest.fixture
-def own_compiler():
-    """Nothing that another test has compiled, and counts from zero."""
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-def graphs():
-    return counters["stats"]["unique_graphs"]
-
-
 def made(family, implementation=None):
     """Return a model in float64; one of experts takes no more than float32."""
     model = FAMILIES[family].model(implementation)
     return model if family == "gpt-oss" else model.double()
 
 
-# "eager" runs the graph as it was traced, and "aot_eager" as compilers get it, without writes in place. Tracing alone
-# finds graph breaks, guards that compile again and wrong numbers; the other backends take half as long again, and run
-# one model of each kind: attention by sdpa, eager attention, caches that slide, and gradients.
+# These run with "aot_eager", one of each kind: attention by sdpa, eager attention, caches that slide, and gradients.
 FUNCTIONALIZED = {"llama", "gemma2"}
 FUNCTIONALIZED_WRITERS = {("llama", "padded"), ("mistral", "padded")}
-
-
-def compiled(model, **options):
-    return torch.compile(model, **({"backend": "eager", "fullgraph": True} | options))
-
-
-def config(backend="eager"):
-    chosen = transformers.CompileConfig(backend=backend, mode=None, fullgraph=True)
-    chosen._compile_all_devices = True  # `generate` compiles on a CPU only if it is asked to
-    return chosen
 
 
 def generated(model, inputs=None, **options):

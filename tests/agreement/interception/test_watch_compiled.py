@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 import telescope as ts
+from support.compiling import compiled, config, graphs
 from support.huggingface import transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT
 
@@ -18,28 +19,10 @@ pytestmark = [
 TOKENS = 9
 
 
-@pytest.fixture
-def own_compiler():
-    """Nothing that another test has compiled, and counts from zero."""
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-def graphs():
-    return counters["stats"]["unique_graphs"]
-
-
-# "eager" runs the graph as it was traced, and "aot_eager" as compilers get it, without writes in place. Tracing alone
-# finds graph breaks, guards that compile again and wrong numbers; the other backends take half as long again, and run
-# one model of each kind: attention by sdpa, eager attention, a translator, steps with padding, and caches that slide.
+# These run with "aot_eager", one of each kind: attention by sdpa, eager attention, a translator, steps with padding,
+# and caches that slide.
 FUNCTIONALIZED = {"llama", "gemma2", "t5"}
 FUNCTIONALIZED_WRITERS = {("mistral", 8)}
-
-
-def compiled(model, **options):
-    return torch.compile(model, **({"backend": "eager", "fullgraph": True} | options))
 
 
 def calls_of(recording):
@@ -200,12 +183,6 @@ def test_what_is_kept(options):
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
-
-
-def config(backend="eager"):
-    made = transformers.CompileConfig(backend=backend, mode=None, fullgraph=True)
-    made._compile_all_devices = True  # `generate` compiles on a CPU only if it is asked to
-    return made
 
 
 def generated(model, inputs=None, **options):

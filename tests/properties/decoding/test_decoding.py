@@ -14,42 +14,20 @@ from torch.utils.flop_counter import FlopCounterMode
 import telescope as ts
 from support.needs import need_data
 from support.replaying import replayed_steps
+from support.writers import GPTS, KINDS, WORDS, made, prompts
 from telescope.decoding import beam, generate, stream
 from telescope.decoding import writers as writing
 from telescope.decoding.generate import draw_noise
 from telescope.decoding.sampling import draw, greedy, largest, min_p, temperature, top_k, top_p
 from telescope.decoding.writers import start_writer
 from telescope.layers import Attend
-from telescope.models import GPT, GPTConfig, LuongConfig, LuongTranslator, Special, Transformer, TransformerConfig
+from telescope.models import GPT, GPTConfig
 
 captured = import_module("telescope.decoding.generate")  # `decoding.generate` is the function
 
-V, N = 41, 18
-LLAMA = {"positions": "rotary", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "key_heads": 2}
-GPTS = {"learned": {}, "llama": LLAMA, "window": {"window": 4}, "synthesizer": {"attention": "synthesizer"}}
-KINDS = [*GPTS, "transformer", "luong"]
+N = 18
 every_kind = pytest.mark.parametrize("kind", KINDS)
 SAMPLED = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2}
-
-
-def made(kind, end=(1, 2, 3)):
-    if kind == "transformer":
-        config = TransformerConfig(vocabulary=V, d_model=16, encoder_blocks=2, decoder_blocks=2, heads=4)
-        model = Transformer(config)
-    elif kind == "luong":
-        model = LuongTranslator(LuongConfig(vocabulary=V, d_embedding=8, d_model=16, bidirectional=True))
-    else:
-        model = GPT(GPTConfig(vocabulary=V, max_positions=48, d_model=16, blocks=2, heads=4, dropout=0.5, **GPTS[kind]))
-    random = torch.Generator().manual_seed(5)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.4, generator=random)
-    model.special = Special(start=0, end=end, pad=0)
-    return model.double()  # and still training: decoding drops nothing all the same
-
-
-def prompts(lengths=(5, 9, 1, 5, 2), seed=3):
-    random = torch.Generator().manual_seed(seed)
-    return [torch.randint(4, V, (n,), generator=random).tolist() for n in lengths]
 
 
 # ---------------------------------------------------------------------------------------------------- batch and alone
@@ -332,7 +310,7 @@ def test_beams_share_their_source(kind):
     writer = start_writer(made(kind), prompts([3, 7]), 20, 5)
     writer.reorder(torch.arange(2).repeat_interleave(5))
     with torch.no_grad():
-        assert writer.step(torch.full((10,), 5)).shape == (10, V)
+        assert writer.step(torch.full((10,), 5)).shape == (10, WORDS)
     assert (writer.cache.batch, writer.cache.sources) == (10, 2)
 
 
