@@ -14,7 +14,8 @@ One call of an attention takes this way, which a debugger can step through:
                                 and run them
     recording/summaries_call.py SummaryDestination.receive   store the numbers of the survey
 
-A step of a model that writes is another way from Recording.record on: its query waits in
+A step of a model that writes waits in huggingface/logged_steps.py with those that follow it, and
+all are recorded as one call. Where it is recorded by itself, its query waits in
 recording/continuation.py, and SummariesCall surveys the queries that wait, many at once, when
 somebody reads them or when there are 128.
 
