@@ -399,3 +399,19 @@ def test_a_copy_of_a_cache_is_its_own(copied):
         assert again.get_seq_length() < other.get_seq_length()
     assert waits(recording)
     assert recording["model.layers.0"].received.shape[-1] == 8 + TOKENS - 1
+
+
+def test_steps_of_a_prompt_that_cannot_be_recorded_go_with_it():
+    """The next text is recorded as if it came first, and gets no steps of the text before."""
+    model = FAMILIES["llama"].model()
+    other = asked("llama") | {"input_ids": IDS.flip(1)}
+    expected, _ = generated(model, options={}, inputs=other)
+    cache = transformers.DynamicCache(config=model.config)
+    with ts.watch(model) as recording, torch.no_grad():
+        model.generate(**asked("llama"), past_key_values=cache)
+        waiting = recording.queue.collect_steps.__self__.log._calls[0].tensors[1]
+        waiting.add_(1.0)
+        with pytest.raises(RuntimeError, match="were written to after the attention had run"):
+            recording.heads()
+        model.generate(**other)
+    assert_same(recording, expected)

@@ -148,6 +148,7 @@ class Steps:
         """Let the steps that begin wait in the buffers of these attentions."""
         self._layers = layers
         self._cache = cache
+        self._ids = []  # of steps that could not be recorded
         self._held = [
             (layer.cached.layer, layer.cached.keys.is_inference()) for layer in layers.values()
         ]

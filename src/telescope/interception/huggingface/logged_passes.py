@@ -362,6 +362,8 @@ class PassLog:
                 for one in steps:
                     self._record(*one)
         finally:
+            # After an exception, too: steps without their prompt belong to no text.
+            self.steps.end()
             self._is_recording = False
 
     @torch.no_grad()

@@ -106,8 +106,8 @@ class StepLog:
         mask: Any,
         options: dict[str, Any],
     ) -> Result | None:
-        """Run one more step of an attention like those before, in a fifth of the time that the
-        first takes; return None if it may differ.
+        """Run one more step of an attention, like those before, without asking again what holds for
+        all of them; return None if it may differ.
         """
         calls = self._calls.get(key)
         if not self.are_alike or calls is None:
