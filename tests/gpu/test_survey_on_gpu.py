@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import telescope as ts
+from support.searching import WatchedSearch
 from telescope.measures import BatchTokens, Places, habit_sums
 from telescope.surveys import ENGINES, chunked, device, matrix, reference
 from telescope.surveys import shares as within
@@ -156,18 +157,6 @@ def test_surveys_with_and_without_a_top_in_any_order(n, tops, mask):
                 assert differ.sum() <= 0.001 * differ.numel()
                 if cells is not None:
                     torch.testing.assert_close(got.map.double(), truth.map, atol=1e-4, rtol=1e-4)
-
-
-class WatchedSearch(device.LaunchCache):
-    """It keeps what the last search for a top found: blocks and keys to look at of each row, and which are overfull."""
-
-    seen = ()
-
-    def __call__(self, kernel, grid, *arguments, **settings):
-        super().__call__(kernel, grid, *arguments, **settings)
-        if kernel.fn.__name__ == "rank_keys":
-            blocks, keys, _, _, _, overfull, *_ = arguments
-            WatchedSearch.seen = blocks.float().mean(), keys.float().mean(), overfull.sum()
 
 
 @pytest.mark.parametrize("tops", [(8,), (0, 8), (16, 8)], ids=str)

@@ -40,6 +40,15 @@ def assert_same(recording, hooked, *, without=()):
             assert_close(ours.entropy, theirs.entropy, rtol=1e-9, atol=1e-9)
 
 
+def assert_as_hooked(work):
+    """Compare what `work` records and writes with captured steps and with hooks."""
+    hooked, expected = work()
+    with replayed_steps():
+        recording, found = work()
+    assert found == expected
+    assert_same(recording, hooked)
+
+
 @contextmanager
 def few_wait():
     """Three steps wait at most, so that a generation records several times."""
@@ -340,11 +349,7 @@ def test_a_block_around_some_of_the_tokens():
             found += [next(tokens).id for _ in range(5)]
         return recording, found + [token.id for token in tokens]
 
-    hooked, expected = work()
-    with replayed_steps():
-        recording, found = work()
-    assert found == expected
-    assert_same(recording, hooked)
+    assert_as_hooked(work)
 
 
 def test_the_steps_after_a_block_are_not_recorded():
@@ -356,11 +361,7 @@ def test_the_steps_after_a_block_are_not_recorded():
             found = [next(tokens).id for _ in range(6)]
         return recording, found + [token.id for token in tokens]
 
-    hooked, expected = work()
-    with replayed_steps():
-        recording, found = work()
-    assert found == expected
-    assert_same(recording, hooked)
+    assert_as_hooked(work)
 
 
 def test_steps_wait_until_somebody_reads_and_go_with_the_recording():

@@ -5,6 +5,7 @@ import torch
 
 import telescope as ts
 from support.needs import need_triton
+from support.searching import WatchedSearch
 from support.strategies import Shape, assert_near, normal, tensors
 from telescope.attention import values
 from telescope.surveys import device, launch, matrix, reference
@@ -165,18 +166,6 @@ def test_a_row_with_more_candidate_blocks_than_capacity(monkeypatch):
     q, k, _ = tensors(Shape(1, 1, 1, 20, 70, 16), dtype=torch.float32)
     got, truth = surveyed(q, k, ts.Attention(mask=ts.causal))
     assert torch.equal(got.top_keys, truth.top_keys)
-
-
-class WatchedSearch(device.LaunchCache):
-    """It keeps what the last search for a top found: blocks and keys to look at of each row, and which are overfull."""
-
-    seen = ()
-
-    def __call__(self, kernel, grid, *arguments, **settings):
-        super().__call__(kernel, grid, *arguments, **settings)
-        if kernel.fn.__name__ == "rank_keys":
-            blocks, keys, _, _, _, overfull, *_ = arguments
-            WatchedSearch.seen = blocks.float().mean(), keys.float().mean(), overfull.sum()
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["after a survey without a top", "at once"])
