@@ -199,7 +199,7 @@ def test_keys_that_change_while_rows_wait_are_an_error(unseen):
             (keys.data if unseen else keys)[:, :, 0] += 1.0
             model(IDS[:, 5:6], past_key_values=cache)
 
-    with pytest.raises(RuntimeError, match=r'the cached keys of "model\.layers\.1\.self_attn" were changed'):
+    with pytest.raises(RuntimeError, match=r'keys of "model\.layers\.1\.self_attn" were (changed|written to)'):
         write()
 
 
@@ -379,6 +379,75 @@ def test_what_waits_keeps_no_cache_alive():
     gc.collect()
     assert waits(recording)
     assert not any(one() for one in alive)
+
+
+def write(model, cache, steps, between=None):
+    """Read IDS, and write some tokens after it, step by step."""
+    ids = IDS
+    for step in range(steps + 1):
+        ids = model(ids, past_key_values=cache).logits[:, -1:].argmax(-1)
+        if between is not None:
+            between(step)
+
+
+def test_steps_that_wait_keep_the_last_keys_alone():
+    """Each step has a tensor of all keys so far: all of them would be the square of the text."""
+    model = FAMILIES["llama"].model()
+    generated(model, options={}, inputs=asked("llama"))
+    cache = transformers.DynamicCache(config=model.config)
+    keys = []
+
+    def look(step):
+        keys.append(weakref.ref(cache.layers[0].keys))
+        gc.collect()
+        assert sum(one() is not None for one in keys) <= 2  # the prompt's, and the last
+
+    with ts.watch(model) as recording, torch.no_grad():
+        write(model, cache, 6, look)
+    assert waits(recording)
+    assert len(recording["model.layers.0"].received[0, 0]) == IDS.shape[1] + 6
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_step_that_stops_midway_is_left_out(family):
+    model = FAMILIES[family].model()
+
+    def run(stops):
+        cache = transformers.DynamicCache(config=model.config)
+        late = []
+
+        def stop(*_):
+            late.append(None)
+            if stops and len(late) == 6:
+                raise KeyboardInterrupt
+
+        last = [one for name, one in model.named_modules() if name.endswith(("h.1", "layers.1"))][0]
+        handle = last.register_forward_pre_hook(stop)
+        with ts.watch(model) as recording, torch.no_grad():
+            try:
+                write(model, cache, 5 if stops else 4)
+            except KeyboardInterrupt:
+                assert len(late) == 6
+        handle.remove()
+        return recording
+
+    generated(model, options={}, inputs=asked(family))
+    assert_same(run(True), run(False))
+
+
+def test_keys_that_are_written_to_between_two_waiting_steps_are_an_error():
+    model = FAMILIES["llama"].model()
+    generated(model, options={}, inputs=asked("llama"))
+    cache = transformers.DynamicCache(config=model.config)
+
+    def change(step):
+        if step == 3:
+            cache.layers[0].keys.mul_(2)
+
+    with ts.watch(model) as recording, torch.no_grad():
+        write(model, cache, 6, change)
+    with pytest.raises(RuntimeError, match="were written to after the attention had run"):
+        recording.heads()
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,51 @@ class CallOfSteps(NamedTuple):
     """Where the keys lie."""
 
 
-class StepLog:
-    """The steps of one block that wait: of each attention a query a step, and the keys of the last
-    one.
+class WaitingSteps:
+    """The steps of one attention that wait: the query of each, and the keys and values of the last
+    one alone, which hold those of the steps before.
     """
+
+    def __init__(self, call: LoggedCall) -> None:
+        self.queries = [call.tensors[0]]
+        self.last = call
+        self._mask_before: Any = None  # of the step before the last
+        self._written: LoggedCall | None = None  # whose keys somebody wrote to before the next step
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def add(self, call: LoggedCall) -> None:
+        if version_of(self.last.tensors[1]) != self.last.versions[1]:
+            self._written = self.last
+        self.queries.append(call.tensors[0])
+        self._mask_before = self.last.mask
+        self.last = call
+
+    def first(self, count: int, masks: dict[Any, Any], layer: Any) -> CallOfSteps:
+        """Return the first `count` steps as one call: all of them, or all but the last one.
+
+        masks  those made so far, which attentions of one pass share
+        layer  of the cache; None if the block has ended
+        """
+        last = self.last
+        _, keys, values = last.tensors
+        mask = last.mask
+        memory = () if layer is None else (KeyMemory.held_by(layer, keys),)
+        if count < len(self):
+            keys, values = keys[:, :, :-1], values[:, :, :-1]
+            mask = self._mask_before
+            memory = ()
+        queries = torch.cat(self.queries[:count], 2)
+        key = (id(mask), keys.shape)
+        if key not in masks:
+            masks[key] = mask_of_steps(mask, last.implementation, queries, keys.shape[2])
+        stored = StoredKeys(memory, stay=True)
+        return CallOfSteps(self._written or last, (queries, keys, values), masks[key], stored)
+
+
+class StepLog:
+    """The steps of one block that wait."""
 
     def __init__(self, interceptor: Any) -> None:
         self.interceptor = interceptor
@@ -41,7 +82,7 @@ class StepLog:
         """Whether the running pass is a step that waits with those that follow."""
         self.are_alike = False
         """Whether each attention is known to run once in a step, and to make its call."""
-        self._calls: dict[int, list[LoggedCall]] = {}  # by the id of the attention
+        self._calls: dict[int, WaitingSteps] = {}  # by the id of the attention
         self._layers: dict[int, Any] = {}  # of the cache, likewise; None once the block has ended
         self._cache: Any = None  # a weak reference
         self._ids: torch.Size | None = None
@@ -53,7 +94,7 @@ class StepLog:
     @property
     def last(self) -> list[LoggedCall]:
         """The last call of each attention."""
-        return [calls[-1] for calls in self._calls.values()]
+        return [steps.last for steps in self._calls.values()]
 
     # --------------------------------------------------------------------------------------- passes
 
@@ -75,7 +116,7 @@ class StepLog:
             return False
         if not self._calls:
             return True
-        count = {len(calls) for calls in self._calls.values()}
+        count = set(map(len, self._calls.values()))
         if len(count) > 1 or max(count) >= ROOM:
             return False
         last = self.last
@@ -92,7 +133,10 @@ class StepLog:
         if not self.is_open or call.tensors[0].shape[-2] != 1 or call.number != 1:
             return False
         key = id(call.module)
-        self._calls.setdefault(key, []).append(call)
+        if key in self._calls:
+            self._calls[key].add(call)
+        else:
+            self._calls[key] = WaitingSteps(call)
         layer = CacheLayer.of(self._cache(), call.module, across=False)
         assert layer is not None
         self._layers[key] = layer.layer
@@ -109,11 +153,11 @@ class StepLog:
         """Run one more step of an attention, like those before, without asking again what holds for
         all of them; return None if it may differ.
         """
-        calls = self._calls.get(key)
-        if not self.are_alike or calls is None:
+        steps = self._calls.get(key)
+        if not self.are_alike or steps is None:
             return None
         queries, keys, _ = tensors
-        last = calls[-1]
+        last = steps.last
         if implementation != last.implementation or queries.shape[-2] != 1:
             return None
         if mask is not None or last.mask is not None or not is_plain(None, options):
@@ -121,8 +165,7 @@ class StepLog:
         module = last.module
         result: Result = own_attention(implementation, module)(module, *tensors, mask, **options)
         versions = (version_of(queries), version_of(keys))
-        call = last._replace(tensors=tensors, options=options, output=None, versions=versions)
-        calls.append(call)
+        steps.add(last._replace(tensors=tensors, options=options, output=None, versions=versions))
         return result
 
     # ------------------------------------------------------------------------------------ recording
@@ -134,29 +177,17 @@ class StepLog:
 
     def end(self) -> list[CallOfSteps]:
         """Take the steps out, and return those of each attention as one call."""
-        calls_of = self._calls
+        waiting = self._calls
         layers = self._layers
         self._calls = {}
         self._layers = {}
         self.are_alike = False
         # A pass that was interrupted leaves some attentions without their last query.
-        count = min(map(len, calls_of.values()), default=0)
+        count = min(map(len, waiting.values()), default=0)
         if self.is_open:
             self.is_open = False
             self.interceptor.text.inputs.end_steps(count)
-        found = []
         masks: dict[Any, Any] = {}
-        for calls in calls_of.values():
-            last = calls[count - 1]
-            queries = torch.cat([call.tensors[0] for call in calls[:count]], 2)
-            key = (id(last.mask), last.tensors[1].shape)
-            if key not in masks:
-                masks[key] = mask_of_steps(
-                    last.mask, last.implementation, queries, last.tensors[1].shape[2]
-                )
-            layer = layers[id(last.module)]
-            memory = () if layer is None else (KeyMemory.held_by(layer, last.tensors[1]),)
-            stored = StoredKeys(memory, stay=True)
-            tensors = (queries, last.tensors[1], last.tensors[2])
-            found.append(CallOfSteps(last, tensors, masks[key], stored))
-        return found
+        return [
+            steps.first(count, masks, layers[key]) for key, steps in waiting.items() if count > 0
+        ]
