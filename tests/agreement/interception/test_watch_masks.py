@@ -13,7 +13,8 @@ from support.watched import FAMILIES, IDS, PADDED_LEFT
 from telescope.attention import Causal, Documents, Left, drop_first_keys, restrict_to_queries
 from telescope.interception.huggingface import implementation_switch
 from telescope.interception.huggingface.definition import bias_of
-from telescope.interception.huggingface.masks import FunctionMask, LazyMask, describe_mask
+from telescope.interception.huggingface.masks import LazyMask, describe_mask
+from telescope.interception.mask_tensors import FunctionMask
 
 their = transformers.masking_utils
 PAD = torch.tensor([[True] * 9, [False] * 2 + [True] * 7])

@@ -421,7 +421,7 @@ def test_a_step_that_stops_midway_is_left_out(family):
             if stops and len(late) == 6:
                 raise KeyboardInterrupt
 
-        last = [one for name, one in model.named_modules() if name.endswith(("h.1", "layers.1"))][0]
+        last = next(one for name, one in model.named_modules() if name.endswith(("h.1", "layers.1")))
         handle = last.register_forward_pre_hook(stop)
         with ts.watch(model) as recording, torch.no_grad():
             try:

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from ...attention import Attention, Pairs, rectangles_of
 from ...recording import AttentionCall
 from ..compiled import TAP, AttentionTap
+from ..mask_tensors import pad_to, padding_mask
 from ..text import version_of
 from .attention_modules import OTHER_SEQUENCES
 from .cache_layers import CacheLayer, cache_of, mask_sizes, static_keys
-from .masks import LazyMask, pad_to, padding_mask
+from .masks import LazyMask
 from .transformers_internals import implementation_of
 
 PLAIN = Attention()  # one object: what edits make of it is shared by its identity

@@ -5,13 +5,12 @@ mask, `eager` applies the mask it is passed and nothing else, `flash` takes padd
 arguments, `flex` takes a mask function.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...attention import (
     Attention,
@@ -22,13 +21,13 @@ from ...attention import (
     causal,
     everyone,
     from_additive,
-    from_tensor,
     hide_first_keys,
     window,
 )
 from ...engines import torch_modes
 from ...recording import AttentionCall
-from .masks import FunctionMask, LazyMask, MaskDescription, MaskOffsets, pad_to, padding_mask
+from ..mask_tensors import FunctionMask, Translations, pad_to, padding_mask, read_mask
+from .masks import LazyMask, MaskDescription, MaskOffsets
 
 OFFSETS = 16  # masks whose offsets are remembered; the layers of one forward pass use a few
 
@@ -39,10 +38,7 @@ class DefinitionReader:
     """
 
     def __init__(self) -> None:
-        self._translations: MutableMapping[Tensor, Translation] = WeakTensorKeyDictionary()
-        """Weak, so that a mask is freed when the model lets go of it:
-        tests/agreement/test_watch_written_masks.py, test_what_was_read_of_a_mask_goes_with_it.
-        """
+        self._translations = Translations()
         self._biases: dict[int, Bias | None] = {}  # the latest position bias of each module, by id
         self._last = Attention()
         self._offsets: dict[tuple[int, int, int], tuple[int, Tensor | None]] = {}
@@ -98,7 +94,7 @@ class DefinitionReader:
             else:
                 # One row does not show the bias of later keys: pass the earlier bias on.
                 earlier = self._biases.get(id(module))
-                position_bias = self._translate_once(
+                position_bias = self._translations.once(
                     module, added, lambda: bias_of(added.detach()[..., : described.keys], earlier)
                 )
                 self._biases[id(module)] = position_bias
@@ -158,35 +154,6 @@ class DefinitionReader:
         ):
             self._last = Attention(scale=scale, softcap=softcap, sink=sink, bias=bias, mask=mask)
         return self._last
-
-    def _translate_once(
-        self, module: nn.Module, tensor: Tensor, translate: Callable[[], Any]
-    ) -> Any:
-        """Return translate(), computed once for all layers of a forward pass that are passed the
-        same tensor.
-
-        A tensor is translated again if it may have been written to: when its version has changed;
-        in every call if it has no version, as under torch.inference_mode(); and when the same
-        module passes it a second time, since a write through `.data` or NumPy changes no version.
-        Equal results are one object, so that comparing them is fast.
-        """
-        known = self._translations.get(tensor)
-        version = None if tensor.is_inference() else tensor._version
-        # Nothing was written, and another layer of the same pass asks: the translation holds.
-        if (
-            known is not None
-            and version is not None
-            and known.version == version
-            and id(module) not in known.modules
-        ):
-            known.modules.add(id(module))
-            return known.result
-        result = translate()
-        # Return the earlier object where the result is equal.
-        if known is not None and known.result == result:
-            result = known.result
-        self._translations[tensor] = Translation(version, result, {id(module)})
-        return result
 
     # --------------------------------------------------------------------- masks, by implementation
 
@@ -251,7 +218,7 @@ class DefinitionReader:
             if not given.overwritten:
                 return given.description
             given = given.dense
-        mask, bias = self._translate_once(passed.module, given, lambda: _read_mask(given))
+        mask, bias = self._translations.once(passed.module, given, lambda: read_mask(given))
         return MaskDescription(mask, passed.columns, bias=bias)
 
 
@@ -273,30 +240,6 @@ _DESCRIBE: dict[str, Callable[..., MaskDescription]] = {
     "flash": DefinitionReader.flash,
     "flex_attention": DefinitionReader.flex,
 }
-
-
-class Translation(NamedTuple):
-    """The result of translating a tensor, the tensor's version, and the modules that passed the
-    tensor since.
-    """
-
-    version: int | None
-    result: Any
-    modules: set[int]
-
-
-def _read_mask(given: Tensor) -> tuple[Mask, Bias | None]:
-    """Translate a mask tensor of four axes: True = may attend, or numbers added to the scores, the
-    lowest hiding.
-    """
-    # Numbers near the lowest of the dtype hide a pair.
-    seen = given.clone() if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
-    # A mask that is the same for all heads and queries is padding.
-    mask = padding_mask(seen[:, 0, 0]) if seen.shape[1:3] == (1, 1) else from_tensor(seen)
-    # Numbers other than 0 at visible pairs are a bias, which then holds the mask, too.
-    if given.dtype == torch.bool or not bool((seen & (given != 0)).any()):
-        return mask, None
-    return everyone, from_additive(given.masked_fill(~seen, -torch.inf))
 
 
 ROWS = 1024  # compared at once

@@ -23,12 +23,12 @@ from ..interceptor import (
     SharedKey,
     StoredKeys,
 )
+from ..proof import OutputChecks
 from ..sdpa_lse import SdpaWithLse
 from ..text import KeyMemory
 from .cache_layers import CacheLayer
 from .definition import DefinitionReader
 from .masks import LazyMask
-from .proof import OutputChecks
 from .transformers_internals import own_attention, weights_are_requested
 
 LONG = 4096**2  # scores of a head beyond which an eager attention is not run again, to be compared

@@ -5,13 +5,12 @@ of pairs.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import and_, or_
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_leaves, tree_map
@@ -22,18 +21,15 @@ from ...attention import (
     Causal,
     Documents,
     Mask,
-    Pairs,
     causal,
     everyone,
-    padding,
     window,
 )
+from ..mask_tensors import FunctionMask, MaskFunction, pad_to, padding_mask
 from .transformers_internals import closure_variables, mask_function_name
 
 Arguments = Mapping[str, Any]
 """The keyword arguments of an entry of transformers' mask interface."""
-MaskFunction = Callable[..., Tensor]
-"""mask_function(batch, head, query, key) -> bool, of index tensors that broadcast."""
 
 
 class MaskDescription(NamedTuple):
@@ -162,60 +158,6 @@ def _translate_known(
             query_ids = ids[:, offsets.query : offsets.query + offsets.queries]
             return Documents(ids[:, :keys], query_ids.masked_fill(query_ids < 0, -2))
     return None
-
-
-def padding_mask(keep: Bool[Tensor, "batch key"]) -> Mask:
-    """Return a padding mask in its shortest form, which for left padding is the same however long a
-    text grows.
-    """
-    count = keep.sum(-1)
-    keys = keep.shape[-1]
-    # The first key that counts, and one past the last.
-    first = keep.int().argmax(-1)
-    last = keys - keep.flip(-1).int().argmax(-1)
-    # Read all answers at once, so that a host waits for its GPU once.
-    all_kept, contiguous, to_the_end, from_the_start = torch.stack(
-        [
-            (count == keys).all(),
-            (last - first == count).all(),
-            (last == keys).all(),
-            (first == 0).all(),
-        ]
-    ).tolist()
-    if all_kept:
-        return everyone
-    if contiguous and to_the_end:
-        return padding(left=first)
-    if contiguous and from_the_start:
-        return padding(count)
-    return padding(keep=keep)
-
-
-def pad_to(keep: Tensor, keys: int) -> Bool[Tensor, "batch key"]:
-    """Return a padding mask of exactly `keys` keys; missing keys are padding."""
-    return torch.nn.functional.pad(keep.bool(), (0, max(0, keys - keep.shape[-1])))[:, :keys]
-
-
-@dataclass(frozen=True, eq=False)
-class FunctionMask(Mask):
-    """A mask given by a function of transformers.
-
-    The function's query positions are `ahead` of Telescope's, where the last query stands at the
-    last key.
-    """
-
-    function: MaskFunction
-    ahead: int
-
-    is_arbitrary = True
-
-    def sees(self, at: Pairs) -> Bool[Tensor, "#batch #head #query #key"]:
-        seen: Tensor = self.function(at.batch, at.head, at.query + self.ahead, at.key)
-        # Add the leading axes that the function has left out.
-        return seen.to(at.key.device).reshape((1,) * (4 - seen.ndim) + seen.shape)
-
-    def __repr__(self) -> str:
-        return f"function({getattr(self.function, '__name__', 'mask')})"
 
 
 # --------------------------------------------------------------------- arguments of a mask function

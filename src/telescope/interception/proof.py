@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...attention import Both
-from ...engines import repeat_key_heads
-from ...recording import AttentionCall
-from ...surveys import masked_rows
+from ..attention import Both
+from ..engines import repeat_key_heads
+from ..recording import AttentionCall
+from ..surveys import masked_rows
 
 _verified: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()
 """The kinds of call that were verified for each module: one check of each is enough. Weak, so that
