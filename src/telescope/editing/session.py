@@ -20,8 +20,8 @@ from ..interception import (
     HandledCall,
     Handler,
     ScoreEdit,
-    huggingface,
     runs_for,
+    telescope_models,
     tensor_parallel_rank,
     tensor_parallel_size,
 )
@@ -137,6 +137,17 @@ class EditSession(Block, Handler):
     def edited_attentions(self) -> set[str]:
         """Return the names of the attentions of which some pass is edited."""
         return {split_pass(name, self.attentions).attention for name in self._selected_names()}
+
+    def adopt(self, name: str) -> bool:
+        """Raise a RuntimeError if an edit of every attention is running: this one was not known."""
+        for one, _ in self.selected:
+            if one.edit.edits_every_layer:
+                raise RuntimeError(
+                    f'"{name}" attends, which its code did not tell before it ran, and "{one.edit}" '
+                    "means every attention; name the attentions with layers=, as ts.watch lists "
+                    "them"
+                )
+        return False
 
     def is_active(self) -> bool:
         """Return whether a call that runs now is to be edited; raise a RuntimeError inside compiled
@@ -390,7 +401,8 @@ def _select(edit: Edit, found: FoundAttentions) -> list[str]:
     """
     names = list(found.attentions)
     passes: list[str] = []
-    if found.backend is huggingface:  # passes through a layer of Telescope's models have no names
+    # Passes through a layer of Telescope's models have no names.
+    if found.backend is not telescope_models:
         listed = [one for one in dict.fromkeys(edit.layers or ()) if isinstance(one, str)]
         passes = [one for one in listed if one not in names and split_pass(one, names)[0] in names]
     selected = edit.select(names, passes, found.unwatched)

@@ -67,6 +67,11 @@ def transform_obstacle() -> str | None:
     return "torch.func has no batching rule and no second derivative for it"
 
 
+def is_transformed() -> bool:
+    """Return whether a transform of torch.func runs, in which tensors stand for others."""
+    return bool(_transform_levels())
+
+
 def can_checkpoint() -> bool:
     """Return whether torch.utils.checkpoint works here: it needs hooks that torch.func does not
     have.

@@ -8,6 +8,7 @@ before heads are muted.
 
     telescope_models.py    finds the calls of Telescope's own layers, by hooks of torch
     huggingface/           finds those of transformers, by its attention interface
+    torch_functions/       finds those of any other module, by the functions of torch that it calls
 """
 
 from abc import ABC, abstractmethod
@@ -186,6 +187,12 @@ class Handler(ABC):
     def note_compiled(self, name: str) -> None:  # noqa: B027
         """Note that compiled code has run an attention."""
 
+    def adopt(self, name: str) -> bool:
+        """Return whether the calls of a module are to be handled that was not known to attend
+        before it made one.
+        """
+        return False
+
     @abstractmethod
     def is_active(self) -> bool:
         """Return whether a call that runs now, in this thread, is to be handled."""
@@ -348,12 +355,8 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
             raise ValueError(
                 f"{type(modules['']).__name__} is being watched already; leave that block first"
             )
-        # Sort by order: edits come before watches, whichever block was entered first.
         for key in interceptor.names:
-            known = (*interceptors.get(key, ()), interceptor)
-            if len(known) > 1:
-                known = tuple(sorted(known, key=lambda one: one.handler.order))
-            interceptors[key] = known
+            _join(key, interceptor)
         step_observers.changes += 1
     try:
         yield
@@ -367,6 +370,20 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
                 else:
                     del interceptors[key]
             step_observers.changes += 1
+
+
+def _join(key: int, interceptor: Interceptor) -> None:
+    # Sort by order: edits come before watches, whichever block was entered first.
+    known = (*interceptors.get(key, ()), interceptor)
+    if len(known) > 1:
+        known = tuple(sorted(known, key=lambda one: one.handler.order))
+    interceptors[key] = known
+
+
+def join(key: int, interceptor: Interceptor) -> None:
+    """Hand the calls of one more attention, of this id, to an interceptor that is registered."""
+    with lock:
+        _join(key, interceptor)
 
 
 # The orders of handlers: a watch comes after edits, and records the call as edited.

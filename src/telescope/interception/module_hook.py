@@ -48,6 +48,8 @@ class Place(NamedTuple):
 
 BEFORE = Place(after=False)
 AFTER = Place(after=True)
+# Also after a forward that raised, so that what was begun is ended.
+AFTER_ALWAYS = Place(after=True, always=True)
 
 
 class ModuleHook:

@@ -36,6 +36,7 @@ class Observer(Handler):
         carriers: Mapping[str, OutputProjection],
         *,
         keeps_gradients: bool = False,
+        records_every: bool = True,
     ) -> None:
         self.recording = recording
         self.unwatched_threads = recording.unwatched_threads
@@ -45,6 +46,7 @@ class Observer(Handler):
         self.thread = get_ident()
         self.carriers = carriers
         self.keeps_gradients = keeps_gradients
+        self._records_every = records_every
         self.residuals = ResidualStreams()
         self.bypasses: dict[str, Bypass] = {}
         """The attentions that ran without a call that could be recorded, by name."""
@@ -61,6 +63,11 @@ class Observer(Handler):
     def prepare_compiled(self, name: str, heads: int | None, tap: AttentionTap) -> int | None:
         tap.is_kept = name in self.names
         return heads
+
+    def adopt(self, name: str) -> bool:
+        if self._records_every:
+            self.names |= {name}
+        return self._records_every
 
     def is_active(self) -> bool:
         """Return whether a call that runs now is to be recorded; raise a RuntimeError inside

@@ -28,7 +28,7 @@ class SdpaWithLse(TorchFunctionMode):
         if func is not scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         self.calls += 1
-        self.context, lse = _attend(*args, **(kwargs or {}))
+        self.context, lse = attend_with_lse(*args, **(kwargs or {}))
         # With several calls in one attention, no single lse is that of the whole.
         self.lse = lse if self.calls == 1 else None
         return self.context
@@ -48,7 +48,7 @@ class SdpaWithLse(TorchFunctionMode):
         return self.lse if same_memory else None
 
 
-def _attend(
+def attend_with_lse(
     query: Tensor,
     key: Tensor,
     value: Tensor,

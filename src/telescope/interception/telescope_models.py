@@ -29,7 +29,7 @@ from .interceptor import (
     lock,
     registered,
 )
-from .module_hook import AFTER, BEFORE, Place, listen
+from .module_hook import AFTER, AFTER_ALWAYS, BEFORE, Place, listen
 from .sdpa_lse import SdpaWithLse
 from .text import KeyMemory
 
@@ -38,8 +38,6 @@ ATTEND = Route(
     remedy="let the forward call self.attend(queries, keys, values, attention), or restore the "
     "layer's own forward",
 )
-# Also after a forward that raised, so that what was begun is ended.
-AFTER_ALWAYS = Place(after=True, always=True)
 # Before the hooks that the model had: they see what an edited call returns.
 AFTER_ATTENTION = Place(after=True, first=True, always=True)
 

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from ..anatomy import Modules, find_output_projections
+from ..layers import Attend
 from ..recording import (
     ALSO,
     KEEP,
@@ -58,7 +59,7 @@ from ..recording import (
     unwatched_attentions,
 )
 from ..words import hint
-from . import huggingface, telescope_models
+from . import huggingface, telescope_models, torch_functions
 from .interceptor import describe_bypasses
 from .observer import Observer
 
@@ -139,7 +140,7 @@ class FoundAttentions(NamedTuple):
 
     modules: Modules
     backend: ModuleType
-    """How the model is intercepted: `telescope_models` or `huggingface`."""
+    """How the model is intercepted: `telescope_models`, `huggingface` or `torch_functions`."""
     attentions: dict[str, Any]
     """The modules by name."""
     unwatched: tuple[str, ...]
@@ -154,19 +155,16 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
     Telescope's and compiled.
     """
     modules = Modules.of(model)
-    # Models of transformers are intercepted by its attention interface, others by hooks of torch.
-    backend = huggingface if huggingface.owns(modules) else telescope_models
-    if backend is telescope_models:
+    # Models of transformers are intercepted by its attention interface, those of Telescope by hooks
+    # of torch, and all others by the functions that they call.
+    backend: ModuleType = torch_functions
+    if huggingface.owns(modules):
+        backend = huggingface
+    elif modules.instances(Attend):
+        backend = telescope_models
+    if backend is not huggingface:
         check_not_compiled(model, modules, verb)
     attentions: dict[str, Any] = backend.attentions(modules)
-    if not attentions:
-        done = {"watch": "watch can record: it records", "edit": "edit can change: it changes"}[
-            verb
-        ]
-        raise ValueError(
-            f"{type(model).__name__} holds no attention that {done} telescope.layers.Attend, "
-            "which every attention layer of telescope.layers has, and models of transformers"
-        )
     return FoundAttentions(
         modules, backend, attentions, unwatched_attentions(modules, attentions.values())
     )
@@ -323,7 +321,12 @@ def record_calls(
     others = {name: attention for name, attention in attentions.items() if name not in selected}
     known = find_output_projections(modules, selected) if "norms" in options.also else {}
     observer = Observer(
-        recording, names, numbers, known, keeps_gradients="gradients" in options.also
+        recording,
+        names,
+        numbers,
+        known,
+        keeps_gradients="gradients" in options.also,
+        records_every=layers is None,
     )
     if backend.may_attend_across(selected.values()):
         # The queries of a cross-attention are the tokens of a self-attention before it.

@@ -19,15 +19,9 @@ from ..compiled import TAP, AttentionTap, Call, Pass, Step, TokenIds
 from ..interceptor import StoredKeys
 from ..module_hook import parked
 from ..text import KeyMemory, version_of
+from ..waiting import WAITING_BYTES, bytes_that_may_wait
 from .cache_layers import StaticKeys, before_changes, cache_of, static_keys
-from .late_calls import (
-    WAITING_BYTES,
-    LateCall,
-    LoggedCall,
-    bytes_that_may_wait,
-    copies,
-    with_own_tensors,
-)
+from .late_calls import LateCall, LoggedCall, copies, with_own_tensors
 from .masks import LARGEST, LazyMask
 from .step_buffers import Buffers, buffers_of
 from .transformers_internals import implementation_of

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
-from weakref import ref
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -16,6 +15,7 @@ from ..interceptor import (
     lock,
     registered,
 )
+from ..late_recording import end_recording
 from ..module_hook import AFTER, BEFORE, listen
 from ..observer import Observer
 from .attention_modules import attentions as all_attentions
@@ -87,59 +87,9 @@ def intercepting(
                 handler.recording.queue.collect_steps = None
             raise
         if isinstance(handler, Observer):
-            _end_recording(interceptor, handler)
+            end_recording(interceptor, handler)
         # Only after a block that ended well: an exception of the block says more.
         interceptor.checks.verify()
-
-
-def _end_recording(interceptor: InterfaceInterceptor, handler: Observer) -> None:
-    """Record what waits when a block ends well; what can wait longer does, until somebody reads."""
-    recording = handler.recording
-    log = interceptor.log
-    assert log is not None
-    assert interceptor.steps is not None
-    steps = interceptor.steps
-    waits = log.waits or steps.count > 0
-    if waits and log.keep() and (steps.count == 0 or steps.keep()):
-        recording.queue.collect_steps = LateRecording(interceptor, handler)
-        return
-    recording.flush()
-    recording.queue.collect_steps = None
-    interceptor.log = None
-    interceptor.steps = None
-
-
-class LateRecording:
-    """Record the calls that wait after their block has ended. Refers to the recording weakly: a
-    recording that nobody reads is freed with them.
-    """
-
-    def __init__(self, interceptor: InterfaceInterceptor, handler: Observer) -> None:
-        self.interceptor = interceptor
-        self.handler = handler
-        self.recording = ref(handler.recording)
-        self._hold(None)
-
-    def _hold(self, recording: Any) -> None:
-        self.handler.recording = recording
-        for waiting in (self.interceptor.log, self.interceptor.steps):
-            if waiting is not None:
-                waiting.recording = recording
-
-    def __call__(self) -> None:
-        recording = self.recording()
-        if recording is None:
-            return
-        # Once, whatever goes wrong.
-        recording.queue.collect_steps = None
-        self._hold(recording)
-        try:
-            self.interceptor.collect()
-            recording.flush(collects=False)
-            self.interceptor.checks.verify()
-        finally:
-            self._hold(None)
-            self.interceptor.text.forward_pass.end()
 
 
 @contextmanager

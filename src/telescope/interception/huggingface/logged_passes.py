@@ -20,9 +20,10 @@ from ..module_hook import parked
 from ..observer import SHORT
 from ..sdpa_lse import SdpaWithLse
 from ..text import version_of
+from ..waiting import WAITING_BYTES, bytes_that_may_wait
 from .cache_layers import CacheLayer, before_changes, cache_of, static_keys
 from .interface_call import Result
-from .late_calls import WAITING_BYTES, LateCall, LoggedCall, bytes_that_may_wait, copies
+from .late_calls import LateCall, LoggedCall, copies
 from .logged_steps import StepLog
 from .masks import LazyMask
 from .transformers_internals import Prompt, own_attention

@@ -1,0 +1,437 @@
+"""The calls of attention functions: what each computes, read from its arguments, and how it is run.
+
+A class here belongs to one function. Its constructor has the parameters of the function after the
+original and the module that calls it.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from ...attention import Alibi, Attention, Bias, Mask, causal, everyone, window
+from ...engines import attend, torch_modes
+from ...recording import AttentionCall
+from ..interceptor import HandledCall, Interceptor, ModelCall, StoredKeys
+from ..observer import SHORT
+from ..proof import OutputChecks
+from ..sdpa_lse import attend_with_lse
+from ..text import KeyMemory
+from .axes import FourAxes, UnreadableCallError
+from .definition import FunctionReader, causal_of_arguments, function_mask
+
+# What a call that has run needs, to be recorded.
+KEPT = {"module", "tensors", "known", "lse", "across", "is_recorded", "has_waited", "dropout"}
+
+
+class FunctionCall(ModelCall):
+    """A call of an attention function by a module."""
+
+    function: ClassVar[str]
+    """The function, as a sentence names it."""
+    head_axis = 1
+
+    axes: FourAxes
+    dropout: float = 0.0
+    returned: Any = None
+    """What the function returned, once it has run."""
+    known: AttentionCall | None = None
+    """What the call computes, once that was read."""
+
+    def __init__(self, original: Callable[..., Any], module: nn.Module) -> None:
+        self.original = original
+        self.module = module
+        self.has_waited = False
+        """Whether the call is recorded later than it ran."""
+
+    def _set_tensors(
+        self, queries: Tensor, keys: Tensor, values: Tensor, *, grouped: bool = True
+    ) -> None:
+        """Take queries, keys and values of any number of axes."""
+        self.axes = FourAxes.of(queries, keys, values, grouped=grouped)
+        self.tensors = self.axes.tensors
+
+    # ------------------------------------------------------------------------------ of each function
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the call hides nothing."""
+        return False
+
+    @abstractmethod
+    def run(self) -> Tensor:
+        """Run the function as the model called it, keep what it returned, and return the context
+        with four axes.
+        """
+
+    @abstractmethod
+    def result(self, context: Tensor) -> Any:
+        """Return what the function would return with this context of four axes in the place of its
+        own, which need not have been computed.
+        """
+
+    @abstractmethod
+    def _definition(self, reader: FunctionReader) -> Attention:
+        """Return the definition of the call."""
+
+    # -------------------------------------------------------------------------------- of all of them
+
+    def release(self) -> None:
+        """Let go of everything but queries, keys, values and what was read of the call."""
+        for name in vars(self).keys() - KEPT:
+            delattr(self, name)
+
+    def read(self, interceptor: Interceptor) -> AttentionCall:
+        if self.known is None:
+            assert isinstance(interceptor, ReadingInterceptor)
+            queries, keys, values = torch_modes.cast_for_autocast(*self.tensors)
+            attention = self._definition(interceptor.reader)
+            heads = tuple(range(queries.shape[1]))
+            self.known = AttentionCall(queries, keys, values, attention, heads, self.dropout)
+        return self.known
+
+    def change(self, handled: HandledCall, changed: AttentionCall, *, own_keys: bool) -> None:
+        self.described = changed
+
+    def run_described(self) -> Tensor:
+        """Run the call as edited; return the context with four axes."""
+        call = self.described
+        assert call is not None
+        definition = call.attention_over_present_keys
+        return attend(call.queries, call.keys, call.values, definition, dropout=call.dropout)
+
+    def read_lse(self) -> None:
+        """Do nothing: the log-sum-exp is kept in any case where the function gives it."""
+
+    def check_output(self, handled: HandledCall, call: AttentionCall, output: Tensor) -> None:
+        # Compared when it ran: what the call returned has not been kept.
+        if self.has_waited:
+            return
+        assert isinstance(handled.interceptor, ReadingInterceptor)
+        kind = "edited" if self.described is not None else self.function
+        context = output.transpose(1, 2)
+        handled.interceptor.checks.add(handled.name, self.module, call, context, kind)
+
+    def where_keys_lie(self, handled: HandledCall) -> StoredKeys:
+        _, keys, values = torch_modes.cast_for_autocast(*self.tensors)
+        return StoredKeys((KeyMemory.of(keys), KeyMemory.of(values)))
+
+
+class ReadingInterceptor(Interceptor):
+    """An interceptor that reads definitions from calls, and checks them."""
+
+    reader: FunctionReader
+    checks: OutputChecks
+
+
+class SdpaCall(FunctionCall):
+    """A call of torch.nn.functional.scaled_dot_product_attention."""
+
+    function = "scaled_dot_product_attention"
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> None:
+        super().__init__(original, module)
+        self.passed = (query, key, value)
+        self._set_tensors(query, key, value, grouped=enable_gqa)
+        self.mask = attn_mask
+        self.dropout = float(dropout_p)
+        self.is_causal = is_causal
+        self.scale = scale
+        self.grouped = enable_gqa
+
+    @property
+    def is_plain(self) -> bool:
+        return self.mask is None and not self.is_causal
+
+    def run(self) -> Tensor:
+        options = (self.mask, self.dropout, self.is_causal)
+        more: dict[str, Any] = {"scale": self.scale, "enable_gqa": self.grouped}
+        queries, keys, _ = self.tensors
+        # A GPU computes the log-sum-exp of a short call faster than a host reads it. Only with four
+        # axes is it that of the heads.
+        is_short = queries.is_cuda and queries.shape[-2] * keys.shape[-2] <= SHORT
+        if len(self.axes.lead) == 2 and not is_short:
+            self.returned, self.lse = attend_with_lse(*self.passed, *options, **more)
+        else:
+            self.returned = self.original(*self.passed, *options, **more)
+        return _fold(self.returned)
+
+    def result(self, context: Tensor) -> Tensor:
+        return self.axes.unfold(context)
+
+    def _definition(self, reader: FunctionReader) -> Attention:
+        queries, keys, _ = self.tensors
+        if self.mask is not None:
+            mask, bias = reader.mask_tensor(self.module, self.mask, self.axes.fold_mask)
+            return reader.definition(self.scale, mask, bias)
+        rows, columns = queries.shape[-2], keys.shape[-2]
+        if self.is_causal:
+            return reader.definition(self.scale, causal_of_arguments(rows, columns))
+        return reader.definition(self.scale, self._everyone(rows, columns))
+
+    def _everyone(self, rows: int, columns: int) -> Mask:
+        # A single query over a cache sees every key, as a causal one does.
+        return causal if rows == 1 and not self.across else everyone
+
+
+class FlexCall(FunctionCall):
+    """A call of torch.nn.attention.flex_attention.flex_attention, maybe compiled."""
+
+    function = "flex_attention"
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        score_mod: Any = None,
+        block_mask: Any = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        *more: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(original, module)
+        self._set_tensors(query, key, value, grouped=enable_gqa)
+        self.score_mod = score_mod
+        self.block_mask = block_mask
+        self.scale = scale
+        self._passed = (query, key, value, score_mod, block_mask, scale, enable_gqa, *more)
+        self._options = options
+
+    @property
+    def is_plain(self) -> bool:
+        return self.block_mask is None and self.score_mod is None
+
+    def run(self) -> Tensor:
+        self.returned = self.original(*self._passed, **self._options)
+        # With the log-sum-exp or more, the context comes first.
+        first: Tensor = self.returned[0] if isinstance(self.returned, tuple) else self.returned
+        return first
+
+    def result(self, context: Tensor) -> Any:
+        if self._passed[7:8] == (True,) or self._options.get("return_lse"):
+            raise UnreadableCallError(
+                "it asks flex_attention for the log-sum-exp, which an edited call does not give"
+            )
+        if self._options.get("return_aux") is not None:
+            raise UnreadableCallError(
+                "it asks flex_attention for more than the context, which an edited call does not "
+                "give"
+            )
+        return context
+
+    def _definition(self, reader: FunctionReader) -> Attention:
+        queries, keys, _ = self.tensors
+        ahead = queries.shape[-2] - keys.shape[-2]
+        mask: Mask = everyone
+        if self.block_mask is not None:
+            mask = function_mask(self.block_mask.mask_mod, ahead)
+        softcap = bias = None
+        if self.score_mod is not None:
+            softcap, bias = reader.score_edit(self.score_mod, ahead)
+        return reader.definition(self.scale, mask, bias, softcap)
+
+
+class FlashCall(FunctionCall):
+    """A call of flash_attn.flash_attn_func, whose tensors are (batch, token, heads, feature)."""
+
+    function = "flash_attn_func"
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: Tensor | None = None,
+        *more: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(original, module)
+        self._set_tensors(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        self.passed: tuple[Any, ...] = (q, k, v)
+        self.dropout = float(dropout_p)
+        self.scale = softmax_scale
+        self.is_causal = causal
+        self.window = window_size
+        self.softcap = softcap or None
+        self.slopes = alibi_slopes
+        self._options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        self._more = more
+        self._by_name = options
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.is_causal and self.window == (-1, -1)
+
+    def run(self) -> Tensor:
+        self.returned = self.original(*self.passed, *self._options, *self._more, **self._by_name)
+        first: Tensor = self.returned[0] if isinstance(self.returned, tuple) else self.returned
+        return first.transpose(1, 2)
+
+    def result(self, context: Tensor) -> Any:
+        if isinstance(self.returned, tuple):
+            return (context.transpose(1, 2), *self.returned[1:])
+        return context.transpose(1, 2)
+
+    def _definition(self, reader: FunctionReader) -> Attention:
+        mask: Mask = causal if self.is_causal else everyone
+        before, after = self.window
+        if self.is_causal and before >= 0:
+            mask = mask & window(before + 1)
+        elif not self.is_causal and (before >= 0 or after >= 0):
+            if before != after:
+                raise UnreadableCallError(f"its window {self.window} differs before and after")
+            mask = window(before + 1)
+        bias: Bias | None = None
+        if self.slopes is not None:
+            if self.slopes.ndim != 1:
+                raise UnreadableCallError("its ALiBi slopes differ between sequences")
+            bias = Alibi(self.slopes)
+        return reader.definition(self.scale, mask, bias, self.softcap)
+
+
+class FlashPackedCall(FlashCall):
+    """A call of flash_attn.flash_attn_qkvpacked_func: queries, keys and values in one tensor."""
+
+    function = "flash_attn_qkvpacked_func"
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        qkv: Tensor,
+        *more: Any,
+        **options: Any,
+    ) -> None:
+        queries, keys, values = qkv.unbind(2)
+        super().__init__(original, module, queries, keys, values, *more, **options)
+        self.passed = (qkv,)
+
+
+class XformersCall(FunctionCall):
+    """A call of xformers.ops.memory_efficient_attention, whose tensors are (batch, token, heads,
+    feature), or (batch, token, feature).
+    """
+
+    function = "memory_efficient_attention"
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_bias: Any = None,
+        p: float = 0.0,
+        scale: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(original, module)
+        self.passed = (query, key, value)
+        if query.ndim == 5:
+            raise UnreadableCallError("its queries have five axes, of groups and heads")
+        self._has_heads = query.ndim == 4
+        parts = [one.transpose(1, 2) if self._has_heads else one for one in self.passed]
+        self._set_tensors(parts[0], parts[1], parts[2])
+        self.mask = attn_bias
+        self.dropout = float(p)
+        self.scale = scale
+        self._options = options
+
+    @property
+    def is_plain(self) -> bool:
+        return self.mask is None
+
+    def run(self) -> Tensor:
+        self.returned = self.original(
+            *self.passed, self.mask, self.dropout, self.scale, **self._options
+        )
+        context: Tensor = self.returned
+        return context.transpose(1, 2) if self._has_heads else context.unsqueeze(1)
+
+    def result(self, context: Tensor) -> Tensor:
+        return context.transpose(1, 2) if self._has_heads else context[:, 0]
+
+    def _definition(self, reader: FunctionReader) -> Attention:
+        queries, keys, _ = self.tensors
+        rows, columns = queries.shape[-2], keys.shape[-2]
+        kind = type(self.mask).__name__
+        if self.mask is None:
+            return reader.definition(self.scale, everyone)
+        if isinstance(self.mask, Tensor):
+            mask, bias = reader.mask_tensor(self.module, self.mask, self.axes.fold_mask)
+            return reader.definition(self.scale, mask, bias)
+        if kind == "LowerTriangularMask":
+            return reader.definition(self.scale, causal_of_arguments(rows, columns))
+        if kind == "LowerTriangularFromBottomRightMask":
+            return reader.definition(self.scale, causal)
+        raise UnreadableCallError(f"its mask is a {kind} of xformers, which is not known here")
+
+
+class TelescopeCall(FunctionCall):
+    """A call of ts.attend."""
+
+    function = "ts.attend"
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attention: Attention = Attention(),
+        *,
+        dropout: float = 0.0,
+        engine: str | None = None,
+    ) -> None:
+        super().__init__(original, module)
+        self._set_tensors(queries, keys, values)
+        self.attention = attention
+        self.dropout = dropout
+        self._engine = engine
+
+    @property
+    def is_plain(self) -> bool:
+        return bool(self.attention.mask == everyone)
+
+    def run(self) -> Tensor:
+        self.returned = self.original(
+            *self.tensors, self.attention, dropout=self.dropout, engine=self._engine
+        )
+        return self.returned  # type: ignore[no-any-return]
+
+    def result(self, context: Tensor) -> Tensor:
+        return context
+
+    def _definition(self, reader: FunctionReader) -> Attention:
+        return self.attention
+
+
+def _fold(context: Tensor) -> Tensor:
+    """Return what scaled_dot_product_attention returned with four axes."""
+    return FourAxes.of(context, context, context, grouped=False).tensors[0]

@@ -1,0 +1,281 @@
+"""Put functions of ours into the place of attention functions while a block runs.
+
+A function is replaced wherever models find it by its name: in its library, and in the files of the
+model that have a name of their own for it. Nothing else of torch is changed, so that a model runs
+as fast as before. A call is passed on unless a module of an intercepted model made it, which the
+frames of the interpreter tell: the innermost method of such a module.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, wraps
+from inspect import signature
+from threading import local
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+
+from ..interceptor import lock
+from .calls import FunctionCall
+from .functions import FUNCTIONS, call_of
+from .multi_head import FastCall, WeighingCall
+from .reach import Binding
+
+Intercept = Callable[[nn.Module, Callable[[], FunctionCall], Callable[[], Any]], Any]
+"""intercept(module, make, run): hand the call that `make` returns on, or `run` it as it is."""
+
+owners: dict[int, list[Any]] = {}
+"""The interceptors of every module of an intercepted model, by the id of the module."""
+_intercept: list[Intercept] = []  # one, set by interception.py
+
+
+class _State(local):
+    """What runs in a thread."""
+
+    inside = False
+    """Whether a call is being run or handled, whose own calls are parts of it."""
+    weighing: "Weighing | None" = None
+    """The call of nn.MultiheadAttention that computes weights."""
+
+
+state = _State()
+
+
+class Weighing:
+    """A call of nn.MultiheadAttention that runs, and the product of queries and keys in it."""
+
+    def __init__(self, module: nn.Module, heads: int, dropout: float) -> None:
+        self.module = module
+        self.heads = heads
+        self.dropout = dropout
+        self.scored: tuple[Tensor, ...] | None = None
+
+
+def caller(frame: FrameType | None) -> nn.Module | None:
+    """Return the module of an intercepted model whose method runs in this frame, or in the nearest
+    around it.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount:
+            first = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(first, nn.Module) and id(first) in owners:
+                return first
+        frame = frame.f_back
+    return None
+
+
+def _is_watched() -> bool:
+    """Return whether a call may belong to a block. Code that is being compiled is left alone."""
+    return not torch.compiler.is_compiling() and bool(owners) and not state.inside
+
+
+@cache
+def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that takes the place of an attention function."""
+    kind = call_of(original)
+    assert kind is not None
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module = caller(sys._getframe(1)) if _is_watched() else None
+        if module is None:
+            return original(*args, **kwargs)
+        return _intercept[0](
+            module,
+            lambda: kind(original, module, *args, **kwargs),
+            lambda: original(*args, **kwargs),
+        )
+
+    call.original = original  # type: ignore[attr-defined]
+    return call
+
+
+def _multi_head(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what takes the place of multi_head_attention_forward. With need_weights=False it calls
+    scaled_dot_product_attention; else two products compute the weights and the context.
+    """
+    parameters = signature(original)
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module = caller(sys._getframe(1)) if _is_watched() else None
+        if module is None:
+            return original(*args, **kwargs)
+        bound = parameters.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        if not given["need_weights"]:
+            return original(*args, **kwargs)
+        dropout = given["dropout_p"] if given["training"] else 0.0
+        state.weighing = Weighing(module, given["num_heads"], dropout)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            state.weighing = None
+
+    return call
+
+
+def _product(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what takes the place of bmm or baddbmm inside of multi_head_attention_forward."""
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        weighing = state.weighing
+        if weighing is None or torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        # The first product gives the scores.
+        if weighing.scored is None:
+            weighing.scored = args
+            return original(*args, **kwargs)
+        state.weighing = None
+        scored = weighing.scored
+        return _intercept[0](
+            weighing.module,
+            lambda: WeighingCall(
+                original,
+                weighing.module,
+                scored,
+                (args[0], args[1]),
+                heads=weighing.heads,
+                dropout=weighing.dropout,
+            ),
+            lambda: original(*args, **kwargs),
+        )
+
+    return call
+
+
+def _fast(original: Any) -> Callable[..., Any]:
+    """Return what takes the place of torch's fused nn.MultiheadAttention."""
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module = caller(sys._getframe(1)) if _is_watched() else None
+        run = lambda: original(*args, **kwargs)  # noqa: E731
+        if module is None:
+            return run()
+        hidden = kwargs.get("mask", args[9] if len(args) > 9 else None)
+        hidden_type = kwargs.get("mask_type", args[12] if len(args) > 12 else None)
+        return _intercept[0](
+            module,
+            lambda: FastCall(original, module, args[0], run, hidden, hidden_type),
+            run,
+        )
+
+    return call
+
+
+def _fast_layer(original: Any) -> Callable[..., Any]:
+    """Return what takes the place of torch's fused nn.TransformerEncoderLayer."""
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        layer: Any = caller(sys._getframe(1)) if _is_watched() else None
+        run = lambda: original(*args, **kwargs)  # noqa: E731
+        if layer is None:
+            return run()
+        hidden = kwargs.get("mask", args[18] if len(args) > 18 else None)
+        hidden_type = kwargs.get("mask_type", args[19] if len(args) > 19 else None)
+
+        def make() -> FastCall:
+            tokens = args[0]
+            if layer.norm_first:
+                norm = layer.norm1
+                width = norm.normalized_shape
+                tokens = layer_norm(tokens, width, norm.weight, norm.bias, norm.eps)
+            return FastCall(original, layer.self_attn, tokens, run, hidden, hidden_type)
+
+        return _intercept[0](layer.self_attn, make, run)
+
+    return call
+
+
+_PARTS = (
+    (torch.nn.functional, "multi_head_attention_forward", _multi_head),
+    (torch, "bmm", _product),
+    (torch, "baddbmm", _product),
+    (torch, "_native_multi_head_attention", _fast),
+    (torch, "_transformer_encoder_layer_fwd", _fast_layer),
+)
+
+
+class Place:
+    """A place where a function was replaced, and how many blocks need that."""
+
+    def __init__(self, namespace: dict[str, Any], name: str, own: Any) -> None:
+        self.namespace = namespace
+        self.name = name
+        self.original = namespace[name]
+        self.own = own
+        self.count = 0
+
+
+_places: dict[tuple[int, str], Place] = {}
+
+
+def _wanted(
+    bindings: Sequence[Binding],
+) -> Iterator[tuple[dict[str, Any], str, Callable[..., Any]]]:
+    """Yield every place, its name and what makes the replacement."""
+    for one in FUNCTIONS:
+        module = sys.modules.get(one.module)
+        # A name that a lazy library has not imported yet is nobody's.
+        if module is not None and one.name in vars(module):
+            yield vars(module), one.name, replacement
+    for library, name, make in _PARTS:
+        yield vars(library), name, make
+    for namespace, name in bindings:
+        yield namespace, name, replacement
+
+
+@contextmanager
+def patched(bindings: Sequence[Binding], intercept: Intercept) -> Iterator[None]:
+    """Replace the attention functions while the block runs; other blocks may need that, too."""
+    _intercept[:] = [intercept]
+    taken = []
+    with lock:
+        for namespace, name, make in _wanted(bindings):
+            key = (id(namespace), name)
+            place = _places.get(key)
+            if place is None:
+                place = _places[key] = Place(namespace, name, make(namespace[name]))
+                namespace[name] = place.own
+            if key not in taken:
+                place.count += 1
+                taken.append(key)
+    try:
+        yield
+    finally:
+        with lock:
+            for key in taken:
+                place = _places[key]
+                place.count -= 1
+                # Somebody else's replacement of ours stays.
+                if not place.count:
+                    del _places[key]
+                    if place.namespace.get(place.name) is place.own:
+                        place.namespace[place.name] = place.original
+
+
+@contextmanager
+def owned(modules: Mapping[str, nn.Module], interceptor: Any) -> Iterator[None]:
+    """Take calls of these modules as those of an interceptor's model while the block runs."""
+    with lock:
+        for module in modules.values():
+            owners[id(module)] = [*owners.get(id(module), ()), interceptor]
+    try:
+        yield
+    finally:
+        with lock:
+            for module in modules.values():
+                left = [one for one in owners[id(module)] if one is not interceptor]
+                if left:
+                    owners[id(module)] = left
+                else:
+                    del owners[id(module)]

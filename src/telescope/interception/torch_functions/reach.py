@@ -1,0 +1,181 @@
+"""Find the modules of a model that attend, by the code of their classes, before the model runs.
+
+A module attends if its forward names one of the attention functions, in a method, in a function or
+in an object that the forward calls; modules inside of it speak for themselves. Code that chooses a
+function in a table is not understood: its modules are found when they run.
+"""
+
+from collections.abc import Iterator, Sequence
+from inspect import getattr_static, unwrap
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ...anatomy import Modules
+from ...recording import list_names
+from .functions import NAMES, is_attention_function
+
+# Classes of these packages call no attention function in code of their own, or are known here.
+KNOWN = ("torch.", "telescope.")
+# Packages whose functions are not looked into.
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "builtins",
+    "math",
+    "functools",
+    "typing",
+    "collections",
+    "telescope",
+)
+OWN = __name__.partition(".")[0]
+DEEPEST = 12  # calls of functions by functions
+
+
+class Binding(NamedTuple):
+    """A name of a user's own for an attention function."""
+
+    namespace: dict[str, Any]
+    name: str
+
+
+class Reach:
+    """What the forward of a module reaches."""
+
+    def __init__(self) -> None:
+        self.attends = False
+        self.weighs = False
+        """Whether it computes a softmax by itself."""
+        self.bindings: list[Binding] = []
+        self._seen: set[tuple[CodeType, type]] = set()
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Reach":
+        """Read the code of a module's forward."""
+        found = cls()
+        forward = vars(module).get("forward", getattr_static(type(module), "forward"))
+        found._look_at(forward, module, 0)
+        return found
+
+    def _look_at(self, value: Any, owner: Any, depth: int) -> None:
+        """Look into a value that code names: a function, a method, an object that can be called."""
+        if depth > DEEPEST or isinstance(value, type | ModuleType | nn.Module):
+            return
+        if isinstance(value, property):
+            value = value.fget
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        if callable(value):
+            value = unwrap(value)
+        own = getattr(value, "__self__", owner)
+        function = getattr(value, "__func__", value)
+        if isinstance(function, FunctionType):
+            if not _is_library(function.__module__):
+                self._read(function, own, depth)
+        elif callable(value) and not _is_library(type(value).__module__):
+            call = getattr_static(type(value), "__call__", None)
+            if isinstance(call, FunctionType):
+                self._read(call, value, depth)
+
+    def _read(self, function: FunctionType, owner: Any, depth: int) -> None:
+        kind = type(owner)
+        if (function.__code__, kind) in self._seen:
+            return
+        self._seen.add((function.__code__, kind))
+        names = set(_names_of(function.__code__))
+        variables = function.__globals__
+        self.attends |= not names.isdisjoint(NAMES)
+        self.weighs |= "softmax" in names
+        # A name of the file, of another file that it names, or of the object itself.
+        named = [variables.get(name) for name in names]
+        files = [one for one in named if isinstance(one, ModuleType)]
+        self.attends |= "attend" in names and any(one.__name__ == OWN for one in files)
+        namespaces = [variables, getattr(owner, "__dict__", {})]
+        namespaces += [vars(one) for one in files if not _is_library(one.__name__)]
+        for name in names:
+            for namespace in namespaces:
+                value = namespace.get(name)
+                if value is None:
+                    continue
+                if is_attention_function(value):
+                    self.attends = True
+                    self.bindings.append(Binding(namespace, name))
+                else:
+                    self._look_at(value, owner, depth + 1)
+            self._look_at(getattr_static(kind, name, None), owner, depth + 1)
+        for cell in function.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+            self.attends |= is_attention_function(value)
+            self._look_at(value, owner, depth + 1)
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    """Yield the names that code and the functions inside of it use, without local variables."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_of(constant)
+
+
+def _is_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in LIBRARIES
+
+
+class FoundModules(NamedTuple):
+    """The modules of a model that attend."""
+
+    attending: dict[str, nn.Module]
+    """By path."""
+    by_hand: tuple[str, ...]
+    """The paths of modules that compute their weights by code of their own."""
+    may_attend: bool
+    """Whether some module looks like an attention and its code could not be understood."""
+    bindings: list[Binding]
+
+
+def find_attending(modules: Modules) -> FoundModules:
+    """Find the modules of a model that attend."""
+    attending: dict[str, nn.Module] = {}
+    weighing = []
+    bindings: list[Binding] = []
+    may_attend = False
+    known: dict[type, Reach] = {}
+    for path, module in modules.items():
+        kind = type(module)
+        if isinstance(module, nn.MultiheadAttention):
+            attending[path] = module
+            continue
+        if f"{kind.__module__}.".startswith(KNOWN):
+            continue
+        # Attributes of a module may be functions of its own: only classes without any share a read.
+        own = any(callable(value) for value in vars(module).values())
+        found = known.get(kind)
+        if found is None or own:
+            found = Reach.of(module)
+            known[kind] = found
+        bindings += found.bindings
+        if found.attends:
+            attending[path] = module
+        elif found.weighs:
+            weighing.append(path)
+        else:
+            may_attend |= "Attention" in kind.__name__
+    # A softmax alone may be that of a classifier: name the innermost that look like attentions.
+    inside = {above for path in (*attending, *weighing) for above in _above(path)}
+    by_hand = tuple(path for path in weighing if path not in inside)
+    return FoundModules(attending, by_hand, may_attend, bindings)
+
+
+def describe_by_hand(paths: Sequence[str]) -> str:
+    """Return a sentence that names the modules that compute their weights by code of their own."""
+    subject = f"{len(paths)} modules compute their" if len(paths) > 1 else "one module computes its"
+    return f"{subject} weights by hand, with a softmax that cannot be seen: {list_names(paths)}"
+
+
+def _above(path: str) -> list[str]:
+    steps = path.split(".") if path else []
+    return [".".join(steps[:count]) for count in range(len(steps))]
