@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, gelu, layer_norm, linear, scaled_dot_product_attention
 
 import telescope as ts
-from telescope.interception.watch import find_attentions
+from telescope.interception.found import find_attentions
 
 from .attentions import WrongError
 from .families import FAMILIES, ModelCase, texts_of

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property
 from itertools import chain
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -54,6 +54,16 @@ class Modules(dict[str, nn.Module]):
         for number, (path, module) in enumerate(self.items()):
             found.setdefault(type(module), []).append((number, path))
         return found
+
+    @cached_property
+    def notes(self) -> dict[type, Any]:
+        """What others have found out about the model, by its class."""
+        return {}
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The number of each module in the model, by its id."""
+        return {id(module): number for number, module in enumerate(self.values())}
 
     def of_classes(self, are_meant: Callable[[type[nn.Module]], bool]) -> dict[str, nn.Module]:
         """Return the modules by path whose class is meant, in the order of the model."""

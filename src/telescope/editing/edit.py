@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from ..interception import huggingface
-from ..interception.watch import find_attentions
+from ..interception.found import find_attentions
 from ..recording import SavedEdit, describe_unwatched
 from ..words import hint
 from .edits import KINDS, Edit, LayerEdit, from_json
@@ -107,7 +107,7 @@ def editing(
         huggingface.check_version()
     # Undo everything when the block is left, also by an exception.
     with ExitStack() as undo:
-        undo.enter_context(found.backend.intercepting(found.modules, attentions, session))
+        undo.enter_context(found.intercepting(attentions, session))
         _running.append(session)
         undo.callback(_running.remove, session)
         yield session

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from ..anatomy import count_heads
 from ..attention import Attention, require_real
-from ..interception.watch import find_attentions
+from ..interception.found import find_attentions
 from ..recording import (
     AttentionCall,
     Layers,

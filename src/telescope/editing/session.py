@@ -21,7 +21,6 @@ from ..interception import (
     Handler,
     ScoreEdit,
     runs_for,
-    telescope_models,
     tensor_parallel_rank,
     tensor_parallel_size,
 )
@@ -139,14 +138,12 @@ class EditSession(Block, Handler):
         return {split_pass(name, self.attentions).attention for name in self._selected_names()}
 
     def adopt(self, name: str) -> bool:
-        """Raise a RuntimeError if an edit of every attention is running: this one was not known."""
-        for one, _ in self.selected:
-            if one.edit.edits_every_layer:
-                raise RuntimeError(
-                    f'"{name}" attends, which its code did not tell before it ran, and "{one.edit}" '
-                    "means every attention; name the attentions with layers=, as ts.watch lists "
-                    "them"
-                )
+        """Raise a RuntimeError if an edit of every attention would miss this one."""
+        if any(one.edits_every_layer for one in self.edits):
+            raise RuntimeError(
+                f'"{name}" attends, which its code did not tell before it ran, and was not edited; '
+                "enter the block again: now it is known"
+            )
         return False
 
     def is_active(self) -> bool:
@@ -401,10 +398,11 @@ def _select(edit: Edit, found: FoundAttentions) -> list[str]:
     """
     names = list(found.attentions)
     passes: list[str] = []
-    # Passes through a layer of Telescope's models have no names.
-    if found.backend is not telescope_models:
-        listed = [one for one in dict.fromkeys(edit.layers or ()) if isinstance(one, str)]
-        passes = [one for one in listed if one not in names and split_pass(one, names)[0] in names]
+    for one in dict.fromkeys(edit.layers or ()):
+        if isinstance(one, str) and one not in names:
+            attention, _ = split_pass(one, names)
+            if attention in names and found.names_passes(attention):
+                passes.append(one)
     selected = edit.select(names, passes, found.unwatched)
     # A pass through an attention all of whose passes are selected would be edited twice.
     return [one for one in selected if one in names or split_pass(one, names)[0] not in selected]

@@ -7,10 +7,11 @@ watch.py first: it lists the way of one call from the model into the recording.
 
 from . import captured_steps as captured_steps  # which decoding finds by layers.step_observers
 from .compiled import AttentionTap, ScoreEdit
+from .found import FoundAttentions
 from .interceptor import EDIT, Bypass, HandledCall, Handler
 from .module_hook import COMPILED, runs_for
 from .text import RealTokens, Text
-from .watch import FoundAttentions, record_calls, tensor_parallel_rank, tensor_parallel_size, watch
+from .watch import record_calls, tensor_parallel_rank, tensor_parallel_size, watch
 
 __all__ = [
     "COMPILED",

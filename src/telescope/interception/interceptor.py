@@ -350,7 +350,10 @@ def registered(modules: Modules, interceptor: Interceptor) -> Iterator[None]:
             own = set(map(id, modules.values()))
             around = [one for key in own & interceptors.keys() for one in interceptors[key]]
         if handler.order == WATCH and any(
-            one.handler.order == WATCH and one.handler.thread == handler.thread for one in around
+            one.handler.order == WATCH
+            and one.handler is not handler
+            and one.handler.thread == handler.thread
+            for one in around
         ):
             raise ValueError(
                 f"{type(modules['']).__name__} is being watched already; leave that block first"

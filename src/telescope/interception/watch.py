@@ -23,20 +23,19 @@ A compiled model hands its calls out of the graph, or copies them into buffers: 
 huggingface/compiled_runs.py.
 
 A model of Telescope begins in telescope_models.py, _before_attention and _after_attention; steps
-that decoding runs as a CUDA graph in captured_steps.py.
+that decoding runs as a CUDA graph in captured_steps.py. Any other model begins in
+torch_functions/interception.py, `intercept`.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from ..anatomy import Modules, find_output_projections
-from ..layers import Attend
 from ..recording import (
     ALSO,
     KEEP,
@@ -56,10 +55,9 @@ from ..recording import (
     query_selection,
     select_layers,
     store_named,
-    unwatched_attentions,
 )
 from ..words import hint
-from . import huggingface, telescope_models, torch_functions
+from .found import find_attentions
 from .interceptor import describe_bypasses
 from .observer import Observer
 
@@ -133,67 +131,6 @@ def _join(call: RecordedCall, parts: list[dict[str, Tensor]]) -> None:
     batch, key_heads, d_q, d_k = call.facts.shape
     call.facts.heads = tuple(range(len(call.facts.heads) * len(parts)))
     call.facts.shape = (batch, key_heads * len(parts), d_q, d_k)
-
-
-class FoundAttentions(NamedTuple):
-    """The attentions of a model."""
-
-    modules: Modules
-    backend: ModuleType
-    """How the model is intercepted: `telescope_models`, `huggingface` or `torch_functions`."""
-    attentions: dict[str, Any]
-    """The modules by name."""
-    unwatched: tuple[str, ...]
-    """The paths of attentions that compute the weights by code of their own."""
-
-
-def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
-    """Return the attentions of a model; `verb`, "watch" or "edit", is what the caller wants to do,
-    for errors.
-
-    Raise a ValueError if the model has no attention that can be intercepted, or if it is one of
-    Telescope's and compiled.
-    """
-    modules = Modules.of(model)
-    # Models of transformers are intercepted by its attention interface, those of Telescope by hooks
-    # of torch, and all others by the functions that they call.
-    backend: ModuleType = torch_functions
-    if huggingface.owns(modules):
-        backend = huggingface
-    elif modules.instances(Attend):
-        backend = telescope_models
-    if backend is not huggingface:
-        check_not_compiled(model, modules, verb)
-    attentions: dict[str, Any] = backend.attentions(modules)
-    return FoundAttentions(
-        modules, backend, attentions, unwatched_attentions(modules, attentions.values())
-    )
-
-
-def check_not_compiled(model: nn.Module, modules: Mapping[str, nn.Module], verb: str) -> None:
-    """Raise a ValueError that names the first compiled module."""
-    for path, module in {**modules, "": model}.items():
-        if _is_compiled(module):
-            what = f'its part "{path}"' if path else type(module).__name__
-            raise ValueError(
-                f"{what} is compiled, and compiled code runs past every hook; {verb} the model as "
-                "it was before "
-                "torch.compile, and call that one; compiled models of transformers can be "
-                "watched"
-            )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Return whether a module is compiled: torch.compile(module), module.compile() or
-    torch.compile(module.forward).
-
-    Of functions, only those that torch.compile returns have `get_compiler_config`, so torch._dynamo
-    is not imported.
-    """
-    # torch.compile(module) wraps the module, and module.compile() replaces its call.
-    is_wrapped = "_orig_mod" in module._modules
-    is_compiled_in_place = module._compiled_call_impl is not None
-    return is_wrapped or is_compiled_in_place or hasattr(module.forward, "get_compiler_config")
 
 
 @contextmanager
@@ -301,7 +238,10 @@ def record_calls(
     """Record every attention call while the block runs, with options that are checked already; see
     `watch`.
     """
-    modules, backend, attentions, unwatched = find_attentions(model, "watch")
+    found = find_attentions(model, "watch")
+    modules = found.modules
+    attentions = found.attentions
+    unwatched = found.unwatched
     names = select_layers(list(attentions), layers, unwatched)
     numbers = None if heads is None else numbers_of_heads(heads)
     # Where every attention was asked for, name those that cannot be watched.
@@ -328,14 +268,14 @@ def record_calls(
         keeps_gradients="gradients" in options.also,
         records_every=layers is None,
     )
-    if backend.may_attend_across(selected.values()):
+    if found.may_attend_across(selected):
         # The queries of a cross-attention are the tokens of a self-attention before it.
         selected |= others
     # Only "steps" keeps the residual stream.
     residuals = observer.residuals.recording(
         modules if keep == StepsCall.keep else Modules(), observer.is_active
     )
-    with residuals, backend.intercepting(modules, selected, observer):
+    with residuals, found.intercepting(selected, observer):
         try:
             yield recording
         finally:

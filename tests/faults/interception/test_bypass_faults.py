@@ -177,9 +177,14 @@ def test_a_forward_that_passes_its_attend_by_is_named():
     assert "not watched" in repr(recording["attention"])
 
 
+class WeightsByHandAttention(torch.nn.Module):
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) @ x
+
+
 def test_attentions_of_unknown_code_are_named_where_every_layer_is_edited():
-    model = torch.nn.ModuleDict({"ours": ts.layers.SelfAttention(4), "torch's": torch.nn.MultiheadAttention(4, 2)})
-    sentence = "one attention .* which edit cannot look into: torch's"
+    model = torch.nn.ModuleDict({"ours": ts.layers.SelfAttention(4), "by hand": WeightsByHandAttention()})
+    sentence = "one attention .* which edit cannot look into: by hand"
     with pytest.warns(UserWarning, match=sentence), ts.edit(model, ts.mute()):
         pass
     with ts.edit(model, ts.mute("ours")):  # no warning where layers are given

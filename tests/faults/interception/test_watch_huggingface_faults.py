@@ -143,32 +143,17 @@ def pegasus_x():
     return transformers.PegasusXForConditionalGeneration(config)
 
 
-def sam():
-    config = transformers.SamConfig(
-        vision_config={"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32}
-        | {"patch_size": 4, "output_channels": 16, "window_size": 4, "global_attn_indexes": [1], "num_pos_feats": 8},
-        prompt_encoder_config={"hidden_size": 16, "image_size": 32, "patch_size": 4, "mask_input_channels": 4},
-        mask_decoder_config={"hidden_size": 16, "mlp_dim": 20, "num_attention_heads": 2, "iou_head_hidden_dim": 16},
-    )
-    return transformers.SamModel(config)
-
-
 @pytest.mark.parametrize(
     ("make", "names"),
     [
         (long_t5, [f"encoder.block.{i}.layer.0.LocalSelfAttention" for i in (0, 1)]),
         (pegasus_x, [f"model.encoder.layers.{i}.self_attn" for i in (0, 1)]),
-        (sam, [f"vision_encoder.layers.{i}.attn" for i in (0, 1)]),
     ],
 )
 def test_attentions_that_bypass_the_interface_are_named(make, names):
     """In a warning when the block is entered, in the printed table, and in the error; the others are watched."""
     model = numbered(make()).eval()
-    given = (
-        {"pixel_values": torch.randn(1, 3, 32, 32), "input_points": torch.tensor([[[[3.0, 4.0], [9.0, 9.0]]]])}
-        if make is sam
-        else FAMILIES["bart"].inputs
-    )
+    given = FAMILIES["bart"].inputs
     expected = model(**given)[0]
     with pytest.warns(UserWarning, match=escape(", ".join(names))) as shown, ts.watch(model) as recording:
         assert torch.equal(model(**given)[0], expected)

@@ -32,13 +32,7 @@ def compiled_forward(of=""):
 
 REFUSED = {
     "no module": (lambda: "model", {}, TypeError, "a torch.nn.Module, not str"),
-    "no attention": (lambda: nn.Linear(2, 2), {}, ValueError, "Linear holds no attention that watch can record"),
-    "attention of torch": (
-        lambda: nn.MultiheadAttention(8, 2),
-        {},
-        ValueError,
-        "MultiheadAttention holds no attention that watch can record",
-    ),
+    "no attention": (lambda: nn.Linear(2, 2), {}, ValueError, "Linear holds no attention: no module calls scaled_dot"),
     "compiled": (lambda: torch.compile(model, backend="eager"), {}, ValueError, "is compiled", "before torch.compile"),
     "a compiled part": (compiled_in_place, {}, ValueError, 'its part "0" is compiled'),
     "a compiled forward": (compiled_forward, {}, ValueError, "Sequential is compiled", "before torch.compile"),

@@ -13,7 +13,7 @@ from support.bypassing import FORWARDS, WAYS, bypassed, telescope, without_head
 from support.strategies import settings
 from support.watched import FAMILIES, IDS
 from support.watching import filled
-from telescope.interception.watch import find_attentions
+from telescope.interception.found import find_attentions
 from telescope.models import GPT, GPTConfig
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}

@@ -62,7 +62,8 @@ class WaitingSteps:
         mask = last.mask
         memory = () if layer is None else (KeyMemory.held_by(layer, keys),)
         if count < len(self):
-            keys, values = keys[:, :, :-1], values[:, :, :-1]
+            keys = keys[:, :, :-1]
+            values = values[:, :, :-1]
             mask = self._mask_before
             memory = ()
         queries = torch.cat(self.queries[:count], 2)

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from .interception import attentions, intercepting
-from .reach import find_attending
+from .interception import attentions, attentions_beside, intercepting
 
-__all__ = ["attentions", "find_attending", "intercepting", "may_attend_across"]
+__all__ = ["attentions", "attentions_beside", "intercepting", "may_attend_across"]
 
 
 def may_attend_across(attentions: Iterable[nn.Module]) -> bool:

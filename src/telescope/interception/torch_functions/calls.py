@@ -52,7 +52,13 @@ class FunctionCall(ModelCall):
         self.axes = FourAxes.of(queries, keys, values, grouped=grouped)
         self.tensors = self.axes.tensors
 
-    # ------------------------------------------------------------------------------ of each function
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many queries and keys the call has."""
+        queries, keys, _ = self.tensors
+        return queries.shape[-2], keys.shape[-2]
+
+    # ----------------------------------------------------------------------------- of each function
 
     @property
     def is_plain(self) -> bool:
@@ -75,7 +81,7 @@ class FunctionCall(ModelCall):
     def _definition(self, reader: FunctionReader) -> Attention:
         """Return the definition of the call."""
 
-    # -------------------------------------------------------------------------------- of all of them
+    # ------------------------------------------------------------------------------- of all of them
 
     def release(self) -> None:
         """Let go of everything but queries, keys, values and what was read of the call."""
@@ -173,11 +179,10 @@ class SdpaCall(FunctionCall):
         return self.axes.unfold(context)
 
     def _definition(self, reader: FunctionReader) -> Attention:
-        queries, keys, _ = self.tensors
         if self.mask is not None:
             mask, bias = reader.mask_tensor(self.module, self.mask, self.axes.fold_mask)
             return reader.definition(self.scale, mask, bias)
-        rows, columns = queries.shape[-2], keys.shape[-2]
+        rows, columns = self.size
         if self.is_causal:
             return reader.definition(self.scale, causal_of_arguments(rows, columns))
         return reader.definition(self.scale, self._everyone(rows, columns))
@@ -237,8 +242,8 @@ class FlexCall(FunctionCall):
         return context
 
     def _definition(self, reader: FunctionReader) -> Attention:
-        queries, keys, _ = self.tensors
-        ahead = queries.shape[-2] - keys.shape[-2]
+        rows, columns = self.size
+        ahead = rows - columns
         mask: Mask = everyone
         if self.block_mask is not None:
             mask = function_mask(self.block_mask.mask_mod, ahead)
@@ -377,8 +382,7 @@ class XformersCall(FunctionCall):
         return context.transpose(1, 2) if self._has_heads else context[:, 0]
 
     def _definition(self, reader: FunctionReader) -> Attention:
-        queries, keys, _ = self.tensors
-        rows, columns = queries.shape[-2], keys.shape[-2]
+        rows, columns = self.size
         kind = type(self.mask).__name__
         if self.mask is None:
             return reader.definition(self.scale, everyone)

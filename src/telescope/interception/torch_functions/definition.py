@@ -41,11 +41,16 @@ class FunctionReader:
     def mask_tensor(
         self, module: nn.Module, given: Tensor, fold: Callable[[Tensor], Tensor]
     ) -> tuple[Mask, Bias | None]:
-        """Translate a mask tensor, which all layers of a pass may share; `fold` gives it four axes."""
+        """Translate a mask tensor, which all layers of a pass may share; `fold` gives it four
+        axes.
+        """
         # With gradients an edit runs this definition, and learns by the bias.
         if given.requires_grad and torch.is_grad_enabled():
             return everyone, from_additive(fold(given))
-        return self._translations.once(module, given, lambda: _read(fold(given.detach())))  # type: ignore[no-any-return]
+        found: tuple[Mask, Bias | None] = self._translations.once(
+            module, given, lambda: _read(fold(given.detach()))
+        )
+        return found
 
     def definition(
         self,

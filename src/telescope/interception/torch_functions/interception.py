@@ -35,7 +35,7 @@ from .call_log import CallLog
 from .calls import FunctionCall, ReadingInterceptor
 from .definition import FunctionReader
 from .patches import owned, owners, patched, state
-from .reach import describe_by_hand, find_attending
+from .reach import FoundModules, describe_by_hand, find_attending, find_beside, seen_attending
 
 FUNCTIONS = Route(
     missing="called none of the attention functions that can be seen",
@@ -51,7 +51,12 @@ class FunctionInterceptor(ReadingInterceptor):
     """The attentions of a model that calls attention functions, for one block."""
 
     def __init__(
-        self, handler: Handler, modules: Modules, attentions: Mapping[str, nn.Module]
+        self,
+        handler: Handler,
+        modules: Modules,
+        attentions: Mapping[str, nn.Module],
+        *,
+        are_beside: bool,
     ) -> None:
         # Torch's own attention always calls one of the functions, and a hook would slow it down.
         running = {
@@ -61,6 +66,8 @@ class FunctionInterceptor(ReadingInterceptor):
         }
         super().__init__(handler, dict(attentions), running, FUNCTIONS)
         self.paths = {id(module): path or ALONE for path, module in modules.items()}
+        self.follows_text = handler.follows_text and not are_beside
+        """Whether no other interceptor of the model follows its text."""
         self.reader = FunctionReader()
         self.checks = OutputChecks()
         self.log: CallLog | None = None
@@ -75,7 +82,7 @@ class FunctionInterceptor(ReadingInterceptor):
         """Begin a forward pass: what waits belongs to the passes before."""
         self.collect()
         self._calls.clear()
-        if self.handler.follows_text:
+        if self.follows_text:
             self.text.begin_pass()
 
     def before_part(self, is_model: bool, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -99,6 +106,7 @@ class FunctionInterceptor(ReadingInterceptor):
     def adopt(self, module: nn.Module) -> None:
         """Take a module that was not known to attend as an attention, if the handler wants it."""
         path = self.paths[id(module)]
+        seen_attending.add(module)
         if not self.handler.adopt(path):
             return
         self.attentions[path] = module  # type: ignore[index]
@@ -196,16 +204,15 @@ def _read(
         made = make()
         for tensor in made.tensors:
             _check(tensor)
-        queries, keys, _ = made.tensors
-        sizes = queries.shape[-2], keys.shape[-2]
+        rows, columns = made.size
         name = first.names[id(module)]
-        made.across = first.reader.is_across(name, *sizes, is_plain=made.is_plain)
+        made.across = first.reader.is_across(name, rows, columns, is_plain=made.is_plain)
         # An edit computes with the definition, and may learn by it.
-        with nullcontext() if edits else torch_modes.recording_mode(queries.device):
+        with nullcontext() if edits else torch_modes.recording_mode(made.tensors[0].device):
             call = made.read(first)
         if not call.fits(*call.size):
             raise UnreadableCallError(
-                f"its mask does not fit {sizes[0]:,} queries and {sizes[1]:,} keys"
+                f"its mask does not fit {rows:,} queries and {columns:,} keys"
             )
     except UnreadableCallError as problem:
         for one in active:
@@ -231,9 +238,9 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     """Return the modules of a model that attend, by path, as far as their code tells; raise a
     ValueError if there is none, nor anything that looks like one.
     """
-    found = find_attending(modules)
+    found = modules.notes[FoundModules] = find_attending(modules)
     if found.attending or found.may_attend:
-        return {path or ALONE: module for path, module in found.attending.items()}
+        return _by_name(found)
     kind = type(modules[""]).__name__
     if found.by_hand:
         raise ValueError(
@@ -247,26 +254,44 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     )
 
 
+def attentions_beside(modules: Modules, known: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules that attend, by path, beside those that are known of a model of
+    transformers or of Telescope.
+    """
+    found = modules.notes[FoundModules] = find_beside(modules, known)
+    return _by_name(found)
+
+
+def _by_name(found: FoundModules) -> dict[str, nn.Module]:
+    return {path or ALONE: module for path, module in found.attending.items()}
+
+
 @contextmanager
 def intercepting(
-    modules: Modules, attentions: Mapping[str, nn.Module], handler: Handler
+    modules: Modules,
+    attentions: Mapping[str, nn.Module],
+    handler: Handler,
+    *,
+    are_beside: bool = False,
 ) -> Iterator[None]:
-    """Hand the calls of these attentions to a handler while the block runs.
+    """Hand the calls of these attentions to a handler while the block runs. Those that `are_beside`
+    others of the model, which are intercepted in another way, do not wait.
 
     Raise a ValueError if this thread watches the model already, or if a definition does not fit
     what a function computed.
     """
-    interceptor = FunctionInterceptor(handler, modules, attentions)
-    if isinstance(handler, Observer):
+    interceptor = FunctionInterceptor(handler, modules, attentions, are_beside=are_beside)
+    waits = isinstance(handler, Observer) and not are_beside
+    if isinstance(handler, Observer) and waits:
         interceptor.log = CallLog(interceptor, handler.recording)
         handler.recording.queue.collect_steps = interceptor.collect
     with ExitStack() as undo:
-        if handler.follows_text:
+        if interceptor.follows_text:
             embeddings = _token_embeddings(modules)
             undo.enter_context(handler.text.listening(embeddings, handler.is_active))
         undo.enter_context(registered(modules, interceptor))
         undo.enter_context(owned(modules, interceptor))
-        undo.enter_context(patched(find_attending(modules).bindings, intercept))
+        undo.enter_context(patched(modules.notes[FoundModules].bindings, intercept))
         if handler.order == EDIT:
             undo.enter_context(_without_fast_path())
         undo.enter_context(_hooks(modules, interceptor))
@@ -276,10 +301,10 @@ def intercepting(
             # The exception says more than what may go wrong here.
             with suppress(Exception):
                 interceptor.collect()
-            if isinstance(handler, Observer):
+            if isinstance(handler, Observer) and waits:
                 handler.recording.queue.collect_steps = None
             raise
-        if isinstance(handler, Observer):
+        if isinstance(handler, Observer) and waits:
             end_recording(interceptor, handler)
         # Only after a block that ended well: an exception of the block says more.
         interceptor.checks.verify()

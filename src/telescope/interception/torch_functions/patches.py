@@ -157,7 +157,10 @@ def _fast(original: Any) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         module = caller(sys._getframe(1)) if _is_watched() else None
-        run = lambda: original(*args, **kwargs)  # noqa: E731
+
+        def run() -> Any:
+            return original(*args, **kwargs)
+
         if module is None:
             return run()
         hidden = kwargs.get("mask", args[9] if len(args) > 9 else None)
@@ -177,7 +180,10 @@ def _fast_layer(original: Any) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         layer: Any = caller(sys._getframe(1)) if _is_watched() else None
-        run = lambda: original(*args, **kwargs)  # noqa: E731
+
+        def run() -> Any:
+            return original(*args, **kwargs)
+
         if layer is None:
             return run()
         hidden = kwargs.get("mask", args[18] if len(args) > 18 else None)

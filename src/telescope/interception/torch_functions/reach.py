@@ -5,19 +5,22 @@ in an object that the forward calls; modules inside of it speak for themselves. 
 function in a table is not understood: its modules are found when they run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import getattr_static, unwrap
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from torch import nn
 
 from ...anatomy import Modules
-from ...recording import list_names
+from ...recording import list_names, unwatched_attentions
 from .functions import NAMES, is_attention_function
 
 # Classes of these packages call no attention function in code of their own, or are known here.
 KNOWN = ("torch.", "telescope.")
+# Those that do, in transformers, do it by its attention interface.
+WITH_INTERFACE = "transformers."
 # Packages whose functions are not looked into.
 LIBRARIES = (
     "torch",
@@ -125,6 +128,10 @@ def _is_library(module: str | None) -> bool:
     return (module or "").partition(".")[0] in LIBRARIES
 
 
+seen_attending: WeakSet[nn.Module] = WeakSet()
+"""Modules that attended when they ran, which their code did not tell."""
+
+
 class FoundModules(NamedTuple):
     """The modules of a model that attend."""
 
@@ -139,14 +146,35 @@ class FoundModules(NamedTuple):
 
 def find_attending(modules: Modules) -> FoundModules:
     """Find the modules of a model that attend."""
+    return _find(modules.items())
+
+
+def find_beside(modules: Modules, known: Mapping[str, nn.Module]) -> FoundModules:
+    """Find the modules that attend beside those that are known of a model of transformers or of
+    Telescope. Attentions of transformers that do not use its interface may be among them.
+    """
+    attentions = {id(module) for module in known.values()}
+    unwatched = {*unwatched_attentions(modules, known.values())}
+
+    def may_attend(kind: type[nn.Module]) -> bool:
+        return issubclass(kind, nn.MultiheadAttention) or not f"{kind.__module__}.".startswith(
+            (*KNOWN, WITH_INTERFACE)
+        )
+
+    # As a rule there is none: models have few classes.
+    others = modules.of_classes(may_attend).keys() | unwatched
+    return _find((path, modules[path]) for path in others if id(modules[path]) not in attentions)
+
+
+def _find(modules: Iterable[tuple[str, nn.Module]]) -> FoundModules:
     attending: dict[str, nn.Module] = {}
     weighing = []
     bindings: list[Binding] = []
     may_attend = False
     known: dict[type, Reach] = {}
-    for path, module in modules.items():
+    for path, module in modules:
         kind = type(module)
-        if isinstance(module, nn.MultiheadAttention):
+        if isinstance(module, nn.MultiheadAttention) or module in seen_attending:
             attending[path] = module
             continue
         if f"{kind.__module__}.".startswith(KNOWN):
