@@ -1,7 +1,6 @@
 """`EditSession`: the edits of one block, and what they do to each call of an attention."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -24,10 +23,11 @@ from ..interception import (
     tensor_parallel_rank,
     tensor_parallel_size,
 )
-from ..recording import AttentionCall, head_numbers
+from ..recording import AttentionCall
 from . import compiled_edits
 from .edits import Block, Edit, EditedCall, LayerEdit, Needs, Part, Redefinition, split_pass
 from .prompts import Place, PromptTracker
+from .selection import check_edits, check_heads, local_edit, select_passes
 
 MAX_CACHED = 64  # edited definitions, which layers and steps share
 
@@ -65,6 +65,12 @@ def _needs_of(edits: Sequence[LayerEdit]) -> Needs:
     return needs
 
 
+class RowsError(Exception):
+    """The rows of an attention are not the sequences of the batch: windows of a picture, say. Which
+    of them belong to an edit of some sequences is not known.
+    """
+
+
 class EditSession(Block, Handler):
     """The edits of one block on one model. Calls are edited in the thread that entered the block,
     and in no other.
@@ -91,9 +97,12 @@ class EditSession(Block, Handler):
 
         # Which attentions each edit changes.
         self.selected = [
-            (LayerEdit(edit, own), _select(edit, found))
+            (LayerEdit(edit, own), select_passes(edit, found))
             for edit, own in zip(edits, sequences or [None] * len(edits), strict=True)
         ]
+        own = [one for one in sequences or () if one is not None]
+        self.rows = max((one.stop for one in own), default=None)
+        """How many sequences the batch has; None if every edit concerns all of them."""
         # Collect what the edits need to know, so that no more than that is followed.
         self.needs = _needs_of([one for one, _ in self.selected])
         self.follows_all = Needs.POSITIONS in self.needs
@@ -123,7 +132,7 @@ class EditSession(Block, Handler):
         # Refuse heads that do not exist, and contradictions, before the model runs.
         for name in self._selected_names():
             attention = split_pass(name, self.attentions).attention
-            _check(name, self.edits_for(name).every, self.heads[attention])
+            check_edits(name, self.edits_for(name).every, self.heads[attention])
 
     @cached_property
     def tracker(self) -> PromptTracker:
@@ -214,6 +223,8 @@ class EditSession(Block, Handler):
         # Nothing is edited, and no edit needs to know of the call.
         if not edits.every and not self.follows_all:
             return
+        if edits.every and self.rows is not None and len(call.made.tensors[0]) != self.rows:
+            raise RowsError
         # All handlers share the call, so that a recording can list its edits.
         call.made.edits += tuple(one.edit for one in edits.every)
         # The model's own attention may run: only the output will change.
@@ -278,10 +289,10 @@ class EditSession(Block, Handler):
         # Keep the edits of heads that this process has, by their numbers here.
         if self.parts > 1 and whole != count:
             first = self.part * count
-            here = (_local(name, one, whole, first, count) for one in edits.every)
+            here = (local_edit(name, one, whole, first, count) for one in edits.every)
             edits = CallEdits.of([one for one in here if one is not None])
         for one in edits.every:
-            _check_heads(name, one.edit, count)
+            check_heads(name, one.edit, count)
         self._local[name, count] = edits
         return edits
 
@@ -390,62 +401,3 @@ class EditSession(Block, Handler):
         for check in self.checks:
             for problem in check():
                 raise ValueError(problem)
-
-
-def _select(edit: Edit, found: FoundAttentions) -> list[str]:
-    """Return the names that an edit selects: of attentions, all of whose passes it edits, and of
-    single passes.
-    """
-    names = list(found.attentions)
-    passes: list[str] = []
-    for one in dict.fromkeys(edit.layers or ()):
-        if isinstance(one, str) and one not in names:
-            attention, _ = split_pass(one, names)
-            if attention in names and found.names_passes(attention):
-                passes.append(one)
-    selected = edit.select(names, passes, found.unwatched)
-    # A pass through an attention all of whose passes are selected would be edited twice.
-    return [one for one in selected if one in names or split_pass(one, names)[0] not in selected]
-
-
-def _local(name: str, one: LayerEdit, whole: int, first: int, count: int) -> LayerEdit | None:
-    """Return an edit for the process that has `count` of the `whole` heads, from `first` on; None
-    if it edits none.
-    """
-    named = one.edit.select_heads(name, whole)
-    if named is None:
-        return replace(one, first_head=first)
-    own = tuple(number - first for number in named if first <= number < first + count)
-    return replace(one, edit=replace(one.edit, heads=own), first_head=first) if own else None
-
-
-def _check_heads(name: str, edit: Edit, count: int) -> None:
-    if edit.heads is not None:
-        head_numbers(name, edit.heads, count)
-
-
-def _check(name: str, edits: Sequence[LayerEdit], count: int | None) -> None:
-    """Raise a ValueError where an edit names a head that does not exist, or contradicts another
-    one.
-    """
-    for one in edits if count is not None else ():
-        assert count is not None
-        _check_heads(name, one.edit, count)
-    for one in edits:
-        for other in edits:
-            why = one.edit.contradicts(other.edit) if one is not other else ""
-            if why and _share_a_head(one.edit.heads, other.edit.heads, count):
-                raise ValueError(
-                    f'"{one.edit}" and "{other.edit}" contradict each other in "{name}": {why}; '
-                    "leave one of them out, or give them different heads"
-                )
-
-
-def _share_a_head(
-    one: tuple[int, ...] | None, other: tuple[int, ...] | None, count: int | None
-) -> bool:
-    if one is None or other is None:
-        return True
-    # -1 is the last head; without a count, negative numbers equal none of the others.
-    modulo = count or 1 << 30
-    return not {number % modulo for number in one}.isdisjoint(number % modulo for number in other)
