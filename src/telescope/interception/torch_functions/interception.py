@@ -33,7 +33,7 @@ from ..proof import OutputChecks
 from .axes import UnreadableCallError
 from .call_log import CallLog
 from .calls import FunctionCall, ReadingInterceptor
-from .definition import FunctionReader
+from .definition import FunctionReader, is_padding
 from .patches import owned, owners, patched, state
 from .reach import describe_by_hand, find_attending
 
@@ -199,10 +199,16 @@ def _read(
         queries, keys, _ = made.tensors
         sizes = queries.shape[-2], keys.shape[-2]
         name = first.names[id(module)]
-        made.across = first.reader.is_across(name, *sizes, is_plain=made.is_plain)
+        given = state.across
+        if given is None:
+            given = first.reader.is_across(name, *sizes, is_plain=made.is_plain)
+        made.across = given
         # An edit computes with the definition, and may learn by it.
         with nullcontext() if edits else torch_modes.recording_mode(queries.device):
             call = made.read(first)
+        # What hides the same keys from every query is padding of another sequence, and no order.
+        if state.across is None and not made.is_plain and is_padding(call.attention):
+            made.across = first.reader.is_across(name, *sizes, is_plain=True)
         if not call.fits(*call.size):
             raise UnreadableCallError(
                 f"its mask does not fit {sizes[0]:,} queries and {sizes[1]:,} keys"
