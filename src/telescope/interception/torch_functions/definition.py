@@ -9,7 +9,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ...attention import Attention, Bias, Mask, Pairs, causal, everyone, from_additive
+from ...attention import (
+    Attention,
+    Bias,
+    Keep,
+    Left,
+    Lengths,
+    Mask,
+    Pairs,
+    causal,
+    everyone,
+    from_additive,
+)
 from ..mask_tensors import FunctionMask, MaskFunction, Translations, read_mask
 from .axes import UnreadableCallError
 
@@ -96,6 +107,12 @@ def _read(given: Tensor) -> tuple[Mask, Bias | None]:
         if torch.equal(seen[0, 0], written.tril(keys - queries)):
             return causal, None
     return mask, bias
+
+
+def is_padding(attention: Attention) -> bool:
+    """Return whether a definition hides keys from all queries alike, and nothing else."""
+    is_mask = isinstance(attention.mask, Keep | Left | Lengths)
+    return is_mask and attention.bias is None
 
 
 def causal_of_arguments(queries: int, keys: int) -> Mask:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
+from ...engines import torch_modes
 from ..interceptor import lock
 from .calls import FunctionCall
 from .functions import FUNCTIONS, call_of
@@ -40,6 +41,8 @@ class _State(local):
     """Whether a call is being run or handled, whose own calls are parts of it."""
     weighing: "Weighing | None" = None
     """The call of nn.MultiheadAttention that computes weights."""
+    across: bool | None = None
+    """Whether the running nn.MultiheadAttention reads another sequence; None outside of one."""
 
 
 state = _State()
@@ -109,16 +112,28 @@ def _multi_head(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = parameters.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
-        if not given["need_weights"]:
-            return original(*args, **kwargs)
-        dropout = given["dropout_p"] if given["training"] else 0.0
-        state.weighing = Weighing(module, given["num_heads"], dropout)
+        if given["need_weights"]:
+            dropout = given["dropout_p"] if given["training"] else 0.0
+            state.weighing = Weighing(module, given["num_heads"], dropout)
+        state.across = not _are_one(given["query"], given["key"])
         try:
             return original(*args, **kwargs)
         finally:
             state.weighing = None
+            state.across = None
 
     return call
+
+
+def _are_one(queries: Tensor, keys: Tensor) -> bool:
+    """Return whether two sequences are one, of which both may be views."""
+    if queries is keys:
+        return True
+    # Tensors without memory of their own are refused later.
+    no_memory = queries.is_nested or keys.is_nested or queries.is_meta or keys.is_meta
+    if no_memory or torch_modes.is_transformed():
+        return False
+    return queries.data_ptr() == keys.data_ptr() and queries.shape == keys.shape
 
 
 def _product(original: Callable[..., Any]) -> Callable[..., Any]:
