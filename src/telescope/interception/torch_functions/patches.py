@@ -126,14 +126,14 @@ def _multi_head(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _are_one(queries: Tensor, keys: Tensor) -> bool:
-    """Return whether two sequences are one, of which both may be views."""
+    """Return whether two sequences are one, which a layer may have computed twice."""
     if queries is keys:
         return True
     # Tensors without memory of their own are refused later.
     no_memory = queries.is_nested or keys.is_nested or queries.is_meta or keys.is_meta
-    if no_memory or torch_modes.is_transformed():
+    if no_memory or torch_modes.is_transformed() or queries.shape != keys.shape:
         return False
-    return queries.data_ptr() == keys.data_ptr() and queries.shape == keys.shape
+    return queries.data_ptr() == keys.data_ptr() or torch.equal(queries, keys)
 
 
 def _product(original: Callable[..., Any]) -> Callable[..., Any]:
