@@ -24,7 +24,7 @@ from ..attention import (
     without_room,
 )
 from ..measures import BatchTokens, Places, Written
-from ..surveys import Size
+from ..surveys import Size, masked_rows
 from .forward_pass import ForwardPass, Found
 from .storage import Store, on_device
 
@@ -82,6 +82,17 @@ class AttentionCall(NamedTuple):
     def size(self) -> Size:
         """The number of queries and of keys, evicted keys included."""
         return self.queries.shape[-2], self.evicted + self.keys.shape[-2]
+
+    def weights(self) -> Float[Tensor, "batch heads query key"]:
+        """Compute all weights of the keys that are present, in the dtype of the queries."""
+        batch, heads, queries, _ = self.queries.shape
+        keys = self.keys.shape[-2]
+        rows = torch.arange(queries, device=self.queries.device)
+        attention = self.attention_over_present_keys
+        masked = masked_rows(
+            self.queries, self.keys, attention, rows, range(keys), range(batch), range(heads)
+        )
+        return attention.weights(masked).to(self.queries.dtype)
 
     @property
     def is_cross_attention(self) -> bool:

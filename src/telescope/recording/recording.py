@@ -19,7 +19,7 @@ from .names import HeadNumbers, Layers, attentions_inside, describe_unwatched
 from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import RecordedCall, nbytes_of
 from .saving import save_recording
-from .sources import Sources, read_segments
+from .sources import Sources, segments_of_calls
 from .storage import STORES
 from .summaries_call import SummariesCall
 from .survey_queue import SurveyQueue
@@ -134,6 +134,8 @@ class Recording(Mapping[str, Watched]):
             )
             self._watched[name] = Watched(name, self.unwatched_threads, self.queue)
             self._watched = {each: self._watched[each] for each in names}
+            # What its code did not tell, its run did.
+            self._left_out.pop(name, None)
         self._last = name
         # Continue the last call of this attention, or begin another.
         calls = self._watched[name].recorded
@@ -269,20 +271,16 @@ class Recording(Mapping[str, Watched]):
                    (start, stop) or a list. Positions count the tokens of each sequence from 0,
                    without padding. Tokens in no span are "other".
 
-        Raise a ValueError if segments overlap or do not fit the text.
+        Raise a ValueError if segments overlap or do not fit the text, or if no attention was called
+        while it was watched.
         """
+        # Of a recording without any call, say why: a table without rows would look like an answer.
+        if self._watched and not any(self._calls.values()):
+            next(iter(self._watched.values())).call  # noqa: B018
         named = None
         if segments is not None:
-            # Segments number the tokens of one text: all calls must have its length.
             every = [call for calls in self._calls.values() for call in calls]
-            counts = {call.size[1] for call in every}
-            if len(counts) != 1:
-                raise ValueError(
-                    f"segments belong to one text, and keys of {len(counts)} lengths were recorded"
-                )
-            # Texts of a batch may differ in length, without padding; segments fit the longest.
-            longest = max(len(own.keys) for own in every[0].all_text_columns())
-            named = read_segments(segments, longest)
+            named = segments_of_calls(segments, every)
         # The test of punctuation decodes each token once: keep it for the next table.
         if self._is_mark[0] != self.decode:
             self._is_mark = self.decode, self.decode and punctuation_test(self.decode)

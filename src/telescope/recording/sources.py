@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from ..files import frame
 from ..traces import render_text
 from ..words import whole_number
+from .recorded_call import RecordedCall
 
 OTHER = "other"
 
@@ -44,6 +45,21 @@ class Segments:
         return Segments(
             (*self.names, name), pad(self.ids, (0, count - len(self.ids)), value=len(self.names))
         )
+
+
+def segments_of_calls(given: Any, calls: Sequence[RecordedCall]) -> Segments:
+    """Return the segments of the text that these calls attend to; raise a ValueError if they attend
+    to several.
+    """
+    # Segments number the tokens of one text: all calls must have its length.
+    counts = {call.size[1] for call in calls}
+    if len(counts) != 1:
+        raise ValueError(
+            f"segments belong to one text, and keys of {len(counts)} lengths were recorded"
+        )
+    # Texts of a batch may differ in length, without padding; segments fit the longest.
+    longest = max(len(own.keys) for own in calls[0].all_text_columns())
+    return read_segments(given, longest)
 
 
 def read_segments(given: Any, count: int, texts: Sequence[str] | None = None) -> Segments:

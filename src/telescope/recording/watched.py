@@ -54,7 +54,8 @@ class Watched:
                 "the model ran in another thread, and watch sees only the thread that entered its "
                 "block: enter it there"
                 if self.unwatched_threads
-                else "what torch.compile had made before is not seen"
+                else "run the model inside the block; what torch.compile had made before is not "
+                "seen"
             )
             raise ValueError(f'"{self.name}" was not called while it was watched; {why}')
         if len(self.calls) > 1:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ...engines import attend, torch_modes
 from ...recording import AttentionCall
-from ...surveys import masked_rows
 from ...words import format_bytes
 from ..compiled import ScoreEdit
 from ..interceptor import (
@@ -294,7 +293,7 @@ def _is_same(known: Any, value: Any) -> bool:
 
 
 def weights_of(name: str, call: AttentionCall) -> Tensor:
-    """Compute the weights of a call, (batch, heads, query, key), in the dtype of the queries.
+    """Compute the weights of a call, (batch, heads, query, key).
 
     Raise a ValueError if they would take more than MAX_WEIGHT_BYTES.
     """
@@ -308,9 +307,4 @@ def weights_of(name: str, call: AttentionCall) -> Tensor:
             f"queries x {keys:,} "
             'keys; leave it out, and read the recording: .rows and .map of keep="queries-keys"'
         )
-    rows = torch.arange(queries, device=call.queries.device)
-    attention = call.attention_over_present_keys
-    masked = masked_rows(
-        call.queries, call.keys, attention, rows, range(keys), range(batch), range(heads)
-    )
-    return attention.weights(masked).to(call.queries.dtype)
+    return call.weights()

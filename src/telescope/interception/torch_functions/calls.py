@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ...attention import Alibi, Attention, Bias, Mask, causal, everyone, window
+from ...attention import Attention, Bias, Mask, causal, everyone
 from ...engines import attend, torch_modes
 from ...recording import AttentionCall
 from ..interceptor import HandledCall, Interceptor, ModelCall, StoredKeys
@@ -30,6 +30,8 @@ class FunctionCall(ModelCall):
 
     function: ClassVar[str]
     """The function, as a sentence names it."""
+    follows_autocast: ClassVar[bool] = True
+    """Whether the function computes in the dtype of autocast."""
     head_axis = 1
 
     axes: FourAxes
@@ -51,6 +53,9 @@ class FunctionCall(ModelCall):
         """Take queries, keys and values of any number of axes."""
         self.axes = FourAxes.of(queries, keys, values, grouped=grouped)
         self.tensors = self.axes.tensors
+        # As the function takes them: where definitions are read, autocast is off.
+        if self.follows_autocast:
+            self.tensors = torch_modes.cast_for_autocast(*self.tensors)  # type: ignore[assignment]
 
     @property
     def size(self) -> tuple[int, int]:
@@ -83,6 +88,12 @@ class FunctionCall(ModelCall):
 
     # ------------------------------------------------------------------------------- of all of them
 
+    def _read_mask(
+        self, reader: FunctionReader, given: Tensor, fold: Callable[[Tensor], Tensor]
+    ) -> tuple[Mask, Bias | None]:
+        """Translate a mask tensor; `fold` gives it four axes."""
+        return reader.mask_tensor(self.module, given, fold, batch=len(self.tensors[0]))
+
     def release(self) -> None:
         """Let go of everything but queries, keys, values and what was read of the call."""
         for name in vars(self).keys() - KEPT:
@@ -91,7 +102,7 @@ class FunctionCall(ModelCall):
     def read(self, interceptor: Interceptor) -> AttentionCall:
         if self.known is None:
             assert isinstance(interceptor, ReadingInterceptor)
-            queries, keys, values = torch_modes.cast_for_autocast(*self.tensors)
+            queries, keys, values = self.tensors
             attention = self._definition(interceptor.reader)
             heads = tuple(range(queries.shape[1]))
             self.known = AttentionCall(queries, keys, values, attention, heads, self.dropout)
@@ -120,7 +131,7 @@ class FunctionCall(ModelCall):
         handled.interceptor.checks.add(handled.name, self.module, call, context, kind)
 
     def where_keys_lie(self, handled: HandledCall) -> StoredKeys:
-        _, keys, values = torch_modes.cast_for_autocast(*self.tensors)
+        _, keys, values = self.tensors
         return StoredKeys((KeyMemory.of(keys), KeyMemory.of(values)))
 
 
@@ -180,7 +191,7 @@ class SdpaCall(FunctionCall):
 
     def _definition(self, reader: FunctionReader) -> Attention:
         if self.mask is not None:
-            mask, bias = reader.mask_tensor(self.module, self.mask, self.axes.fold_mask)
+            mask, bias = self._read_mask(reader, self.mask, self.axes.fold_mask)
             return reader.definition(self.scale, mask, bias)
         rows, columns = self.size
         if self.is_causal:
@@ -253,149 +264,6 @@ class FlexCall(FunctionCall):
         return reader.definition(self.scale, mask, bias, softcap)
 
 
-class FlashCall(FunctionCall):
-    """A call of flash_attn.flash_attn_func, whose tensors are (batch, token, heads, feature)."""
-
-    function = "flash_attn_func"
-
-    def __init__(
-        self,
-        original: Callable[..., Any],
-        module: nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dropout_p: float = 0.0,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        alibi_slopes: Tensor | None = None,
-        *more: Any,
-        **options: Any,
-    ) -> None:
-        super().__init__(original, module)
-        self._set_tensors(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        self.passed: tuple[Any, ...] = (q, k, v)
-        self.dropout = float(dropout_p)
-        self.scale = softmax_scale
-        self.is_causal = causal
-        self.window = window_size
-        self.softcap = softcap or None
-        self.slopes = alibi_slopes
-        self._options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        self._more = more
-        self._by_name = options
-
-    @property
-    def is_plain(self) -> bool:
-        return not self.is_causal and self.window == (-1, -1)
-
-    def run(self) -> Tensor:
-        self.returned = self.original(*self.passed, *self._options, *self._more, **self._by_name)
-        first: Tensor = self.returned[0] if isinstance(self.returned, tuple) else self.returned
-        return first.transpose(1, 2)
-
-    def result(self, context: Tensor) -> Any:
-        if isinstance(self.returned, tuple):
-            return (context.transpose(1, 2), *self.returned[1:])
-        return context.transpose(1, 2)
-
-    def _definition(self, reader: FunctionReader) -> Attention:
-        mask: Mask = causal if self.is_causal else everyone
-        before, after = self.window
-        if self.is_causal and before >= 0:
-            mask = mask & window(before + 1)
-        elif not self.is_causal and (before >= 0 or after >= 0):
-            if before != after:
-                raise UnreadableCallError(f"its window {self.window} differs before and after")
-            mask = window(before + 1)
-        bias: Bias | None = None
-        if self.slopes is not None:
-            if self.slopes.ndim != 1:
-                raise UnreadableCallError("its ALiBi slopes differ between sequences")
-            bias = Alibi(self.slopes)
-        return reader.definition(self.scale, mask, bias, self.softcap)
-
-
-class FlashPackedCall(FlashCall):
-    """A call of flash_attn.flash_attn_qkvpacked_func: queries, keys and values in one tensor."""
-
-    function = "flash_attn_qkvpacked_func"
-
-    def __init__(
-        self,
-        original: Callable[..., Any],
-        module: nn.Module,
-        qkv: Tensor,
-        *more: Any,
-        **options: Any,
-    ) -> None:
-        queries, keys, values = qkv.unbind(2)
-        super().__init__(original, module, queries, keys, values, *more, **options)
-        self.passed = (qkv,)
-
-
-class XformersCall(FunctionCall):
-    """A call of xformers.ops.memory_efficient_attention, whose tensors are (batch, token, heads,
-    feature), or (batch, token, feature).
-    """
-
-    function = "memory_efficient_attention"
-
-    def __init__(
-        self,
-        original: Callable[..., Any],
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_bias: Any = None,
-        p: float = 0.0,
-        scale: float | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(original, module)
-        self.passed = (query, key, value)
-        if query.ndim == 5:
-            raise UnreadableCallError("its queries have five axes, of groups and heads")
-        self._has_heads = query.ndim == 4
-        parts = [one.transpose(1, 2) if self._has_heads else one for one in self.passed]
-        self._set_tensors(parts[0], parts[1], parts[2])
-        self.mask = attn_bias
-        self.dropout = float(p)
-        self.scale = scale
-        self._options = options
-
-    @property
-    def is_plain(self) -> bool:
-        return self.mask is None
-
-    def run(self) -> Tensor:
-        self.returned = self.original(
-            *self.passed, self.mask, self.dropout, self.scale, **self._options
-        )
-        context: Tensor = self.returned
-        return context.transpose(1, 2) if self._has_heads else context.unsqueeze(1)
-
-    def result(self, context: Tensor) -> Tensor:
-        return context.transpose(1, 2) if self._has_heads else context[:, 0]
-
-    def _definition(self, reader: FunctionReader) -> Attention:
-        rows, columns = self.size
-        kind = type(self.mask).__name__
-        if self.mask is None:
-            return reader.definition(self.scale, everyone)
-        if isinstance(self.mask, Tensor):
-            mask, bias = reader.mask_tensor(self.module, self.mask, self.axes.fold_mask)
-            return reader.definition(self.scale, mask, bias)
-        if kind == "LowerTriangularMask":
-            return reader.definition(self.scale, causal_of_arguments(rows, columns))
-        if kind == "LowerTriangularFromBottomRightMask":
-            return reader.definition(self.scale, causal)
-        raise UnreadableCallError(f"its mask is a {kind} of xformers, which is not known here")
-
-
 class TelescopeCall(FunctionCall):
     """A call of ts.attend."""
 
@@ -414,6 +282,7 @@ class TelescopeCall(FunctionCall):
         engine: str | None = None,
     ) -> None:
         super().__init__(original, module)
+        self.passed = (queries, keys, values)
         self._set_tensors(queries, keys, values)
         self.attention = attention
         self.dropout = dropout
@@ -425,7 +294,7 @@ class TelescopeCall(FunctionCall):
 
     def run(self) -> Tensor:
         self.returned = self.original(
-            *self.tensors, self.attention, dropout=self.dropout, engine=self._engine
+            *self.passed, self.attention, dropout=self.dropout, engine=self._engine
         )
         return self.returned  # type: ignore[no-any-return]
 

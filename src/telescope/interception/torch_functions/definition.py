@@ -50,16 +50,21 @@ class FunctionReader:
         return self._across.get(name, False)
 
     def mask_tensor(
-        self, module: nn.Module, given: Tensor, fold: Callable[[Tensor], Tensor]
+        self,
+        module: nn.Module,
+        given: Tensor,
+        fold: Callable[[Tensor], Tensor],
+        *,
+        batch: int,
     ) -> tuple[Mask, Bias | None]:
-        """Translate a mask tensor, which all layers of a pass may share; `fold` gives it four
-        axes.
+        """Translate a mask tensor, which all layers of a pass may share; `fold` gives it four axes,
+        and the call has `batch` sequences.
         """
         # With gradients an edit runs this definition, and learns by the bias.
         if given.requires_grad and torch.is_grad_enabled():
             return everyone, from_additive(fold(given))
         found: tuple[Mask, Bias | None] = self._translations.once(
-            module, given, lambda: _read(fold(given.detach()))
+            module, given, lambda: _read(fold(given.detach()), batch)
         )
         return found
 
@@ -92,16 +97,19 @@ class FunctionReader:
         return softcap, added_by(function, ahead) if adds else None
 
 
-def _read(given: Tensor) -> tuple[Mask, Bias | None]:
+def _read(given: Tensor, batch: int) -> tuple[Mask, Bias | None]:
     """Translate a mask tensor of four axes; a causal one by its name, which kernels know."""
     # Models repeat one mask for each sequence, head or query.
     for axis in range(3):
         first = given.narrow(axis, 0, min(1, given.shape[axis]))
         if given.shape[axis] > 1 and bool((given == first).all()):
             given = first
+    # Padding is of each sequence.
+    if given.shape[1:3] == (1, 1):
+        given = given.expand(batch, -1, -1, -1)
     mask, bias = read_mask(given)
-    batch, heads, queries, keys = given.shape
-    if bias is None and (batch, heads) == (1, 1) and 1 < queries <= keys:
+    queries, keys = given.shape[2:]
+    if bias is None and given.shape[:2] == (1, 1) and 1 < queries <= keys:
         written = torch.ones(queries, keys, dtype=torch.bool, device=given.device)
         seen = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
         if torch.equal(seen[0, 0], written.tril(keys - queries)):

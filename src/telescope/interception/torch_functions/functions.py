@@ -6,15 +6,8 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 from ...engines import attend
-from .calls import (
-    FlashCall,
-    FlashPackedCall,
-    FlexCall,
-    FunctionCall,
-    SdpaCall,
-    TelescopeCall,
-    XformersCall,
-)
+from .calls import FlexCall, FunctionCall, SdpaCall, TelescopeCall
+from .other_libraries import FlashCall, FlashPackedCall, XformersCall
 
 
 class AttentionFunction(NamedTuple):

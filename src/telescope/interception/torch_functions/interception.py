@@ -37,9 +37,10 @@ from .definition import FunctionReader, is_padding
 from .patches import owned, owners, patched, state
 from .reach import FoundModules, describe_by_hand, find_attending, find_beside, seen_attending
 
+WAYS_OUT = "call torch.nn.functional.scaled_dot_product_attention there, or ts.attend"
 FUNCTIONS = Route(
-    missing="called none of the attention functions that can be seen",
-    remedy="call torch.nn.functional.scaled_dot_product_attention there, or ts.attend",
+    missing="called no attention function outside of compiled code",
+    remedy=f"{WAYS_OUT}, without torch.compile",
 )
 ALONE = "attention"
 """The name of an attention that is a whole model."""
@@ -184,7 +185,12 @@ def intercept(module: nn.Module, make: Callable[[], FunctionCall], run: Callable
         # The very object that the function returned, unless an edit changed something.
         if found is context and not is_edited:
             return made.returned
-        return made.result(found)
+        try:
+            return made.result(found)
+        except UnreadableCallError as problem:
+            for one in active:
+                one.refuse(module, str(problem))
+            raise
     finally:
         state.inside = False
 
@@ -250,7 +256,7 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     if found.by_hand:
         raise ValueError(
             f"{kind}: {describe_by_hand([path or kind for path in found.by_hand])}; "
-            f"{FUNCTIONS.remedy}, which are recorded"
+            f"{WAYS_OUT}, which are recorded"
         )
     raise ValueError(
         f"{kind} holds no attention: no module calls scaled_dot_product_attention, flex_attention, "

@@ -14,12 +14,24 @@ from .calls import FunctionCall
 from .definition import FunctionReader
 
 
+class Weighing:
+    """A call of nn.MultiheadAttention that runs and returns its weights."""
+
+    def __init__(self, module: nn.Module, heads: int, dropout: float) -> None:
+        self.module = module
+        self.heads = heads
+        self.dropout = dropout
+        self.scored: tuple[Tensor, ...] | None = None
+        """The arguments of the product before the softmax: (queries · scale, keysᵀ), or a mask and
+        these; None until it was computed.
+        """
+        self.edited: Tensor | None = None
+        """The weights (batch, heads, query, key), if an edit changed them."""
+
+
 class WeighingCall(FunctionCall):
     """The part of nn.MultiheadAttention, with need_weights=True, that multiplies the weights by the
-    values: `torch.bmm(weights, values)`.
-
-    scored   the arguments of the product before it: (queries · scale, keysᵀ), or a mask and these
-    weighed  the weights and the values
+    values: `torch.bmm(weights, values)`, whose arguments are `weighed`.
     """
 
     function = "nn.MultiheadAttention"
@@ -27,19 +39,17 @@ class WeighingCall(FunctionCall):
     def __init__(
         self,
         original: Callable[..., Any],
-        module: nn.Module,
-        scored: tuple[Tensor, ...],
+        weighing: Weighing,
         weighed: tuple[Tensor, Tensor],
-        *,
-        heads: int,
-        dropout: float,
     ) -> None:
-        super().__init__(original, module)
-        *mask, queries, transposed = scored
+        super().__init__(original, weighing.module)
+        assert weighing.scored is not None
+        *mask, queries, transposed = weighing.scored
         self._passed = weighed
-        self._heads = heads
+        self._weighing = weighing
+        self._heads = weighing.heads
         self._mask = mask[0] if mask else None
-        self.dropout = dropout
+        self.dropout = weighing.dropout
         self._set_tensors(*map(self._by_heads, (queries, transposed.mT, weighed[1])))
 
     def _by_heads(self, part: Tensor) -> Tensor:
@@ -53,6 +63,11 @@ class WeighingCall(FunctionCall):
         self.returned = self.original(*self._passed)
         return self._by_heads(self.returned)
 
+    def run_described(self) -> Tensor:
+        assert self.described is not None
+        self._weighing.edited = self.described.weights()
+        return super().run_described()
+
     def result(self, context: Tensor) -> Tensor:
         return context.flatten(0, 1)
 
@@ -62,7 +77,7 @@ class WeighingCall(FunctionCall):
             return reader.definition(1.0, everyone)
         # One mask for all sequences and heads, or one for each.
         fold = self._by_heads if len(mask) == len(self._passed[0]) else lambda one: one[None]
-        found, bias = reader.mask_tensor(self.module, mask, fold)
+        found, bias = self._read_mask(reader, mask, fold)
         return reader.definition(1.0, found, bias)
 
 
@@ -130,5 +145,5 @@ class FastCall(FunctionCall):
             return padding_mask(~hidden.bool())
         seen = ~hidden.bool()
         fold = (lambda one: one[None, None]) if seen.ndim == 2 else (lambda one: one)
-        mask, _ = reader.mask_tensor(self.module, seen, fold)
+        mask, _ = self._read_mask(reader, seen, fold)
         return mask

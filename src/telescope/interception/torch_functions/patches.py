@@ -23,7 +23,7 @@ from ...engines import torch_modes
 from ..interceptor import lock
 from .calls import FunctionCall
 from .functions import FUNCTIONS, call_of
-from .multi_head import FastCall, WeighingCall
+from .multi_head import FastCall, Weighing, WeighingCall
 from .reach import Binding
 
 Intercept = Callable[[nn.Module, Callable[[], FunctionCall], Callable[[], Any]], Any]
@@ -39,23 +39,13 @@ class _State(local):
 
     inside = False
     """Whether a call is being run or handled, whose own calls are parts of it."""
-    weighing: "Weighing | None" = None
+    weighing: Weighing | None = None
     """The call of nn.MultiheadAttention that computes weights."""
     across: bool | None = None
     """Whether the running nn.MultiheadAttention reads another sequence; None outside of one."""
 
 
 state = _State()
-
-
-class Weighing:
-    """A call of nn.MultiheadAttention that runs, and the product of queries and keys in it."""
-
-    def __init__(self, module: nn.Module, heads: int, dropout: float) -> None:
-        self.module = module
-        self.heads = heads
-        self.dropout = dropout
-        self.scored: tuple[Tensor, ...] | None = None
 
 
 def caller(frame: FrameType | None) -> nn.Module | None:
@@ -112,15 +102,20 @@ def _multi_head(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = parameters.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
+        weighing = None
         if given["need_weights"]:
             dropout = given["dropout_p"] if given["training"] else 0.0
-            state.weighing = Weighing(module, given["num_heads"], dropout)
+            weighing = state.weighing = Weighing(module, given["num_heads"], dropout)
         state.across = not _are_one(given["query"], given["key"])
         try:
-            return original(*args, **kwargs)
+            output, weights = original(*args, **kwargs)
         finally:
             state.weighing = None
             state.across = None
+        if weighing is not None and weighing.edited is not None:
+            edited = weighing.edited.mean(1) if given["average_attn_weights"] else weighing.edited
+            weights = edited.reshape(weights.shape)  # unbatched, without the first axis
+        return output, weights
 
     return call
 
@@ -149,17 +144,9 @@ def _product(original: Callable[..., Any]) -> Callable[..., Any]:
             weighing.scored = args
             return original(*args, **kwargs)
         state.weighing = None
-        scored = weighing.scored
         return _intercept[0](
             weighing.module,
-            lambda: WeighingCall(
-                original,
-                weighing.module,
-                scored,
-                (args[0], args[1]),
-                heads=weighing.heads,
-                dropout=weighing.dropout,
-            ),
+            lambda: WeighingCall(original, weighing, (args[0], args[1])),
             lambda: original(*args, **kwargs),
         )
 
@@ -229,10 +216,10 @@ _PARTS = (
 class Place:
     """A place where a function was replaced, and how many blocks need that."""
 
-    def __init__(self, namespace: dict[str, Any], name: str, own: Any) -> None:
-        self.namespace = namespace
-        self.name = name
-        self.original = namespace[name]
+    def __init__(self, binding: Binding, own: Any) -> None:
+        self.namespace = binding.namespace
+        self.name = binding.name
+        self.original = self.namespace[self.name]
         self.own = own
         self.count = 0
 
@@ -240,19 +227,17 @@ class Place:
 _places: dict[tuple[int, str], Place] = {}
 
 
-def _wanted(
-    bindings: Sequence[Binding],
-) -> Iterator[tuple[dict[str, Any], str, Callable[..., Any]]]:
-    """Yield every place, its name and what makes the replacement."""
+def _wanted(bindings: Sequence[Binding]) -> Iterator[tuple[Binding, Callable[..., Any]]]:
+    """Yield every place and what makes the replacement."""
     for one in FUNCTIONS:
         module = sys.modules.get(one.module)
         # A name that a lazy library has not imported yet is nobody's.
         if module is not None and one.name in vars(module):
-            yield vars(module), one.name, replacement
+            yield Binding(vars(module), one.name), replacement
     for library, name, make in _PARTS:
-        yield vars(library), name, make
-    for namespace, name in bindings:
-        yield namespace, name, replacement
+        yield Binding(vars(library), name), make
+    for binding in bindings:
+        yield binding, replacement
 
 
 @contextmanager
@@ -261,12 +246,13 @@ def patched(bindings: Sequence[Binding], intercept: Intercept) -> Iterator[None]
     _intercept[:] = [intercept]
     taken = []
     with lock:
-        for namespace, name, make in _wanted(bindings):
-            key = (id(namespace), name)
+        for binding, make in _wanted(bindings):
+            key = binding.key
             place = _places.get(key)
             if place is None:
-                place = _places[key] = Place(namespace, name, make(namespace[name]))
-                namespace[name] = place.own
+                own = make(binding.namespace[binding.name])
+                place = _places[key] = Place(binding, own)
+                binding.namespace[binding.name] = own
             if key not in taken:
                 place.count += 1
                 taken.append(key)

@@ -7,7 +7,7 @@ function in a table is not understood: its modules are found when they run.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import getattr_static, unwrap
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -36,11 +36,34 @@ OWN = __name__.partition(".")[0]
 DEEPEST = 12  # calls of functions by functions
 
 
+class Variable:
+    """A variable of a function around others, as a namespace of one name."""
+
+    def __init__(self, cell: CellType) -> None:
+        self.cell = cell
+
+    def __getitem__(self, name: str) -> Any:
+        return self.cell.cell_contents
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.cell.cell_contents = value
+
+    def get(self, name: str) -> Any:
+        """Return what the variable holds."""
+        return self.cell.cell_contents
+
+
 class Binding(NamedTuple):
     """A name of a user's own for an attention function."""
 
-    namespace: dict[str, Any]
+    namespace: dict[str, Any] | Variable
     name: str
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What is equal for two that are one."""
+        held = self.namespace.cell if isinstance(self.namespace, Variable) else self.namespace
+        return id(held), self.name
 
 
 class Reach:
@@ -112,7 +135,9 @@ class Reach:
                 value = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            self.attends |= is_attention_function(value)
+            if is_attention_function(value):
+                self.attends = True
+                self.bindings.append(Binding(Variable(cell), ""))
             self._look_at(value, owner, depth + 1)
 
 
