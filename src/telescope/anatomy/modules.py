@@ -19,6 +19,9 @@ class Modules(dict[str, nn.Module]):
     modules and few classes, so a question about classes is asked of each class once.
     """
 
+    compiled: frozenset[str] = frozenset()
+    """The paths of modules that torch.compile returned."""
+
     @classmethod
     def of(cls, model: nn.Module) -> "Modules":
         """Return dict(model.named_modules()) in half the time.
@@ -27,10 +30,12 @@ class Modules(dict[str, nn.Module]):
         """
         found = cls()
         seen = set[nn.Module]()
+        compiled = set[str]()
 
         def visit(path: str, module: nn.Module) -> None:
             children = module._modules
             if COMPILED in children:
+                compiled.add(path)
                 module = module.get_submodule(COMPILED)
                 children = module._modules
             # A shared module has the first of its paths, as named_modules() has it.
@@ -45,6 +50,7 @@ class Modules(dict[str, nn.Module]):
                         visit(prefix + name, child)
 
         visit("", model)
+        found.compiled = frozenset(compiled)
         return found
 
     @cached_property

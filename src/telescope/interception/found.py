@@ -1,6 +1,6 @@
 """Find the attentions of a model, and how their calls are intercepted."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from ..layers import Attend
 from ..recording import unwatched_attentions
 from . import huggingface, telescope_models, torch_functions
 from .interceptor import Handler
+from .torch_functions import ALONE
 
 
 class FoundAttentions(NamedTuple):
@@ -64,9 +65,11 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
     # of torch, and all others by the functions that they call.
     if huggingface.owns(modules):
         backend: ModuleType = huggingface
+    elif modules.instances(Attend):
+        backend = telescope_models
+        check_not_compiled(modules, verb)
     else:
-        check_not_compiled(model, modules, verb)
-        backend = telescope_models if modules.instances(Attend) else torch_functions
+        backend = torch_functions
     attentions: dict[str, nn.Module] = {}
     problem: ValueError | None = None
     try:
@@ -78,12 +81,13 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
         others = torch_functions.attentions_beside(modules, attentions)
     # A model of transformers may have nothing but attentions that call torch's functions.
     if problem is not None and others:
-        check_not_compiled(model, modules, verb)
         backend = torch_functions
         attentions = others
         others = {}
     elif problem is not None:
         raise problem
+    if backend is torch_functions:
+        check_not_compiled(modules, verb, around=attentions)
     if others:
         together = attentions | others
         attentions = dict(sorted(together.items(), key=lambda one: modules.numbers[id(one[1])]))
@@ -91,15 +95,20 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
         modules,
         backend,
         attentions,
-        unwatched_attentions(modules, attentions.values()),
+        tuple(path or ALONE for path in unwatched_attentions(modules, attentions.values())),
         frozenset(others),
     )
 
 
-def check_not_compiled(model: nn.Module, modules: Mapping[str, nn.Module], verb: str) -> None:
-    """Raise a ValueError that names the first compiled module."""
-    for path, module in {**modules, "": model}.items():
-        if _is_compiled(module):
+def check_not_compiled(
+    modules: Modules, verb: str, around: Mapping[str, nn.Module] | None = None
+) -> None:
+    """Raise a ValueError that names the first compiled module; the first that has to do with one of
+    the attentions, if these are given.
+    """
+    for path, module in modules.items():
+        is_compiled = path in modules.compiled or _is_compiled(module)
+        if is_compiled and (around is None or _meet(path, around)):
             what = f'its part "{path}"' if path else type(module).__name__
             raise ValueError(
                 f"{what} is compiled, and compiled code runs past every hook; {verb} the model as "
@@ -109,14 +118,18 @@ def check_not_compiled(model: nn.Module, modules: Mapping[str, nn.Module], verb:
             )
 
 
+def _meet(path: str, attentions: Iterable[str]) -> bool:
+    """Return whether a module contains one of these attentions, is one, or is inside of one."""
+    if path == "" or ALONE in attentions:
+        return True
+    return any(f"{one}.".startswith(f"{path}.") or path.startswith(f"{one}.") for one in attentions)
+
+
 def _is_compiled(module: nn.Module) -> bool:
-    """Return whether a module is compiled: torch.compile(module), module.compile() or
-    torch.compile(module.forward).
+    """Return whether a module is compiled by module.compile() or torch.compile(module.forward).
 
     Of functions, only those that torch.compile returns have `get_compiler_config`, so torch._dynamo
     is not imported.
     """
-    # torch.compile(module) wraps the module, and module.compile() replaces its call.
-    is_wrapped = "_orig_mod" in module._modules
     is_compiled_in_place = module._compiled_call_impl is not None
-    return is_wrapped or is_compiled_in_place or hasattr(module.forward, "get_compiler_config")
+    return is_compiled_in_place or hasattr(module.forward, "get_compiler_config")

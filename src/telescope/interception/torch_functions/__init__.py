@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from .interception import attentions, attentions_beside, intercepting
+from .interception import ALONE, attentions, attentions_beside, intercepting
 
-__all__ = ["attentions", "attentions_beside", "intercepting", "may_attend_across"]
+__all__ = ["ALONE", "attentions", "attentions_beside", "intercepting", "may_attend_across"]
 
 
 def may_attend_across(attentions: Iterable[nn.Module]) -> bool:

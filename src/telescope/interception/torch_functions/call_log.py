@@ -4,7 +4,7 @@ A call is kept by references to its tensors. It waits until the next pass begins
 its block only if nothing but the log holds the tensors: then nobody can write to them.
 """
 
-from collections.abc import Iterator
+from sys import getrefcount
 from typing import Any
 from weakref import proxy
 
@@ -16,6 +16,8 @@ from ..text import version_of
 from ..waiting import WAITING_BYTES, bytes_that_may_wait
 from .calls import FunctionCall
 
+OWN_REFERENCES = 2  # of a tensor in a dictionary: that, and the argument of getrefcount
+
 
 class WaitingCall:
     """A call that waits, and its number in its pass."""
@@ -24,6 +26,10 @@ class WaitingCall:
         self.made = made
         self.number = number
         self.versions = tuple(map(version_of, made.tensors))
+
+    def was_written(self) -> bool:
+        """Return whether somebody has written to queries, keys or values since the call ran."""
+        return tuple(map(version_of, self.made.tensors)) != self.versions
 
 
 class CallLog:
@@ -51,7 +57,9 @@ class CallLog:
         recording = self.recording
         if not self._is_open or recording is None or recording.on_call is not None:
             return False
-        return not any(one.requires_grad and torch.is_grad_enabled() for one in made.tensors)
+        # Tensors of inference mode do not tell that somebody has written to them.
+        learns = torch.is_grad_enabled()
+        return not any(one.is_inference() or (learns and one.requires_grad) for one in made.tensors)
 
     def run(self, made: FunctionCall) -> Any:
         """Run a call and let it wait; return what its function returns."""
@@ -82,31 +90,31 @@ class CallLog:
             self._limit = max(self._limit, bytes_that_may_wait(queries))
         return self._bytes <= self._limit
 
+    def end_pass(self) -> None:
+        """Record the calls of a pass that has ended, if somebody may write to what they hold."""
+        if self._calls and not self.keep():
+            self.flush()
+
     def keep(self) -> bool:
-        """Return whether the calls may wait although the block ends: nobody else holds what they
+        """Return whether the calls may wait although the pass ends: nobody else holds what they
         hold.
         """
         if self.recording is None or not isinstance(self.recording.options.store, Device):
             return False
+        if not all(call.made.is_fixed and not call.was_written() for call in self._calls):
+            return False
         # Held here, so that no two of them have one identity.
-        tensors = [*self._tensors()]
+        tensors = [one for call in self._calls for one in call.made.tensors]
+        bases = {id(base): base for one in tensors if (base := one._base) is not None}
         held: dict[int, set[int]] = {}
-        for one in tensors:
+        for one in (*tensors, *bases.values()):
             held.setdefault(one.untyped_storage()._cdata, set()).add(id(one))
         # A storage counts its tensors, and the object that stands for it in Python.
-        counts = ((torch._C._storage_Use_Count(key), own) for key, own in held.items())
-        return all(count <= len(own) + 1 for count, own in counts)
-
-    def _tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors of all calls, and those that they are views of."""
-        for call in self._calls:
-            made = call.made
-            known = made.known
-            described = () if known is None else (known.queries, known.keys, known.values)
-            for one in (*made.tensors, *described):
-                yield one
-                if one._base is not None:
-                    yield one._base
+        for key, own in held.items():
+            if torch._C._storage_Use_Count(key) > len(own) + 1:
+                return False
+        # Tensors that ours are views of: nobody refers to them but this function.
+        return all(getrefcount(bases[key]) <= OWN_REFERENCES for key in bases)
 
     def flush(self) -> None:
         """Record the calls that wait."""
@@ -122,7 +130,7 @@ class CallLog:
         made = call.made
         interceptor = self.interceptor
         key = id(made.module)
-        if tuple(map(version_of, made.tensors)) != call.versions:
+        if call.was_written():
             raise RuntimeError(
                 f'queries, keys or values of "{interceptor.names[key]}" were written to after the '
                 'attention had run, before they were recorded; keep="steps" copies them while the '

@@ -40,6 +40,8 @@ class FunctionCall(ModelCall):
     """What the function returned, once it has run."""
     known: AttentionCall | None = None
     """What the call computes, once that was read."""
+    is_fixed: ClassVar[bool] = True
+    """Whether what was read of the call holds nothing that others may change."""
 
     def __init__(self, original: Callable[..., Any], module: nn.Module) -> None:
         self.original = original
@@ -98,6 +100,11 @@ class FunctionCall(ModelCall):
         """Let go of everything but queries, keys, values and what was read of the call."""
         for name in vars(self).keys() - KEPT:
             delattr(self, name)
+        # Tensors of our own in the place of those that others may hold, too.
+        queries, keys, values = (one.detach() for one in self.tensors)
+        self.tensors = (queries, keys, values)
+        if self.known is not None:
+            self.known = self.known._replace(queries=queries, keys=keys, values=values)
 
     def read(self, interceptor: Interceptor) -> AttentionCall:
         if self.known is None:
@@ -207,6 +214,7 @@ class FlexCall(FunctionCall):
     """A call of torch.nn.attention.flex_attention.flex_attention, maybe compiled."""
 
     function = "flex_attention"
+    is_fixed = False  # functions of the user may read tensors
 
     def __init__(
         self,
@@ -268,6 +276,7 @@ class TelescopeCall(FunctionCall):
     """A call of ts.attend."""
 
     function = "ts.attend"
+    is_fixed = False  # so may a definition of the user
 
     def __init__(
         self,

@@ -101,6 +101,8 @@ class FunctionInterceptor(ReadingInterceptor):
         """After the model or a part of it ran, also with an exception."""
         if self.is_active():
             self._depth = max(0, self._depth - 1)
+            if self._depth == 0 and self.log is not None:
+                self.log.end_pass()
 
     # ---------------------------------------------------------------------------------------- calls
 

@@ -113,8 +113,9 @@ class Reach:
         variables = function.__globals__
         self.attends |= not names.isdisjoint(NAMES)
         self.weighs |= "softmax" in names
+        cells = [cell for cell in function.__closure__ or () if _is_assigned(cell)]
         # A name of the file, of another file that it names, or of the object itself.
-        named = [variables.get(name) for name in names]
+        named = [variables.get(name) for name in names] + [cell.cell_contents for cell in cells]
         files = [one for one in named if isinstance(one, ModuleType)]
         self.attends |= "attend" in names and any(one.__name__ == OWN for one in files)
         namespaces = [variables, getattr(owner, "__dict__", {})]
@@ -129,16 +130,23 @@ class Reach:
                     self.bindings.append(Binding(namespace, name))
                 else:
                     self._look_at(value, owner, depth + 1)
-            self._look_at(getattr_static(kind, name, None), owner, depth + 1)
-        for cell in function.__closure__ or ():
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
+            # Also what a method replaces: it may call it by super().
+            for base in kind.__mro__:
+                self._look_at(vars(base).get(name), owner, depth + 1)
+        for cell in cells:
+            value = cell.cell_contents
             if is_attention_function(value):
                 self.attends = True
                 self.bindings.append(Binding(Variable(cell), ""))
             self._look_at(value, owner, depth + 1)
+
+
+def _is_assigned(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def _names_of(code: CodeType) -> Iterator[str]:
