@@ -25,6 +25,7 @@ from ..traces import render_text
 from ..words import hint
 from .edit import editing
 from .edits import Edit, Needs
+from .session import SequencesHiddenError
 
 TOKENS = 8192  # of the inputs of one batch, at most, unless one edit takes more
 MAX_EDITS = 32  # of one batch
@@ -157,7 +158,9 @@ def effect(
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     call = ModelInputs.of(model, inputs, tokenizer)
     listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in edits]
-    run = Runs(model, call, tokenizer, _measure(measure, call, tokens, labels))
+    run = Runs(
+        model, call, tokenizer, _measure(measure, call, tokens, labels), isinstance(measure, str)
+    )
     rows: list[dict[str, float]] = [run.plain()]  # the first row: the model as it is
     batches = _batches(listed, call)
     show = sys.stderr.isatty() if progress is None else progress
@@ -248,7 +251,7 @@ class ModelInputs:
         """Whether the inputs are tensors, all of one batch size, or plain settings."""
         return all(
             isinstance(one, int | float | str)
-            or (isinstance(one, Tensor) and len(one) == self.batch)
+            or (isinstance(one, Tensor) and (not one.ndim or len(one) == self.batch))
             for one in self._tensors
         )
 
@@ -264,7 +267,7 @@ class ModelInputs:
         """Return the arguments, each tensor as often as `times` says, one batch after the other."""
 
         def repeat(one: Any) -> Any:
-            if not isinstance(one, Tensor) or times == 1:
+            if not isinstance(one, Tensor) or not one.ndim or times == 1:
                 return one  # a setting, or a tensor of which one copy is enough
             return one.repeat(times, *[1] * (one.ndim - 1))
 
@@ -296,6 +299,10 @@ class Runs:
     call: ModelInputs
     tokenizer: Any
     measure: Callable[..., dict[str, float]]
+    reads_logits: bool = False
+    """Whether `measure` reads nothing but the logits."""
+    can_divide: bool = True
+    """Whether the model's output can be divided into those of several edits, as far as is known."""
     reference: Any = None
     real: Tensor | None = None
     """At which positions a prediction counts; None if at all."""
@@ -315,7 +322,17 @@ class Runs:
 
     @torch.no_grad()
     def edited(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
-        """Run the model once for several edits, each on its own copy of the inputs."""
+        """Run the model once for several edits, each on its own copy of the inputs; once for each
+        where that cannot be divided.
+        """
+        if self.can_divide or len(batch) == 1:
+            try:
+                return self._run(batch)
+            except (SequencesHiddenError, IndivisibleError):
+                self.can_divide = False
+        return [row for several in batch for row in self._run([several])]
+
+    def _run(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
         size = self.call.batch  # sequences of one copy of the inputs
         count = len(batch)
         args, kwargs = self.call.repeated(count)
@@ -323,9 +340,15 @@ class Runs:
         own = [range(i * size, (i + 1) * size) for i, several in enumerate(batch) for _ in several]
         with editing(self.model, edits, self.tokenizer, own if count > 1 else None) as session:
             output = self.model(*args, **kwargs)
-        self.idle += session.idle_edits()
+        logits = _find_logits(output) if self.reads_logits else None
+        output = output if logits is None else logits
         parts = [_part(output, i * size, size, count * size) for i in range(count)]
+        self.idle += session.idle_edits()
         return [self.measure(part, self.reference, self.real) for part in parts]
+
+
+class IndivisibleError(Exception):
+    """A model's output holds a number of all sequences together, such as a mean loss."""
 
 
 def _part(output: Any, start: int, size: int, whole: int) -> Any:
@@ -333,7 +356,11 @@ def _part(output: Any, start: int, size: int, whole: int) -> Any:
     if size == whole:
         return output  # of the only edit that ran
     if isinstance(output, Tensor):
-        return output[start : start + size] if output.ndim and len(output) == whole else output
+        if output.ndim and len(output) == whole:
+            return output[start : start + size]
+        if output.is_floating_point():
+            raise IndivisibleError
+        return output
     if isinstance(output, Mapping):
         parts = {name: _part(value, start, size, whole) for name, value in output.items()}
         kind: Any = type(output)  # transformers' ModelOutput takes fields, a dict a mapping

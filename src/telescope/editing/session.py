@@ -33,6 +33,12 @@ from .prompts import Place, PromptTracker
 MAX_CACHED = 64  # edited definitions, which layers and steps share
 
 
+class SequencesHiddenError(Exception):
+    """The sequences of the model's inputs are not the rows of an attention's batch, as where it
+    attends within the windows of an image.
+    """
+
+
 class CallEdits(NamedTuple):
     """The edits of the calls of one attention."""
 
@@ -85,6 +91,9 @@ class EditSession(Block, Handler):
     ) -> None:
         super().__init__(tokenizer)
         self.thread = get_ident()
+        own = [one for one in sequences or () if one is not None]
+        self.batch = max((one.stop for one in own), default=None)
+        """The number of sequences, where edits concern some of them alone."""
         self.edits = tuple(edits)
         self.modules = found.modules
         self.model = found.modules[""]
@@ -294,6 +303,7 @@ class EditSession(Block, Handler):
 
         A call that has the weights of the call before, and other values, has a `value_set` above 0.
         """
+        self._check_batch(len(call.queries))
         edits = self.edits_of_call(name, call.queries.shape[1])
         # A further set of values stands at the place of the first.
         place = self.places.get(name) if value_set else self.find_place(name, call)
@@ -356,10 +366,18 @@ class EditSession(Block, Handler):
 
         `call` may be left out where `needs_context_only` holds for the edits.
         """
+        self._check_batch(len(context))
         for one in self.edits_of_call(name, context.shape[1]).context:
             at = EditedCall(name, one, self, call, self.places.get(name), value_set)
             context = one.edit.change_context(at, context)
         return context
+
+    def _check_batch(self, batch: int) -> None:
+        """Raise a SequencesHiddenError where edits concern some sequences of a call alone, and the
+        batch of the call is not made of the sequences.
+        """
+        if self.batch is not None and batch != self.batch:
+            raise SequencesHiddenError
 
     def idle_edits(self) -> list[Edit]:
         """Return the edits that changed nothing, since none of their attentions was called."""
