@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,49 +27,11 @@ from ..interception import (
 )
 from ..recording import AttentionCall, head_numbers
 from . import compiled_edits
+from .call_edits import CallEdits, SequencesHiddenError, needs_of
 from .edits import Block, Edit, EditedCall, LayerEdit, Needs, Part, Redefinition, split_pass
 from .prompts import Place, PromptTracker
 
 MAX_CACHED = 64  # edited definitions, which layers and steps share
-
-
-class SequencesHiddenError(Exception):
-    """The sequences of the model's inputs are not the rows of an attention's batch, as where it
-    attends within the windows of an image.
-    """
-
-
-class CallEdits(NamedTuple):
-    """The edits of the calls of one attention."""
-
-    every: Sequence[LayerEdit]
-    """As they were listed."""
-    needs: Needs
-    definition: list[LayerEdit]
-    """Those that change the definition, in the order they apply; so for the other parts."""
-    tensors: list[LayerEdit]
-    context: list[LayerEdit]
-
-    @classmethod
-    def of(cls, edits: Sequence[LayerEdit]) -> "CallEdits":
-        """Sort the edits of an attention."""
-        # The sort is stable: edits of one rank stay as they were listed.
-        ordered = sorted(edits, key=lambda one: one.edit.rank)
-        # The order of `Part` is that of the last three fields.
-        parts = [[one for one in ordered if one.edit.changes is part] for part in Part]
-        return cls(edits, _needs_of(edits), *parts)
-
-    @property
-    def needs_context_only(self) -> bool:
-        """Whether the call may run as the model made it, without being described."""
-        return not self.definition and not self.tensors and Needs.PLACE not in self.needs
-
-
-def _needs_of(edits: Sequence[LayerEdit]) -> Needs:
-    needs = Needs.NOTHING
-    for one in edits:
-        needs |= one.edit.needs
-    return needs
 
 
 class EditSession(Block, Handler):
@@ -105,7 +67,7 @@ class EditSession(Block, Handler):
             for edit, own in zip(edits, sequences or [None] * len(edits), strict=True)
         ]
         # Collect what the edits need to know, so that no more than that is followed.
-        self.needs = _needs_of([one for one, _ in self.selected])
+        self.needs = needs_of([one for one, _ in self.selected])
         self.follows_all = Needs.POSITIONS in self.needs
         """Whether every attention is followed, edited or not."""
         # Token ids are looked at only for edits that have to find their place in a text.
