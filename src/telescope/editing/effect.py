@@ -23,16 +23,17 @@ from ..files import frame
 from ..recording import list_names
 from ..traces import render_text
 from ..words import hint
+from .call_edits import SequencesHiddenError
 from .edit import editing
 from .edits import Edit, Needs
-from .inputs import ModelInputs
-from .session import RowsError
+from .model_inputs import ModelInputs
 
 TOKENS = 8192  # of the inputs of one batch, at most, unless one edit takes more
 MAX_EDITS = 32  # of one batch
 # Tokens beyond which edits run one at a time: masks that differ by sequence are slower than one.
 LONG = 2048
 MEASURES = ("logits", "loss")  # measures by name; others are functions of the model's output
+
 Measure = Callable[[Any], float | Mapping[str, float]]
 """From the output of the model, edited, to a number or several by name."""
 
@@ -154,7 +155,9 @@ def effect(
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     call = ModelInputs.of(model, inputs, tokenizer)
     listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in edits]
-    run = Runs(model, call, tokenizer, _measure(measure, call, tokens, labels))
+    run = Runs(
+        model, call, tokenizer, _measure(measure, call, tokens, labels), isinstance(measure, str)
+    )
     rows: list[dict[str, float]] = [run.plain()]  # the first row: the model as it is
     batches = _batches(listed, call)
     show = sys.stderr.isatty() if progress is None else progress
@@ -200,13 +203,15 @@ class Runs:
     call: ModelInputs
     tokenizer: Any
     measure: Callable[..., dict[str, float]]
+    reads_logits: bool = False
+    """Whether `measure` reads nothing but the logits."""
+    can_divide: bool = True
+    """Whether the model's output can be divided into those of several edits, as far as is known."""
     reference: Any = None
     real: Tensor | None = None
     """At which positions a prediction counts; None if at all."""
     idle: list[Edit] = field(default_factory=list)
     """The edits whose attentions were not called."""
-    has_other_rows: bool = False
-    """Whether the rows of some attention are not the sequences of the inputs."""
 
     @torch.no_grad()
     def plain(self) -> dict[str, float]:
@@ -220,17 +225,17 @@ class Runs:
         return self.measure(self.reference, self.reference, self.real)
 
     def edited(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
-        """Run the model with several edits, at once if that is possible."""
-        if not self.has_other_rows or len(batch) == 1:
+        """Run the model once for several edits, each on its own copy of the inputs; once for each
+        where that cannot be divided.
+        """
+        if self.can_divide or len(batch) == 1:
             try:
-                return self._together(batch)
-            except RowsError:
-                self.has_other_rows = True
-        return [row for several in batch for row in self._together([several])]
+                return self._run(batch)
+            except (SequencesHiddenError, IndivisibleError):
+                self.can_divide = False
+        return [row for several in batch for row in self._run([several])]
 
-    @torch.no_grad()
-    def _together(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
-        """Run the model once for several edits, each on its own copy of the inputs."""
+    def _run(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
         size = self.call.batch  # sequences of one copy of the inputs
         count = len(batch)
         args, kwargs = self.call.repeated(count)
@@ -238,9 +243,15 @@ class Runs:
         own = [range(i * size, (i + 1) * size) for i, several in enumerate(batch) for _ in several]
         with editing(self.model, edits, self.tokenizer, own if count > 1 else None) as session:
             output = self.model(*args, **kwargs)
-        self.idle += session.idle_edits()
+        logits = _find_logits(output) if self.reads_logits else None
+        output = output if logits is None else logits
         parts = [_part(output, i * size, size, count * size) for i in range(count)]
+        self.idle += session.idle_edits()
         return [self.measure(part, self.reference, self.real) for part in parts]
+
+
+class IndivisibleError(Exception):
+    """A model's output holds a number of all sequences together, such as a mean loss."""
 
 
 def _part(output: Any, start: int, size: int, whole: int) -> Any:
@@ -248,7 +259,11 @@ def _part(output: Any, start: int, size: int, whole: int) -> Any:
     if size == whole:
         return output  # of the only edit that ran
     if isinstance(output, Tensor):
-        return output[start : start + size] if output.ndim and len(output) == whole else output
+        if output.ndim and len(output) == whole:
+            return output[start : start + size]
+        if output.is_floating_point():
+            raise IndivisibleError
+        return output
     if isinstance(output, Mapping):
         parts = {name: _part(value, start, size, whole) for name, value in output.items()}
         kind: Any = type(output)  # transformers' ModelOutput takes fields, a dict a mapping

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,50 +25,12 @@ from ..interception import (
 )
 from ..recording import AttentionCall
 from . import compiled_edits
+from .call_edits import CallEdits, SequencesHiddenError, needs_of
 from .edits import Block, Edit, EditedCall, LayerEdit, Needs, Part, Redefinition, split_pass
 from .prompts import Place, PromptTracker
 from .selection import check_edits, check_heads, local_edit, select_passes
 
 MAX_CACHED = 64  # edited definitions, which layers and steps share
-
-
-class CallEdits(NamedTuple):
-    """The edits of the calls of one attention."""
-
-    every: Sequence[LayerEdit]
-    """As they were listed."""
-    needs: Needs
-    definition: list[LayerEdit]
-    """Those that change the definition, in the order they apply; so for the other parts."""
-    tensors: list[LayerEdit]
-    context: list[LayerEdit]
-
-    @classmethod
-    def of(cls, edits: Sequence[LayerEdit]) -> "CallEdits":
-        """Sort the edits of an attention."""
-        # The sort is stable: edits of one rank stay as they were listed.
-        ordered = sorted(edits, key=lambda one: one.edit.rank)
-        # The order of `Part` is that of the last three fields.
-        parts = [[one for one in ordered if one.edit.changes is part] for part in Part]
-        return cls(edits, _needs_of(edits), *parts)
-
-    @property
-    def needs_context_only(self) -> bool:
-        """Whether the call may run as the model made it, without being described."""
-        return not self.definition and not self.tensors and Needs.PLACE not in self.needs
-
-
-def _needs_of(edits: Sequence[LayerEdit]) -> Needs:
-    needs = Needs.NOTHING
-    for one in edits:
-        needs |= one.edit.needs
-    return needs
-
-
-class RowsError(Exception):
-    """The rows of an attention are not the sequences of the batch: windows of a picture, say. Which
-    of them belong to an edit of some sequences is not known.
-    """
 
 
 class EditSession(Block, Handler):
@@ -90,6 +52,9 @@ class EditSession(Block, Handler):
     ) -> None:
         super().__init__(tokenizer)
         self.thread = get_ident()
+        own = [one for one in sequences or () if one is not None]
+        self.batch = max((one.stop for one in own), default=None)
+        """The number of sequences, where edits concern some of them alone."""
         self.edits = tuple(edits)
         self.modules = found.modules
         self.model = found.modules[""]
@@ -100,11 +65,8 @@ class EditSession(Block, Handler):
             (LayerEdit(edit, own), select_passes(edit, found))
             for edit, own in zip(edits, sequences or [None] * len(edits), strict=True)
         ]
-        own = [one for one in sequences or () if one is not None]
-        self.rows = max((one.stop for one in own), default=None)
-        """How many sequences the batch has; None if every edit concerns all of them."""
         # Collect what the edits need to know, so that no more than that is followed.
-        self.needs = _needs_of([one for one, _ in self.selected])
+        self.needs = needs_of([one for one, _ in self.selected])
         self.follows_all = Needs.POSITIONS in self.needs
         """Whether every attention is followed, edited or not."""
         # Token ids are looked at only for edits that have to find their place in a text.
@@ -223,8 +185,6 @@ class EditSession(Block, Handler):
         # Nothing is edited, and no edit needs to know of the call.
         if not edits.every and not self.follows_all:
             return
-        if edits.every and self.rows is not None and len(call.made.tensors[0]) != self.rows:
-            raise RowsError
         # All handlers share the call, so that a recording can list its edits.
         call.made.edits += tuple(one.edit for one in edits.every)
         # The model's own attention may run: only the output will change.
@@ -302,6 +262,7 @@ class EditSession(Block, Handler):
 
         A call that has the weights of the call before, and other values, has a `value_set` above 0.
         """
+        self._check_batch(len(call.queries))
         edits = self.edits_of_call(name, call.queries.shape[1])
         # A further set of values stands at the place of the first.
         place = self.places.get(name) if value_set else self.find_place(name, call)
@@ -364,10 +325,18 @@ class EditSession(Block, Handler):
 
         `call` may be left out where `needs_context_only` holds for the edits.
         """
+        self._check_batch(len(context))
         for one in self.edits_of_call(name, context.shape[1]).context:
             at = EditedCall(name, one, self, call, self.places.get(name), value_set)
             context = one.edit.change_context(at, context)
         return context
+
+    def _check_batch(self, batch: int) -> None:
+        """Raise a SequencesHiddenError where edits concern some sequences of a call alone, and the
+        batch of the call is not made of the sequences.
+        """
+        if self.batch is not None and batch != self.batch:
+            raise SequencesHiddenError
 
     def idle_edits(self) -> list[Edit]:
         """Return the edits that changed nothing, since none of their attentions was called."""

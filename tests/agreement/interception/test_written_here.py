@@ -168,3 +168,34 @@ def test_equal_queries_and_keys_are_one_sequence():
 @pytest.mark.parametrize("kind", ["plain", "causal"])
 def test_torchs_own_transformer_is_edited(kind):
     assert_edited(translator(), INPUTS[kind])
+
+
+class Loss(nn.Module):
+    """A model that returns its mean loss, a single number for the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = GPT()
+
+    def forward(self, ids):
+        return functional.cross_entropy(self.net(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def test_the_effects_on_a_single_number_are_those_of_each_edit():
+    assert_edited(numbered(Loss()), (IDS,))
+
+
+class Windows(nn.Module):
+    """Attention within windows of an image, which are rows of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = CausalSelfAttention(False)
+
+    def forward(self, x):
+        batch = len(x)
+        return self.attn(x.unflatten(1, (4, 3)).flatten(0, 1)).unflatten(0, (batch, 4)).flatten(1, 2)
+
+
+def test_the_effects_of_edits_within_windows_are_those_of_each_edit():
+    assert_edited(numbered(Windows()), (torch.randn(2, 12, WIDTH, generator=torch.Generator().manual_seed(4)),))

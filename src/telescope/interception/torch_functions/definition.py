@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...attention import (
     Attention,
     Bias,
+    FromAdditive,
     Keep,
     Left,
     Lengths,
@@ -46,7 +47,8 @@ class FunctionReader:
         if "cross" in name.lower():
             return True
         if queries > 1 or queries == keys:
-            self._across[name] = is_plain and queries != keys
+            # Of one sequence, there are at least as many keys as queries.
+            self._across[name] = queries > keys or (is_plain and queries != keys)
         return self._across.get(name, False)
 
     def mask_tensor(
@@ -117,10 +119,14 @@ def _read(given: Tensor, batch: int) -> tuple[Mask, Bias | None]:
     return mask, bias
 
 
-def is_padding(attention: Attention) -> bool:
-    """Return whether a definition hides keys from all queries alike, and nothing else."""
-    is_mask = isinstance(attention.mask, Keep | Left | Lengths)
-    return is_mask and attention.bias is None
+def is_alike_for_queries(attention: Attention) -> bool:
+    """Return whether a definition treats all queries alike: it hides keys, or adds to their scores,
+    from every query.
+    """
+    is_mask = attention.mask == everyone or isinstance(attention.mask, Keep | Left | Lengths)
+    return is_mask and all(
+        isinstance(bias, FromAdditive) and bias.tensor.shape[-2] == 1 for bias in attention.biases
+    )
 
 
 def causal_of_arguments(queries: int, keys: int) -> Mask:

@@ -33,7 +33,7 @@ from ..proof import OutputChecks
 from .axes import UnreadableCallError
 from .call_log import CallLog
 from .calls import FunctionCall, ReadingInterceptor
-from .definition import FunctionReader, is_padding
+from .definition import FunctionReader, is_alike_for_queries
 from .patches import owned, owners, patched, state
 from .reach import FoundModules, describe_by_hand, find_attending, find_beside, seen_attending
 
@@ -220,8 +220,8 @@ def _read(
         # An edit computes with the definition, and may learn by it.
         with nullcontext() if edits else torch_modes.recording_mode(made.tensors[0].device):
             call = made.read(first)
-        # What hides the same keys from every query is padding of another sequence, and no order.
-        if state.across is None and not made.is_plain and is_padding(call.attention):
+        # What hides the same keys from every query tells no order: it may be another's padding.
+        if state.across is None and not made.is_plain and is_alike_for_queries(call.attention):
             made.across = first.reader.is_across(name, rows, columns, is_plain=True)
         if not call.fits(*call.size):
             raise UnreadableCallError(

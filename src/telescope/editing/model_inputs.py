@@ -1,4 +1,4 @@
-"""What a model is called with, as `ts.effect` repeats it."""
+"""`ModelInputs`: the arguments that a model is called with, repeated for many edits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class ModelInputs:
         """Whether the inputs are tensors, all of one batch size, or plain settings."""
         return all(
             isinstance(one, int | float | str)
-            or (isinstance(one, Tensor) and len(one) == self.batch)
+            or (isinstance(one, Tensor) and (not one.ndim or len(one) == self.batch))
             for one in self._tensors
         )
 
@@ -83,7 +83,7 @@ class ModelInputs:
         """Return the arguments, each tensor as often as `times` says, one batch after the other."""
 
         def repeat(one: Any) -> Any:
-            if not isinstance(one, Tensor) or times == 1:
+            if not isinstance(one, Tensor) or not one.ndim or times == 1:
                 return one  # a setting, or a tensor of which one copy is enough
             return one.repeat(times, *[1] * (one.ndim - 1))
 
