@@ -101,10 +101,11 @@ def _weights_within(
     of the queries and of the keys, counted from the first position.
     """
     rows = _rows_within(places, positions)
-    # Evicted keys get no weight from the queries of this call.
-    columns = range(
-        max(0, positions.start - places.evicted), max(0, positions.stop - places.evicted)
+    # Evicted keys get no weight from the queries of this call; later ones are not there yet.
+    start, stop = (
+        min(max(0, end - places.evicted), places.keys) for end in (positions.start, positions.stop)
     )
+    columns = range(start, stop)
     batch, heads = queries.shape[:2]
     if not rows or not columns:
         return

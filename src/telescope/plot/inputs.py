@@ -61,7 +61,7 @@ def matrices_of(
                 f"a tensor of shape {tuple(seen.shape)} is no matrix; (query, key) or (heads, "
                 "query, key) is"
             )
-        numbers = _with_batch_and_heads(seen)
+        numbers = with_batch_and_heads(seen)
         size = (seen.shape[-2], seen.shape[-1])
     else:
         raise TypeError(
@@ -108,7 +108,7 @@ def _unwrapped(
     return seen.trace() if traced and seen.has_values else seen.survey(), seen.heads
 
 
-def _with_batch_and_heads(weights: Tensor) -> Float[Tensor, "batch heads query key"]:
+def with_batch_and_heads(weights: Tensor) -> Float[Tensor, "batch heads query key"]:
     return weights[(None,) * (4 - weights.ndim)]
 
 
@@ -141,7 +141,7 @@ def track_of(
     if isinstance(seen, Survey):
         numbers = seen.received if kind == "received" else seen.entropy
     elif isinstance(seen, Tensor) and 2 <= seen.ndim <= 4:
-        weights = _with_batch_and_heads(seen).double()
+        weights = with_batch_and_heads(seen).double()
         # xlogy counts 0 · log 0 as 0, so that a masked key adds no entropy.
         numbers = weights.sum(-2) if kind == "received" else -torch.xlogy(weights, weights).sum(-1)
     else:

@@ -44,9 +44,15 @@ class TokenKind(ABC):
         if not isinstance(token, str | tuple):
             return check_index(what, token, len(self))
         name = token_name(token)
-        if name not in self._places:
-            raise ValueError(f'no {what} is "{name}"; {hint(name, self._examples())}')
-        return self._places[name]
+        if name in self._places:
+            return self._places[name]
+        # A place outside of a grid has no similar name.
+        grids = [part.places for _, part in self.parts() if isinstance(part, Grid)]
+        known = hint(name, self._examples())
+        if isinstance(token, tuple):
+            spans = [f"{places[0]} to {places[-1]}" for places in grids]
+            known = f"patches are {', '.join(spans)}" if spans else "there are no patches"
+        raise ValueError(f'no {what} is "{name}"; {known}')
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -130,7 +136,9 @@ class _Named(TokenKind):
         for side in ("before", "after"):
             object.__setattr__(self, side, _labels(f"{what}({side}=...)", getattr(self, side)))
         if not isinstance(self.name, str):
-            raise TypeError(f"{what}(name={self.name!r}) is no text; it takes one, such as image 1")
+            raise TypeError(
+                f'{what}(name={self.name!r}) is no text; it takes one, such as "image 1"'
+            )
         if count > MOST_TOKENS:
             raise ValueError(f"{what} has {count:,} tokens; at most {MOST_TOKENS:,} can be named")
 

@@ -11,6 +11,8 @@ from .kinds import Frames, Grid, Labels, TokenKind, read_part
 Tokens = TokenKind | Sequence[str] | tuple[TokenKind | Sequence[str], TokenKind | Sequence[str]]
 """The names or the kind of all positions, or those of the queries and those of the keys."""
 
+MOST_BESIDE = 16  # class and register tokens of a model; today's have at most 5
+
 
 class Sides(NamedTuple):
     """The kinds of the tokens of one call; None where a side is not named.
@@ -97,12 +99,17 @@ def check_count(kind: TokenKind, count: int, where: str) -> None:
     fits = ""
     if isinstance(kind, Grid | Frames):
         more = len(kind) - kind.count
-        parts = f"{kind.rows} x {kind.columns} patches" if isinstance(kind, Grid) else "frames"
-        beside = f", {kind.count} {parts} and {more} beside them" if more else ""
+        parts = f"{kind.count} frames" if more else ""
+        if isinstance(kind, Grid):
+            parts = f"{kind.rows} x {kind.columns} patches"
+        beside = f"{parts and ', '}{parts}{f' and {more} beside them' if more else ''}"
     if isinstance(kind, Grid):
-        beside = beside or f", {kind.rows} x {kind.columns} patches"
         fits = f"; {kind.that_fits(count)} has {count}" if kind.that_fits(count) else ""
-    raise ValueError(f"tokens={kind} has {len(kind)} tokens{beside}, and {where}{fits}")
+        # A few more are class and register tokens, as a rule.
+        if not fits and 0 < count - len(kind) <= MOST_BESIDE:
+            fits = "; before=[...] and after=[...] name class and register tokens"
+    tokens = "1 token" if len(kind) == 1 else f"{len(kind)} tokens"
+    raise ValueError(f"tokens={kind} has {tokens}{beside}, and {where}{fits}")
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,7 @@ class TokenNames:
             return None
         sides, is_pair = found
         if not across:
-            kind = _of_one_text(sides, name, keys) if is_pair else sides.keys
+            kind = _of_one_text(sides, name, keys, is_whole=is_whole) if is_pair else sides.keys
             sides = Sides(kind, kind)
         elif not is_pair:
             raise ValueError(
@@ -170,7 +177,7 @@ class TokenNames:
         return sides
 
 
-def _of_one_text(sides: Sides, name: str, keys: int) -> TokenKind | None:
+def _of_one_text(sides: Sides, name: str, keys: int, *, is_whole: bool) -> TokenKind | None:
     """Return which of two kinds are the tokens of a self-attention: the one of its length."""
     given = [kind for kind in dict.fromkeys(sides) if kind is not None]
     fitting = [kind for kind in given if len(kind) == keys]
@@ -181,8 +188,13 @@ def _of_one_text(sides: Sides, name: str, keys: int) -> TokenKind | None:
         )
     if fitting:
         return fitting[0]
-    # A side that is not named may be of any length.
-    return None if None in sides or not given else given[0]
+    # A side that is not named may be of any length, and a text may go on.
+    if len(given) == 2 and (is_whole or max(map(len, given)) < keys):
+        raise ValueError(
+            f"tokens=({sides.queries}, {sides.keys}) have {len(given[0])} and {len(given[1])} "
+            f'tokens, and "{name}" reads one text of {keys}'
+        )
+    return None
 
 
 def _matches(name: str, pattern: str) -> bool:
