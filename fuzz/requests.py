@@ -81,6 +81,7 @@ RESOURCES: dict[str, dict[str, str]] = {
     "top": PLACE,
     "cell": {**PLACE, "j": "1"},
     "cells": {**PLACE, "j": "1"},
+    "image": PLACE,
     "map": PLACE,
     "tiles/0/0/0": {**PLACE, "how": "share", "fmt": "f16", "effort": "1"},
     "tracks/0/0": {**PLACE, "kind": "entropy"},

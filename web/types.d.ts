@@ -161,7 +161,7 @@ interface Attention {
   /** such as softmax(mask(q·k / √16)) v */
   formula: string;
   mask: string;
-  /** which requests are answered: trace, context, map, geometry, alignment, tokens, after, tiles, positions */
+  /** which requests are answered: trace, context, map, geometry, alignment, tokens, after, tiles, positions, image */
   has: Record<string, boolean>;
   /** the reason for each that is not, which answers 409 */
   why: Record<string, string>;
@@ -673,6 +673,55 @@ interface HeadOnWord {
   /** of all weight that goes there, over the text */
   share: number;
   weights: number[];
+}
+
+/**
+ * What query i gives to each patch of the images among the keys, in every head; without i, what each patch receives
+ * from all queries together.
+ */
+interface ImageAnswer {
+  l: number;
+  i: number | null;
+  /** of query i; null without i */
+  token: string | null;
+  grids: ImageGrid[];
+  /** the first 64 queries that are no patches */
+  queries: ImageQuery[];
+  heads: HeadOnImage[];
+}
+
+/** An image that keys are patches of. */
+interface ImageGrid {
+  /** where there are several, such as "image 1"; else empty */
+  name: string;
+  rows: number;
+  columns: number;
+  /** the query at each patch, row by row; null where there is none */
+  queries: (number | null)[];
+}
+
+/** A query that is no patch, such as a class token or a word. */
+interface ImageQuery {
+  i: number;
+  token: string;
+}
+
+/** One head. */
+interface HeadOnImage {
+  h: number;
+  /** the share of the weight that is known: less than 1 where a recording kept summaries */
+  known: number;
+  /** for each image, the weight of each patch, row by row */
+  weights: number[][];
+  /** the tokens that get most of those that are no patches; rest: what all others get */
+  others: TokenWeight[];
+  rest: number;
+}
+
+/** A token that is no patch, and the weight that it gets. */
+interface TokenWeight {
+  token: string;
+  weight: number;
 }
 
 /** What the model writes after query i. */

@@ -40,6 +40,7 @@ from .interception.huggingface.press import press
 from .models import LoadError, export, load
 from .recording import Recording
 from .surveys import Survey, plan, survey
+from .token_kinds import Frames, Grid, Segments
 from .traces import Row, Trace, trace
 
 __all__ = [
@@ -48,6 +49,8 @@ __all__ = [
     "Bias",
     "Comparison",
     "Effects",
+    "Frames",
+    "Grid",
     "Health",
     "HealthReport",
     "LoadError",
@@ -57,6 +60,7 @@ __all__ = [
     "Recording",
     "Row",
     "Score",
+    "Segments",
     "Survey",
     "Trace",
     "additive",

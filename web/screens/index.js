@@ -2,6 +2,7 @@
 import * as alignment from "./alignment/index.jsx";
 import * as geometry from "./geometry/index.jsx";
 import * as heads from "./heads/index.jsx";
+import * as image from "./image/index.jsx";
 import * as map from "./map/index.jsx";
 import * as output from "./output.jsx";
 import * as positions from "./positions/index.jsx";
@@ -16,6 +17,7 @@ export const SCREENS = {
   geometry,
   alignment,
   map,
+  image,
   sources,
   output,
   variance,

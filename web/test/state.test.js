@@ -20,7 +20,7 @@ const STABLE = {
   ...{ hide: "sources.hidden", temperature: "output.temperature", top_k: "output.topK" },
   ...{ top_p: "output.topP", encoding: "positions.encoding", other: "atlas.other" },
   ...{ look: "atlas.look", col: "atlas.across", row: "atlas.up", only: "atlas.only" },
-  ...{ habit: "atlas.habit" },
+  ...{ habit: "atlas.habit", whose: "image.weightsOf" },
 };
 
 /** An address of every screen, with all of its fields at other than their initial values. */
@@ -30,6 +30,7 @@ const ADDRESSES = [
   "/s/r1/geometry?l=1&i=2&j=3&alpha=0.5",
   "/s/r1/alignment?l=1&h=2&word=3&of=head",
   "/s/r1/map?l=1&h=2&x=3.5&y=4.5&z=2.25&how=max&scale=log&lim=-7%2C-2&palette=viridis",
+  "/s/r1/image?l=1&h=2&i=3&whose=all",
   "/s/r1/sources?first=8&end=10&via=hidden&cut=words&low=2&high=9&hide=6-8",
   "/s/r1/output?i=3&temperature=0.5&top_k=5&top_p=0.9",
   "/s/r1/variance?d=512",

@@ -111,7 +111,7 @@ class AttentionFacts(Answer):
     d_k      features of a key; d_v: of a value, null where values were not kept
     formula  such as softmax(mask(q·k / √16)) v
     has      which requests are answered: trace, context, map, geometry, alignment, tokens, after,
-             tiles, positions
+             tiles, positions, image
     why      the reason for each that is not, which answers 409
     """
 

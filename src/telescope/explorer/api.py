@@ -31,6 +31,7 @@ from .export import html_page
 from .exported_run import export_answers
 from .heads import geometry, heads, largest_weights, received, tokens
 from .hiding import hide
+from .images import image
 from .library import Library
 from .maps import Picture, describe_map, tile, track
 from .positions import encoding, encodings, positions, variance
@@ -80,6 +81,7 @@ RUN_ROUTES = {
     "alignment": Route(alignment, "l&h&b"),
     "sharpest": Route(sharpest, "b"),
     "perspectives": Route(perspectives, "l&i&b"),
+    "image": Route(image, "l&i&b"),
     "output": Route(output, "i&temperature=1&top_k=0&top_p=1"),
     "answer": Route(answer, "at&b"),
     "sources": Route(

@@ -27,6 +27,7 @@ SAVED_WORDS = 32  # of the answer, whose sources a file holds
 MOST_OF_SOURCES = 300_000  # characters
 # Reasons that the page shows for what a file lacks.
 HELD = "this file holds the attention that was shown when it was saved"
+WITHOUT_IMAGES = "a file does not hold what every query sees of an image; telescope serve shows it"
 TOO_LARGE = "this file would be too large with it"
 # Left out of keys at these values; web/transport/inline.js has the same table.
 DEFAULTS = {"b": "0", "fmt": "f16"}
@@ -137,6 +138,8 @@ class Export:
         self._add(basics | self._answer("map", **place))
         # Of other attentions, a file never holds tiles, positions and what follows the heads.
         for number in range(len(self.run.views)):
+            if "image" not in self.run.views[number].missing:
+                self._lacks(number, ("image",), WITHOUT_IMAGES)
             if number != layer:
                 self._lacks(number, ("tiles", "after", "positions"), HELD)
 

@@ -32,8 +32,9 @@ from ..tasks import (
 )
 from ..traces import Trace, Words, shortest_numbers
 from .answers import ExampleFacts, ExampleInput, ExampleStep, Refusal, unknown
+from .joined_words import Decode
 from .output import Output, StackInputs
-from .run import AttentionView, Decode, Run
+from .run import AttentionView, Run
 
 LONGEST_SENTENCE = 4096  # tokens of a typed text; `telescope watch` takes longer ones
 LAST_LATIN = 0x24F  # the code of the last Latin letter

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..attention import Pairs, softmax
 from ..recording import RecordedCall, Recording, one_head
 from ..tiles import OneHead
-from ..traces import INCOMPLETE, Span, Words
+from ..token_kinds import Grid
+from ..traces import Words
 from ..words import hint
 from .answers import (
     AttentionFacts,
@@ -23,12 +24,11 @@ from .answers import (
     not_kept,
     unknown,
 )
+from .joined_words import Decode, join_words
 from .output import Output, StackInputs
 
 MOST_ALIGNED = 512  # words on each side of an alignment, and half of the most tokens
-LONGEST_WORD = 6  # tokens, on average: beyond, the text is not made of words
 UNREAD = "…"  # the last written token: no query reads it, so a recording does not hold its id
-Decode = Callable[[list[int]], str]  # token ids to text
 KNOWN_WORDS = dict[tuple[int | None, ...], Words | None]  # by the ids of their tokens
 STEPS = 'telescope watch --keep steps, or ts.watch(keep="steps"), keeps them'
 SUMMARY = (
@@ -38,7 +38,7 @@ SUMMARY = (
 # What the page may ask of an attention; what one cannot give has a reason in `why`
 ABILITIES = (
     *("trace", "context", "map", "geometry", "alignment"),
-    *("tokens", "after", "tiles", "positions"),
+    *("tokens", "after", "tiles", "positions", "image"),
 )
 
 
@@ -131,10 +131,17 @@ class AttentionView:
         words = self.words(axis)
         if words is not None:
             return [words.pieces[index] for index in indices]
+        named = self._known_names(axis)
+        if named is not None:
+            return [named[index] for index in indices]
         positions = self._positions(axis, indices)
         if self.ids(axis) is None or self.decode is None:
             return [str(position) for position in positions]
         return [self._label(token) for token in self._token_ids(axis, sequence, positions)]
+
+    def _known_names(self, axis: str) -> tuple[str, ...] | None:
+        """Return the names that `ts.watch(tokens=...)` gave to an axis."""
+        return self.call.all_names("query" if axis == "q" else "key")
 
     def ids(self, axis: str) -> Tensor | None:
         """Return the token ids of an axis, (batch, position), or None where the model was not given
@@ -187,34 +194,13 @@ class AttentionView:
         """Return the words of the recorded tokens of an axis; None where they have no text, or no
         words in it.
         """
-        if self.ids(axis) is None or self.decode is None:
+        # Tokens that have names of their own are no words.
+        if self.ids(axis) is None or self.decode is None or self._known_names(axis) is not None:
             return None
         tokens = tuple(self._token_ids(axis, 0, range(self.length(axis))))
         if tokens not in known:
-            known[tokens] = self._join(tokens, self.decode)
+            known[tokens] = join_words(tokens, self.decode, self._label)
         return known[tokens]
-
-    def _join(self, tokens: Iterable[int | None], decode: Decode) -> Words | None:
-        """Return the words of tokens, by the characters that each adds to the text; None where
-        words are too long.
-        """
-        text = ""
-        read = list[int]()  # all tokens with text so far
-        spans = list[Span | str]()  # the characters of each token, or its name
-        for token in tokens:
-            # Decoded twice: a space by itself may be dropped.
-            if token is None or not decode([token, token]):
-                spans.append(self._label(token))
-                continue
-            read.append(token)
-            longer = decode(read)
-            if longer.endswith(INCOMPLETE):  # the token that completes the character covers it
-                spans.append((len(text), len(text)))
-                continue
-            spans.append((min(len(text), len(longer)), len(longer)))
-            text = longer
-        words = Words.from_spans(decode(read) if read else "", spans)
-        return words if LONGEST_WORD * len(words.names) >= len(spans) else None
 
     # -------------------------------------------------------------------------- what can be asked
 
@@ -264,7 +250,9 @@ class AttentionView:
             )
         if (problem := self._no_positions()) is not None:
             missing["positions"] = problem
-        if self.ids("k") is None and self.words("k") is None:
+        if (problem := self._no_image()) is not None:
+            missing["image"] = problem
+        if self.ids("k") is None and self.words("k") is None and self._known_names("k") is None:
             missing["tokens"] = "the model was not given tokens, so positions are shown as numbers"
         return missing
 
@@ -281,6 +269,18 @@ class AttentionView:
         except ValueError as problem:
             return f'"{self.name}": {problem}'
         return None
+
+    def _no_image(self) -> str | None:
+        """Return why weights cannot be shown over an image, or None."""
+        sides = self.call.facts.tokens
+        parts = () if sides is None or sides.keys is None else sides.keys.parts()
+        if not any(isinstance(part, Grid) for _, part in parts):
+            return (
+                "no key is said to be a patch of an image: ts.watch(model, tokens=ts.Grid(14, 14)) "
+                "says it"
+            )
+        # Queries and keys, or the largest weights, tell what a query sees.
+        return self._unusable if self.call.has_queries else None
 
     def _no_positions(self) -> str | None:
         """Return why scores cannot be shown by distance, or None."""

@@ -50,12 +50,14 @@ from ..recording import (
     Recording,
     StepsCall,
     SummariesCall,
+    check_kinds,
     describe_unwatched,
     numbers_of_heads,
     query_selection,
     select_layers,
     store_named,
 )
+from ..token_kinds import TokenNames
 from ..words import hint
 from .found import find_attentions
 from .interceptor import describe_bypasses
@@ -146,6 +148,7 @@ def watch(
     store: str = "device",
     also: str | Iterable[str] = (),
     tokenizer: Any = None,
+    tokens: Any = None,
 ) -> Iterator[Recording]:
     """Record every attention call of a model while a `with` block runs.
 
@@ -187,6 +190,11 @@ def watch(
             query's weight on the first 4 and the last 256 keys.
         tokenizer: an object with `decode`, which turns token ids into text; Telescope's models have
             their own.
+        tokens: what the tokens are, where they are not text alone: a `ts.Grid` of patches,
+            `ts.Frames` of sound, `ts.Segments` of several kinds, or a list of names; for
+            cross-attention (query tokens, key tokens), of which one may be None; or a dict from
+            names and patterns of attentions, such as "vision.*", to these. They name the tokens
+            that are given to the model, not those that it writes.
 
     Yields:
         The Recording. It can be read inside the block and after it.
@@ -217,7 +225,13 @@ def watch(
             "later"
         )
     with record_calls(
-        model, options, keep=keep, layers=layers, heads=heads, tokenizer=tokenizer
+        model,
+        options,
+        keep=keep,
+        layers=layers,
+        heads=heads,
+        tokenizer=tokenizer,
+        tokens=TokenNames.of(tokens),
     ) as recording:
         yield recording
     # All processes leave the block, and send their heads to the first.
@@ -234,6 +248,7 @@ def record_calls(
     layers: Layers = None,
     heads: HeadNumbers = None,
     tokenizer: Any = None,
+    tokens: TokenNames | None = None,
 ) -> Iterator[Recording]:
     """Record every attention call while the block runs, with options that are checked already; see
     `watch`.
@@ -244,6 +259,8 @@ def record_calls(
     unwatched = found.unwatched
     names = select_layers(list(attentions), layers, unwatched)
     numbers = None if heads is None else numbers_of_heads(heads)
+    if tokens is not None:
+        tokens.check_patterns(names)
     # Where every attention was asked for, name those that cannot be watched.
     if unwatched and layers is None:
         warnings.warn(f"{type(model).__name__}: {describe_unwatched(unwatched)}", stacklevel=5)
@@ -254,7 +271,7 @@ def record_calls(
         tokenizer, "convert_ids_to_tokens", None
     )
     recording = Recording(
-        type(modules[""]).__name__, names, keep, options, decode, unwatched, token_name
+        type(modules[""]).__name__, names, keep, options, decode, unwatched, token_name, tokens
     )
     # Prepare the observer of the selected attentions, with W_O where norms are kept.
     selected = {name: attentions[name] for name in names}
@@ -282,7 +299,9 @@ def record_calls(
             # Also after an exception: later work of this stream comes after the surveys.
             recording.wait()
         # Run the surveys that are still queued, if the block ended well.
-        recording.flush(collects=False)
+        # Names that do not fit are an error of this block, and not of whoever reads.
+        recording.flush(collects=tokens is not None)
+        check_kinds(tokens, {name: own.calls for name, own in recording.items()})
     if observer.bypasses:
         warnings.warn(
             f"{recording.model}: {describe_bypasses([*observer.bypasses.values()])}", stacklevel=5

@@ -4,7 +4,7 @@ shown; and the sums of the habits of heads while a model runs.
 Imports attention and surveys. Read table.py first, then places.py and habits.py.
 """
 
-from .habits import counted, habit_sums, streaming_share
+from .habits import counted, habit_sums, head_sums, streaming_share
 from .places import NO_TOKEN, BatchTokens, Places, Written, is_causal
 from .row_sample import BACK, BUCKETS, ROWS, RowSample, bucket_limits, sample_rows
 from .table import (
@@ -52,6 +52,7 @@ __all__ = [
     "bucket_limits",
     "counted",
     "habit_sums",
+    "head_sums",
     "is_causal",
     "kinds_of",
     "punctuation_test",

@@ -14,10 +14,38 @@ from torch import Tensor
 from ..attention import Attention, Bias, Lengths, Mask, Pairs, prefix, window
 from ..surveys import Summary, listed_weights, masked_rows, share_within
 from .places import MATCHES, SINGLE, Places
-from .table import KEY_RULES, OFFSETS, STREAMING_FIRST, STREAMING_LAST, SUMS, is_repeated
+from .space import space_sums
+from .table import (
+    COUNTS,
+    KEY_RULES,
+    OFFSETS,
+    SPACE_SUMS,
+    STREAMING_FIRST,
+    STREAMING_LAST,
+    is_repeated,
+)
 
 BLOCK = {"cpu": 2**20, "cuda": 2**26}  # scores in memory at a time where whole rows are computed
 NAMES = tuple(KEY_RULES)
+
+
+def head_sums(
+    queries: Float[Tensor, "batch heads query d_q"],
+    keys: Float[Tensor, "batch key_heads key d_k"],
+    attention: Attention,
+    summary: Summary,
+    places: Places,
+) -> Float[Tensor, "batch heads sum"]:
+    """Return SUMS: those of `habit_sums`, then how far heads look where tokens lie on images or in
+    time, and NaN elsewhere.
+    """
+    habits = habit_sums(queries, keys, attention, summary, places)
+    if places.space is None:
+        more = habits.new_full((*habits.shape[:2], len(SPACE_SUMS)), torch.nan)
+    else:
+        sees = sees_key(attention, summary, places)
+        more = space_sums(queries, keys, attention, summary, places, sees)
+    return torch.cat([habits, more], -1)
 
 
 def habit_sums(
@@ -27,7 +55,7 @@ def habit_sums(
     summary: Summary,
     places: Places,
 ) -> Float[Tensor, "batch heads sum"]:
-    """Return SUMS: the share of each habit, summed over the queries that have a choice, and how
+    """Return the share of each habit, summed over the queries that have a choice, and how
     many these are; float64, NaN if unknown.
 
     The definition is the one over the keys that are present. Several calls may be stacked along the
@@ -37,7 +65,7 @@ def habit_sums(
     if places.listed is None:
         # No lists of keys: few scores, or no softmax. Compute whole rows, block by block.
         summed = torch.zeros(
-            *chooses.shape[:2], len(SUMS), dtype=torch.float64, device=queries.device
+            *chooses.shape[:2], len(NAMES) + len(COUNTS), dtype=torch.float64, device=queries.device
         )
         for block in _whole_rows(queries, keys, attention, summary, places, chooses):
             summed += _sums(*block)
@@ -180,6 +208,19 @@ def counted(
     attention: Attention, summary: Summary, places: Places
 ) -> Bool[Tensor, "batch heads query"]:
     """Return which queries have a choice: they see a key, and stand after the first token."""
+    counts = sees_key(attention, summary, places)
+    if places.across:
+        return counts
+
+    # The first token has no choice: under a causal mask it sees itself alone.
+    after = places.place > places.first[:, None]
+    return counts & _repeated(after, len(counts))[:, None].to(counts.device)
+
+
+def sees_key(
+    attention: Attention, summary: Summary, places: Places
+) -> Bool[Tensor, "batch heads query"]:
+    """Return which queries see a key; those at padding see none."""
     entropy = summary.entropy
     lse = summary.lse
     device = summary.entropy.device
@@ -196,12 +237,7 @@ def counted(
             range(rows), range(0), of=(rows, places.keys), batch=batch, heads=heads, device=device
         )
         counts = counts & ~attention.mask.spans(at, places.keys).empty[..., 0]
-    if places.across:
-        return counts
-
-    # The first token has no choice: under a causal mask it sees itself alone.
-    after = places.place > places.first[:, None]
-    return counts & _repeated(after, batch)[:, None].to(device)
+    return counts
 
 
 def _weight_of_keys(

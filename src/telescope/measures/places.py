@@ -1,6 +1,6 @@
 """Where the queries and keys of a call stand in their text, and which keys belong to each habit."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import ref
@@ -22,6 +22,7 @@ from ..attention import (
     softmax,
 )
 from ..surveys import Listing, Marks
+from ..token_kinds import Space
 from .table import FAR, KEY_RULES, OFFSETS, AtOffset, FarKeys, FirstToken, KeyRule, TokenMatch
 
 NO_TOKEN = -1  # an id that no token has
@@ -148,6 +149,10 @@ class Places:
     """Whether some tokens do not count; without padding, `first` is 0 or was evicted."""
     listed: dict[str, Listing] | None = None
     """The keys of each habit; None where whole rows are computed."""
+    positions: Sequence[int] = ()
+    """The positions of the queries on the host, counted from the first key ever."""
+    space: Space | None = None
+    """Where the tokens lie on images and in time, if that is known."""
 
     @classmethod
     def of(
@@ -163,6 +168,7 @@ class Places:
         device: torch.device,
         evicted: int = 0,
         lists: bool = True,
+        space: Space | None = None,
     ) -> "Places":
         """Return the places of a call.
 
@@ -172,7 +178,7 @@ class Places:
         """
         # A text is of use only if its tokens are the keys of this call.
         text = None if across or text is None or text.ids.shape[1] != size[1] else text
-        key = (size, positions, evicted, heads, attention.identity)
+        key = (size, positions, evicted, heads, attention.identity, space)
         if text is not None and key in text.places and text.places[key][0]() is not None:
             return text.places[key][1]  # a living definition's identity is its own
 
@@ -200,6 +206,8 @@ class Places:
             causal=is_causal(attention.mask),
             ids=ids,
             padded=padded,
+            positions=range(size[1] - size[0], size[1]) if positions is None else positions,
+            space=None if across else space,
         )
 
         # For few scores whole rows are computed, which needs no lists.

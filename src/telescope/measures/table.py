@@ -94,7 +94,8 @@ class HeadRows:
             "texts": torch.ones_like(self.received[..., :0].sum(2)),
         }
         # Known only where `habit_sums` ran.
-        return found | {name: self.shares[name] for name in ("repeated",) if name in self.shares}
+        known = ("repeated", "patch_queries", "patch_weight", "frame_weight")
+        return found | {name: self.shares[name] for name in known if name in self.shares}
 
 
 def _over_counted(
@@ -145,7 +146,9 @@ class Measure:
     keys      which keys of each query a habit counts; summed while a model runs, see `habit_sums`
     of        the sum over the queries of each text, where the summary of a survey has it
     per       what sums are divided by: "queries" that have a choice, those whose token is
-              "repeated", the weight "given", or "texts"; None takes the largest, not a mean
+              "repeated", the weight "given", or "texts"; the "patch_queries", which are patches of
+              an image, the weight that they give to patches of their image, "patch_weight", and
+              "frame_weight" likewise; None takes the largest, not a mean
     each      the number of each query, where an atlas keeps its distribution over all queries
     unit      what its numbers are; shares are shown as a percentage, others with one digit
     """
@@ -228,6 +231,24 @@ TABLE = (
         per=None,
         unit="score",
     ),
+    # Known where `ts.watch(tokens=...)` says which tokens are patches or frames.
+    Measure(
+        "neighbours",
+        "the query's own patch of an image and the eight around it",
+        per="patch_queries",
+    ),
+    Measure(
+        "patches",
+        "the mean distance from a patch to the patches of its image that it gives weight to",
+        per="patch_weight",
+        unit="patches",
+    ),
+    Measure(
+        "seconds",
+        "the mean distance from a frame to the frames of its sound that it gives weight to",
+        per="frame_weight",
+        unit="seconds",
+    ),
     Measure(
         "one_key",
         "the one key that receives most, the first token included",
@@ -248,7 +269,9 @@ MEASURES = {row.name: row for row in TABLE}
 HABITS = tuple(row.name for row in HABIT_ROWS)
 HABIT_KEYS = {name: MEASURES[name].meaning for name in HABITS}
 """The keys whose share of the weight is each habit, as the page names them."""
-COLUMNS = (*HABITS, "streaming", "retrieval", "spread", "largest_logit")
+IN_SPACE = ("neighbours", "patches", "seconds")
+"""The numbers of heads that read an image or a sound; see `space.space_sums`."""
+COLUMNS = (*HABITS, "streaming", "retrieval", "spread", "largest_logit", *IN_SPACE)
 """The numbers of `recording.heads()`."""
 OF_TEXTS = (*HABITS, "spread")
 """What an atlas adds up text by text; the other columns of heads() are unknown there."""
@@ -261,7 +284,9 @@ COUNTS = ("queries", "repeated")
 """queries: how many queries see a token besides the first, and so have a choice. repeated: how many
 of these may see an earlier occurrence of their own token.
 """
-SUMS = (*KEY_RULES, *COUNTS)
+SPACE_SUMS = (*IN_SPACE, "patch_queries", "patch_weight", "frame_weight")
+"""What is summed where the tokens lie on images or in time."""
+SUMS = (*KEY_RULES, *COUNTS, *SPACE_SUMS)
 """The names of the sums of each head that a recording of summaries keeps, in the order of the
 tensor.
 """
@@ -288,7 +313,8 @@ class Head:
     """The habit with the largest share, if that is at least 0.4, else "mixed"; "far" only if no
     other is. `same` and `induction` are compared with `first` on the queries whose token occurred
     before: a head that rests on the first token wherever it has nothing to match is named by what
-    it matches.
+    it matches. Of the patches of an image, "neighbours" names a head that no other habit but "far"
+    names.
     """
     itself: float = nan
     """To the query's own position."""
@@ -324,6 +350,19 @@ class Head:
     """
     largest_logit: float = nan
     """The largest score of any query."""
+    neighbours: float = nan
+    """Of the weight of the patches of an image: to the patch itself and the eight around it. This
+    and the next two are known where `ts.watch(tokens=...)` says what the tokens are, in
+    self-attention.
+    """
+    patches: float = nan
+    """How far patches look within their image: the distance from the query's patch to the key's,
+    in patches, as the crow flies, the mean over the weight between patches of one image.
+    """
+    seconds: float = nan
+    """How far frames look within their sound: the time from the query's frame to the key's, the
+    mean over the weight between frames.
+    """
     segments: Mapping[str, float] = field(default_factory=dict)
     """To each segment of heads(segments=...), of all weight given."""
 

@@ -12,6 +12,7 @@ Example:
     >>> ts.plot.heatmap(steps).save("weights.svg")
 """
 
+from .images import image
 from .matrices import alignment, heads_grid, heatmap
 from .style import Picture
 from .tables import effects, habits, scatter
@@ -29,6 +30,7 @@ __all__ = [
     "heads_grid",
     "health",
     "heatmap",
+    "image",
     "received",
     "scatter",
     "sources",

@@ -2,7 +2,6 @@
 attentions and tensors.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple, SupportsIndex
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ..recording import RecordedCall, Watched
 from ..surveys import Survey
+from ..token_kinds import Tokens, names_of_sides
 from ..traces import Trace
 from ..words import check_index
 
@@ -37,7 +37,7 @@ class Matrices(NamedTuple):
 
 def matrices_of(
     seen: Seen,
-    tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None,
+    tokens: Tokens | None,
     batch: SupportsIndex,
 ) -> Matrices:
     """Return the matrices to draw: exact weights up to 512 tokens, a pooled map of longer texts.
@@ -46,12 +46,12 @@ def matrices_of(
     number.
     """
     # Take the weights, and the numbers of queries and keys before any pooling.
-    given: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    given = known_names(seen)
     seen, names = _unwrapped(seen, traced=True)
     if isinstance(seen, Trace):
         numbers = seen.weights
-        size = tuple(seen.weights.shape[-2:])
-        given = seen.query_tokens, seen.key_tokens
+        size = (seen.weights.shape[-2], seen.weights.shape[-1])
+        given = (seen.query_tokens, seen.key_tokens)
     elif isinstance(seen, Survey):
         numbers = _survey_map(seen)
         size = (seen.queries.shape[-2], seen.keys.shape[-2])
@@ -61,8 +61,8 @@ def matrices_of(
                 f"a tensor of shape {tuple(seen.shape)} is no matrix; (query, key) or (heads, "
                 "query, key) is"
             )
-        numbers = _with_batch_and_heads(seen)
-        size = tuple(seen.shape[-2:])
+        numbers = with_batch_and_heads(seen)
+        size = (seen.shape[-2], seen.shape[-1])
     else:
         raise TypeError(
             f"{type(seen).__name__} holds no weights to draw; a Trace, a Survey, an attention of a "
@@ -73,12 +73,23 @@ def matrices_of(
     # Keep one sequence, in float64 on the CPU, where matplotlib can read the numbers.
     number = check_index("batch", batch, len(numbers))
     matrices = numbers[number].detach().double().cpu()
-    rows, columns = _names(tokens, given, size)
+    rows, columns = given if tokens is None else names_of_sides(tokens, *size)
     pooled = size[0] / max(1, matrices.shape[-2]), size[1] / max(1, matrices.shape[-1])
     # A pooled cell covers several tokens, so that it has no name.
     if pooled != (1.0, 1.0):
         rows = columns = None
     return Matrices(matrices, rows, columns, pooled, names or tuple(range(len(matrices))))
+
+
+def known_names(seen: Seen) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """Return the names of the queries that were kept and of the keys of a recorded attention; None
+    where they are not known.
+    """
+    if isinstance(seen, Watched):
+        seen = seen.call
+    if not isinstance(seen, RecordedCall):
+        return None, None
+    return seen.all_names("query"), seen.all_names("key")
 
 
 def _unwrapped(
@@ -97,7 +108,7 @@ def _unwrapped(
     return seen.trace() if traced and seen.has_values else seen.survey(), seen.heads
 
 
-def _with_batch_and_heads(weights: Tensor) -> Float[Tensor, "batch heads query key"]:
+def with_batch_and_heads(weights: Tensor) -> Float[Tensor, "batch heads query key"]:
     return weights[(None,) * (4 - weights.ndim)]
 
 
@@ -118,36 +129,6 @@ def _survey_map(survey: Survey) -> Float[Tensor, "batch heads rows cols"]:
     return survey.map(min(queries, POOLED_SIDE), min(keys, POOLED_SIDE))
 
 
-def _names(
-    tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None,
-    given: tuple[tuple[str, ...], tuple[str, ...]] | None,
-    size: tuple[int, ...],
-) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """Return the names of queries and keys; one list names both, from the end where there are fewer
-    queries.
-    """
-    if tokens is None:
-        return given or (None, None)
-    if isinstance(tokens, str):
-        raise TypeError(
-            f'tokens is one string, "{tokens}"; it takes a list with a string for each position'
-        )
-    # Two lists name queries and keys; two strings are the tokens of one sequence.
-    if len(tokens) == 2 and not any(isinstance(part, str) for part in tokens):
-        rows, columns = (tuple(map(str, part)) for part in tokens)
-    else:
-        columns = tuple(map(str, tokens))
-        # Fewer queries than keys are the last positions of the sequence.
-        rows = columns[len(columns) - size[0] :] if size[0] <= len(columns) else columns
-    if (len(rows), len(columns)) != size:
-        raise ValueError(
-            f"tokens name {len(rows)} queries and {len(columns)} keys; there are {size[0]} queries "
-            f"and {size[1]} keys; "
-            "two sequences are named by tokens=(query tokens, key tokens)"
-        )
-    return rows, columns
-
-
 def track_of(
     seen: Seen, kind: str, batch: SupportsIndex
 ) -> tuple[Float[Tensor, "heads place"], tuple[int, ...]]:
@@ -160,7 +141,7 @@ def track_of(
     if isinstance(seen, Survey):
         numbers = seen.received if kind == "received" else seen.entropy
     elif isinstance(seen, Tensor) and 2 <= seen.ndim <= 4:
-        weights = _with_batch_and_heads(seen).double()
+        weights = with_batch_and_heads(seen).double()
         # xlogy counts 0 · log 0 as 0, so that a masked key adds no entropy.
         numbers = weights.sum(-2) if kind == "received" else -torch.xlogy(weights, weights).sum(-1)
     else:

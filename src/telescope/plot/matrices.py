@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 from torch import Tensor
 
 from ..recording import Recording
+from ..token_kinds import Tokens
 from ..traces import background, text_colour
 from ..words import check_index
 from .inputs import Matrices, Seen, matrices_of
@@ -28,8 +29,6 @@ from .style import (
     visible,
 )
 
-Tokens = Sequence[str] | tuple[Sequence[str], Sequence[str]]
-
 MOST_NUMBERED = 12  # rows and columns up to which every weight is written into its cell
 
 
@@ -47,7 +46,8 @@ def heatmap(
 
     seen    a `Trace`, a `Survey`, one attention of a recording, or a tensor (query, key), (heads,
             query, key) or (batch, heads, query, key)
-    tokens  names of the positions, or (query tokens, key tokens); a trace knows its own
+    tokens  names of the positions, what they are (`Grid`, `Frames`, `Segments`), or (query tokens,
+            key tokens); a trace, and a recording made with tokens=, knows its own
     head    the number of the head in the model
     width   "column" (85 mm), "text" (175 mm) or inches
 

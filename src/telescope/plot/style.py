@@ -13,8 +13,10 @@ try:
     from cycler import cycler
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import LogNorm, PowerNorm
+    from matplotlib.colors import LogNorm, Normalize, PowerNorm
     from matplotlib.figure import Figure
+    from matplotlib.image import imread
+    from matplotlib.patches import Rectangle
 except ImportError:
     raise ImportError("ts.plot needs matplotlib: pip install 'telescope-attention[plot]'") from None
 
@@ -26,11 +28,14 @@ __all__ = [
     "MOST_TICKS",
     "SEQUENTIAL",
     "LogNorm",
+    "Normalize",
     "Picture",
     "PowerNorm",
+    "Rectangle",
     "Width",
     "add_colour_bar",
     "drawing",
+    "imread",
     "inches",
     "name_ticks",
     "new_picture",

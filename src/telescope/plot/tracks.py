@@ -13,10 +13,12 @@ from torch import Tensor
 
 from ..files import import_optional
 from ..health import HealthReport
+from ..token_kinds import TokenKind, read_part
 from ..training import Event, HeadsWatched, Logged, Validated
-from .inputs import Seen, track_of
+from .inputs import Seen, known_names, track_of
 from .style import (
     COLOURS,
+    MOST_TICKS,
     SEQUENTIAL,
     LogNorm,
     Picture,
@@ -35,7 +37,7 @@ MOST_POINTS = 600  # places along a text that are drawn; a longer text is averag
 
 def received(
     seen: Seen,
-    tokens: Sequence[str] | None = None,
+    tokens: TokenKind | Sequence[str] | None = None,
     *,
     batch: SupportsIndex = 0,
     title: str | None = None,
@@ -44,7 +46,8 @@ def received(
     """Draw the weight that each key receives from all queries together, for every head.
 
     seen    a `Survey`, one attention of a recording, a `Trace` or a tensor of weights
-    tokens  the name of each key
+    tokens  the name of each key, or what the keys are, such as a `Grid`; a recording made with
+            tokens= knows its own
 
     Up to four heads are lines, more are rows of a heat map, whose colours rise with the logarithm:
     a sink receives a thousand times more than other keys. A text of more than 600 tokens is
@@ -57,6 +60,7 @@ def received(
         2
     """
     track, names = track_of(seen, "received", batch)
+    tokens = known_names(seen)[1] if tokens is None else read_part(tokens).names
     return _draw_track(
         track, names, tokens, "weight received", "key", title, width, logarithmic=True
     )
@@ -64,7 +68,7 @@ def received(
 
 def entropy(
     seen: Seen,
-    tokens: Sequence[str] | None = None,
+    tokens: TokenKind | Sequence[str] | None = None,
     *,
     batch: SupportsIndex = 0,
     title: str | None = None,
@@ -83,6 +87,7 @@ def entropy(
         'head'
     """
     track, names = track_of(seen, "entropy", batch)
+    tokens = known_names(seen)[0] if tokens is None else read_part(tokens).names
     return _draw_track(
         track, names, tokens, "entropy (nats)", "query", title, width, logarithmic=False
     )
@@ -146,7 +151,7 @@ def _draw_track(
             axes.spines[:].set_visible(False)
             add_colour_bar(picture, image, axes, measure, pad=0.01)
         name_ticks(axes, "x", tokens, count)
-        axes.set(xlabel=places if tokens is None else "", title=title or "")
+        axes.set(xlabel=places if tokens is None or count > MOST_TICKS else "", title=title or "")
     return picture
 
 

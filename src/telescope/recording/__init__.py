@@ -14,6 +14,7 @@ from .attention_call import (
     QuerySelection,
     query_selection,
 )
+from .call_tokens import check_kinds
 from .continuation import ROOM
 from .edits import SavedEdit
 from .find_sources import source_kind, sources_of_scores, stack_of
@@ -81,6 +82,7 @@ __all__ = [
     "attention_name",
     "attentions_inside",
     "check_dropout",
+    "check_kinds",
     "describe_unwatched",
     "head_numbers",
     "head_places",

@@ -25,6 +25,7 @@ from ..attention import (
 )
 from ..measures import BatchTokens, Places, Written
 from ..surveys import Size, masked_rows
+from ..token_kinds import Sides, Space
 from .forward_pass import ForwardPass, Found
 from .storage import Store, on_device
 
@@ -77,6 +78,8 @@ class AttentionCall(NamedTuple):
     """
     forward_pass: ForwardPass | None = None
     """The forward pass in which the model made the call, if it is known."""
+    space: Space | None = None
+    """Where the tokens of one text lie on images and in time, if the caller of `ts.watch` says."""
 
     @property
     def size(self) -> Size:
@@ -120,6 +123,7 @@ class AttentionCall(NamedTuple):
             text=self.text,
             device=self.queries.device,
             evicted=self.evicted,
+            space=self.space,
         )
 
     @property
@@ -148,6 +152,7 @@ class AttentionCall(NamedTuple):
             self.evicted,
             # The identity of the text is enough: layers of one forward pass share the object.
             id(self.text),
+            self.space,
             self.positions,
             self.is_cross_attention,
         )
@@ -429,6 +434,8 @@ class CallFacts:
     written: Written = Written((), ())
     """Which queries the model wrote, and what ends a text; empty in a recording that does not say.
     """
+    tokens: Sides | None = None
+    """What the tokens are, if the caller of `ts.watch` says; tokens written later are not named."""
 
 
 class TextColumns(NamedTuple):

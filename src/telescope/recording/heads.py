@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..files import Columns, Names, frame
-from ..measures import COLUMNS, HABITS, MEASURES, Head, IsMark, kinds_of
+from ..measures import CLEAR, COLUMNS, HABITS, MEASURES, Head, IsMark, kinds_of
 from ..traces import FirstThatFits, render_text, round_numbers
 from ..words import hint, index_range, whole_number
 from .head_measures import DENOMINATORS, QUOTIENTS, HeadSums, measure_heads
@@ -108,7 +108,7 @@ class Heads(Sequence[Head]):
         numbers = None if number is None else self._select(number)
         layers = None if layer is None else select_layers(self.layers, layer, argument="layer")
         for one in kinds or ():
-            _check_known(one, (*HABITS, "mixed"), "kind")
+            _check_known(one, (*HABITS, "neighbours", "mixed"), "kind")
         for name in at_least:
             _check_known(name, (*COLUMNS, *self.segments), "habit")
 
@@ -323,6 +323,12 @@ def _columns(
         torch.stack([measures[name] for name in HABITS]),
         below["repeated"] / _positive(below["queries"]),
     )
+    # In an image, "far" counts positions: patches that lie near each other go before.
+    local = (measures["neighbours"] >= CLEAR).tolist()
+    kinds = [
+        "neighbours" if near and kind in ("far", "mixed") else kind
+        for near, kind in zip(local, kinds, strict=True)
+    ]
     columns = torch.stack([measures[each.name] for each in fields(Head) if each.name in measures])
     return columns, segments / _positive(below["given"]), kinds
 

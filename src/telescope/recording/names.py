@@ -15,6 +15,13 @@ HeadNumbers = SupportsIndex | Sequence[SupportsIndex] | None
 """Numbers of heads, one or several; None is all."""
 
 
+class UnknownNameError(KeyError):
+    """A KeyError whose message is printed without quotes around it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 def attention_name(path: str) -> str:
     """Return the name of one of Telescope's attentions from its path:
     encoder.3.self_attention.attend is encoder.3.self.

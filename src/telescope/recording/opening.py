@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import nan, prod
 from pathlib import Path
@@ -16,10 +16,19 @@ from torch import Tensor
 from ..attention import Attention
 from ..files import BYTES, LoadError, from_json, paths, read_header, safetensors
 from ..measures import SUMS
+from ..token_kinds import TokenKind
+from .call_tokens import kinds_from_json
 from .edits import edits_from_json
 from .recorded_call import RecordedCall
 from .recording import KEEP, Recording
-from .saving import FILE, KIND, VERSION, check_tensors, facts_from_json, sums_from_json
+from .saving import (
+    FILE,
+    KIND,
+    VERSION,
+    check_tensors,
+    facts_from_json,
+    sums_from_json,
+)
 from .storage import StoredTensor
 from .token_texts import TokenTexts
 
@@ -121,7 +130,8 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
             )
 
     # Describe each call; the tensors stay in their files until they are read.
-    calls = dict(_calls(folder, keep, attention, where) for attention in attentions)
+    kinds = kinds_from_json(manifest.get("token_kinds", []), where)  # mostly there are none
+    calls = dict(_calls(folder, keep, attention, kinds, where) for attention in attentions)
     if len(calls) < len(attentions):
         raise LoadError(f"{where} has two attentions of one name")
     _warn_of_unknown_sums(folder, calls)
@@ -151,15 +161,20 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     return recording
 
 
-def _calls(folder: Path, keep: str, entry: Any, where: str) -> tuple[str, list[RecordedCall]]:
+def _calls(
+    folder: Path, keep: str, entry: Any, kinds: Sequence[TokenKind], where: str
+) -> tuple[str, list[RecordedCall]]:
     """Return the name of an attention and its calls."""
     match entry:
         case {"name": str(name), "calls": [*calls]}:
-            return name, [_call(folder, keep, name, call, f'{where}: "{name}"') for call in calls]
+            place = f'{where}: "{name}"'
+            return name, [_call(folder, keep, name, call, kinds, place) for call in calls]
     raise LoadError(f"{where} has an attention without a name or calls: {str(entry)[:80]}")
 
 
-def _call(folder: Path, keep: str, name: str, entry: Any, where: str) -> RecordedCall:
+def _call(
+    folder: Path, keep: str, name: str, entry: Any, kinds: Sequence[TokenKind], where: str
+) -> RecordedCall:
     """Return a call whose description and file headers were checked."""
     # A file's name must not lead out of the folder.
     file = entry.get("file") if isinstance(entry, dict) else None
@@ -180,7 +195,7 @@ def _call(folder: Path, keep: str, name: str, entry: Any, where: str) -> Recorde
     attention = from_json(entry.get("attention"), tensors, where)
     if not isinstance(attention, Attention):
         raise LoadError(f"{where} has no definition")
-    facts = facts_from_json(name, entry, attention, where)
+    facts = facts_from_json(name, entry, attention, where, kinds)
     names = sums_from_json(entry, where)
     check_tensors(keep, facts, described, len(names), str(folder / file))
     # A checksum without its tensor, or the reverse, is a sign of a changed file.

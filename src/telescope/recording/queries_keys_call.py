@@ -7,7 +7,7 @@ sequence.
 
 from collections.abc import Iterator
 from math import nan
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from jaxtyping import Float
@@ -22,10 +22,11 @@ from ..attention import (
     tensors,
 )
 from ..engines import torch_modes
-from ..measures import Places, habit_sums, streaming_share
+from ..measures import Places, head_sums, streaming_share
 from ..surveys import Size, Survey, survey
 from ..tiles import OneHead
-from ..traces import Tokens, Trace, trace
+from ..token_kinds import Tokens
+from ..traces import Trace, trace
 from ..words import check_index
 from .attention_call import TOP, AttentionCall, KeepOptions, MapSize
 from .recorded_call import RecordedCall
@@ -114,7 +115,7 @@ class QueriesKeysCall(RecordedCall):
         queries = self._to_model_device(self.queries)
         keys = self._to_model_device(self.keys)
         with torch_modes.without_autocast(queries.device):
-            return habit_sums(queries, keys, self.kept_attention(), seen.summary, places)
+            return head_sums(queries, keys, self.kept_attention(), seen.summary, places)
 
     def streaming(self) -> Float[Tensor, "batch heads query"] | None:
         # The survey holds queries and keys on the model's device already.
@@ -240,12 +241,17 @@ class StepsCall(QueriesKeysCall):
         self._parts.grow("after", after, 1)
 
     def trace(self, tokens: Tokens | None = None) -> Trace:
-        """Return every step as it ran, queries at padding included; dropout is not applied."""
+        """Return every step as it ran, queries at padding included; dropout is not applied. Without
+        `tokens`, positions have the names that `ts.watch(tokens=...)` gave.
+        """
+        names = (self.all_names("query"), self.all_names("key"))
+        # Where one side has no names, `trace` numbers its tokens.
+        given: Any = names if tokens is None and self.facts.tokens is not None else tokens
         queries, keys, values = map(self._to_model_device, (self.queries, self.keys, self.values))
         with torch.no_grad(), torch_modes.without_autocast(self.facts.device):
             # A trace shows what ran, and padding queries ran.
             return trace(
-                queries, keys, values, include_padding_queries(self.kept_attention()), tokens
+                queries, keys, values, include_padding_queries(self.kept_attention()), given
             )
 
     @property

@@ -30,7 +30,8 @@ from ..attention import (
 from ..engines import torch_modes
 from ..measures import BatchTokens, Places, Written
 from ..surveys import Size, Summary, Survey
-from ..traces import Tokens, Trace
+from ..token_kinds import Tokens, known_names, space_of_sides
+from ..traces import Trace
 from ..words import whole_number
 from .attention_call import (
     AttentionCall,
@@ -405,7 +406,7 @@ class RecordedCall(ABC):
     @abstractmethod
     def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
         """Return the share of each habit of each head, summed over the queries; see
-        `measures.habit_sums`.
+        `measures.head_sums`.
         """
 
     def queries_without_keys(self) -> Bool[Tensor, "batch heads query"]:
@@ -654,6 +655,17 @@ class RecordedCall(ABC):
         own = zip(*self.real_tokens(), strict=True)
         return [TextColumns(range_of(rows), range_of(columns)) for rows, columns in own]
 
+    def all_names(self, side: str) -> tuple[str, ...] | None:
+        """Return the names of the kept queries, side "query", or of the keys, "key"; positions are
+        the names of tokens behind those that were named. None where that side is not named.
+        """
+        known = known_names(self.facts.tokens, side, self.size, across=self.across)
+        if known is None:
+            return None
+        which = self.rows if side == "query" else range(self.size[1])
+        first = 0 if side == "key" or self.across else self.size[1] - self.size[0]
+        return tuple(known[i] if i < len(known) else str(first + i) for i in which)
+
     def _has_padding(self) -> bool:
         """Return whether some tokens may not count."""
         if self.facts.written.ends or real_query_masks(self.attention):
@@ -681,6 +693,7 @@ class RecordedCall(ABC):
             else None,
             lists=lists,
             device=self.facts.device,
+            space=space_of_sides(self.facts.tokens),
         )
 
     def _not_kept(self, what: str, keep: str) -> ValueError:

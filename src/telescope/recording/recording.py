@@ -10,12 +10,14 @@ from torch import Tensor
 
 from ..files import frame
 from ..measures import IsMark, punctuation_test
+from ..token_kinds import TokenNames, space_of_sides
 from ..traces import render_text
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall, KeepOptions
+from .call_tokens import with_kinds
 from .find_sources import find_sources
 from .heads import Heads, heads_of
-from .names import HeadNumbers, Layers, attentions_inside, describe_unwatched
+from .names import HeadNumbers, Layers, UnknownNameError, attentions_inside, describe_unwatched
 from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import RecordedCall, nbytes_of
 from .saving import save_recording
@@ -30,13 +32,6 @@ KEEP: dict[str, type[RecordedCall]] = {
     kind.keep: kind for kind in (SummariesCall, QueriesKeysCall, StepsCall)
 }
 """The class of recorded calls for each value of `ts.watch(keep=...)`."""
-
-
-class UnknownNameError(KeyError):
-    """A KeyError whose message is printed without quotes around it."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class Recording(Mapping[str, Watched]):
@@ -73,7 +68,9 @@ class Recording(Mapping[str, Watched]):
         decode: Callable[[list[int]], str] | None = None,
         left_out: Sequence[str] = (),
         token_name: Callable[[int], str | None] | None = None,
+        tokens: TokenNames | None = None,
     ) -> None:
+        self.tokens = tokens
         self.model = model
         self.keep = keep
         self.decode = decode
@@ -141,12 +138,14 @@ class Recording(Mapping[str, Watched]):
         calls = self._watched[name].recorded
         same_run = self._last_run.get(name) == self._run
         if calls and calls[-1].is_continued_by(call, same_run=same_run):
-            calls[-1].append(call)
+            calls[-1].append(call._replace(space=space_of_sides(calls[-1].facts.tokens)))
         else:
             # An attention that begins anew shows that the run before is over.
             self._run += 1 if same_run else 0
             self.check_memory(call)
+            call, sides = with_kinds(self.tokens, name, call)
             calls.append(KEEP[self.keep](name, call, self.options, self.queue))
+            calls[-1].facts.tokens = sides
         self._last_run[name] = self._run
         if self.on_call is not None:
             self.on_call(name)

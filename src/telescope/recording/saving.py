@@ -35,7 +35,9 @@ from ..files import (
     write_json,
 )
 from ..measures import SUMS, Written
+from ..token_kinds import TokenKind
 from .attention_call import CallFacts
+from .call_tokens import WrittenKinds, sides_from_json
 from .edits import edits_to_json
 from .recorded_call import RecordedCall
 from .token_texts import TokenTexts, learn_texts
@@ -82,6 +84,7 @@ def save_recording(
         number = 0
         # Each sequence of token ids once: most layers read the same.
         sequences: dict[bytes, Tensor] = {}
+        kinds = WrittenKinds()
         for name, recorded in watched.items():
             calls = []
             for call in recorded:
@@ -90,6 +93,7 @@ def save_recording(
                 entry = {
                     "attention": to_json(call.saved_attention(), tensors),
                     **facts_to_json(call.facts),
+                    **kinds.entry(call.facts.tokens),
                 }
                 tensors |= {part: stored.tensor for part, stored in call.parts.items()}
                 # Another version may know other sums: name those of this one.
@@ -129,6 +133,7 @@ def save_recording(
             "special": special,
             **changed,
             **missing,
+            **kinds.to_json(),
             "attentions": attentions,
         }
         # The checksum is of everything else in the description.
@@ -247,8 +252,10 @@ def facts_to_json(facts: CallFacts) -> dict[str, Any]:
     }
 
 
-def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> CallFacts:
-    """Return the facts of a call from its entry in recording.json.
+def facts_from_json(
+    name: str, entry: Any, attention: Attention, where: str, kinds: Sequence[TokenKind] = ()
+) -> CallFacts:
+    """Return the facts of a call from its entry in recording.json; `kinds` are those of tokens.
 
     Raise a LoadError that begins with `where` if the entry is incomplete or does not fit the
     definition.
@@ -304,6 +311,7 @@ def facts_from_json(name: str, entry: Any, attention: Attention, where: str) -> 
             tuple((start, stop) for start, stop in entry.get("given", [])),
             tuple(entry.get("ends", [])),
         ),
+        tokens=sides_from_json(entry, kinds, (queries, keys), where),
     )
 
     # Check that the sizes fit one another, and that the definition fits the sizes.

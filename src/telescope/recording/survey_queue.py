@@ -19,7 +19,7 @@ from ..engines import torch_modes
 from ..measures import (
     Places,
     RowSample,
-    habit_sums,
+    head_sums,
     sample_rows,
     streaming_share,
 )
@@ -40,7 +40,7 @@ class SurveyResult(NamedTuple):
     fingerprints: Int[Tensor, "batch key_heads key"]
     """Of the keys; see `continuation.fingerprints`."""
     shares: Float[Tensor, "batch heads sum"]
-    """The share of each habit of each head, summed over the queries; see `measures.habit_sums`."""
+    """The share of each habit of each head, summed over the queries; see `measures.head_sums`."""
     sample: RowSample | None = None
 
     def split(self, count: int) -> "list[SurveyResult]":
@@ -141,6 +141,7 @@ class SurveyQueue:
             call.text,
             call.positions,
             call.is_cross_attention,
+            call.space,
         )
 
         # Another kind ends the batch: launch what is queued, and prepare for this kind.
@@ -311,7 +312,7 @@ class SurveyQueue:
         # A map has no more rows than queries, and no more columns than keys.
         size = (inputs.queries.shape[-2], inputs.keys.shape[-2])
         map = None if map is None or 0 in size else (min(map[0], size[0]), min(map[1], size[1]))
-        # On a CPU, the survey sums habits on its way; elsewhere `habit_sums` does it below.
+        # On a CPU, the survey sums habits on its way; elsewhere `head_sums` does it below.
         on_cpu = inputs.queries.device.type == "cpu"
         count = len(inputs.queries) // max(places.batch, 1)
         seen = survey_unchecked(
@@ -330,7 +331,7 @@ class SurveyQueue:
             seen.engine,
             summary,
             self._fingerprints(inputs.keys, seen.engine),
-            habit_sums(*inputs, attention, summary, places),
+            head_sums(*inputs, attention, summary, places),
             sample_rows(*inputs, attention, summary, across=places.across) if self.sample else None,
         )
 

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..surveys import Peak, Survey, Top
-from ..traces import Tokens, Trace
+from ..token_kinds import Tokens
+from ..traces import Trace
 from .attention_call import MapSize
 from .recorded_call import RecordedCall
 from .survey_queue import SurveyQueue

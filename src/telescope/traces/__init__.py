@@ -1,8 +1,8 @@
 """Run an attention with every step kept, and show the steps: in a terminal, as HTML, as JSON, as
 geometry.
 
-May import attention, engines and words. Read trace.py first: `trace` runs the steps, `Trace` holds
-them. Other rooms render their tables and numbers by render.py.
+May import attention, engines, token_kinds and words. Read trace.py first: `trace` runs the steps,
+`Trace` holds them. Other rooms render their tables and numbers by render.py.
 """
 
 from ..engines import formulas
@@ -25,7 +25,7 @@ from .render import (
     table_rows,
     text_colour,
 )
-from .trace import PAIR_STEPS, Row, Tokens, Trace, score_products, trace
+from .trace import PAIR_STEPS, Row, Trace, score_products, trace
 from .whole_words import INCOMPLETE, Span, Words
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "FirstThatFits",
     "Row",
     "Span",
-    "Tokens",
     "Trace",
     "Words",
     "background",

@@ -1,7 +1,7 @@
 """`trace`: run an attention and keep every step, as data that can be printed, drawn and saved."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, SupportsIndex
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..attention import Attention, Keys, Queries, Score, Values, key_heads_of, restrict_to_heads
 from ..engines import STEPS, check, formulas, reference, repeat_key_heads, torch_modes
+from ..token_kinds import TokenPlace, Tokens, names_of_sides, token_name
 from ..words import check_index, hint
 from .render import (
     ROWS,
@@ -46,9 +47,6 @@ _AXES = {
 PAIR_STEPS = tuple(name for name in STEPS if name not in _AXES)
 """The steps with a number for each pair of a query and a key, from scores to weights."""
 
-# The names of all positions, or those of the queries and those of the keys.
-Tokens = Sequence[str] | tuple[Sequence[str], Sequence[str]]
-
 
 def trace(
     queries: Queries,
@@ -64,9 +62,9 @@ def trace(
     keys       (batch, key heads, keys, features); `heads` is a multiple of `key heads`
     values     (batch, key heads, keys, value features)
     attention  the definition: score, scale, softcap, bias, mask, sink, normaliser
-    tokens     names of the positions, for printing: one list, or (query tokens, key tokens) for two
-               sequences. With fewer queries than keys, one list names the keys, and the queries are
-               its last ones.
+    tokens     names of the positions, for printing: a list, or what the tokens are (`Grid`,
+               `Frames`, `Segments`); (query tokens, key tokens) for two sequences. With fewer
+               queries than keys, one list names the keys, and the queries are its last ones.
 
     The memory is that of several matrices of queries x keys: `survey` is for long texts.
     Half-precision inputs are computed in float32. Gradients flow through all steps.
@@ -86,7 +84,7 @@ def trace(
     """
     check(queries, keys, values, attention)
     # Names are checked before anything is computed.
-    query_tokens, key_tokens = _split_tokens(tokens, queries.shape[-2], keys.shape[-2])
+    query_tokens, key_tokens = _names(tokens, queries.shape[-2], keys.shape[-2])
     # Under autocast, begin with the dtype that a fused kernel would get, and cast nothing later.
     queries, keys, values = torch_modes.cast_for_autocast(queries, keys, values)
     with torch_modes.without_autocast(queries.device):
@@ -151,13 +149,11 @@ class Trace(reference.AttentionSteps):
                 name, formula, getattr(self, name), axes, tokens[axes[2]], tokens.get(axes[3])
             )
 
-    def row(
-        self, query: SupportsIndex | str, *, head: SupportsIndex = 0, batch: SupportsIndex = 0
-    ) -> "Row":
+    def row(self, query: TokenPlace, *, head: SupportsIndex = 0, batch: SupportsIndex = 0) -> "Row":
         """Return one query with every product written out: the products that sum to its scores and
         to its context.
 
-        query  the position, or the token; of equal tokens, the first
+        query  the position, the token, or (row, column) of a patch; of equal tokens, the first
         head   the number of the head
         batch  the number of the sequence in the batch
 
@@ -210,14 +206,15 @@ class Trace(reference.AttentionSteps):
             attention=restrict_to_heads(self.attention, chosen, heads),
         )
 
-    def find(self, query: SupportsIndex | str) -> int:
-        """Return the position of a query given by its position, also counted from the end, or by
-        its token.
+    def find(self, query: TokenPlace) -> int:
+        """Return the position of a query given by its position, also counted from the end, by its
+        token, or by the (row, column) of a patch.
 
         Upper and lower case are one. Raises ValueError where the trace has no such query.
         """
-        if not isinstance(query, str):
+        if not isinstance(query, str | tuple):
             return check_index("query", query, len(self.query_tokens))
+        query = token_name(query)
         # Upper and lower case are one; of equal tokens the first is meant.
         lower = [token.lower() for token in self.query_tokens]
         if query.lower() not in lower:
@@ -421,27 +418,13 @@ def score_products(
     return (query_factors[0, head, 0], key_factors[0, head]), terms
 
 
-def _split_tokens(
+def _names(
     tokens: Tokens | None, queries: int, keys: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the queries and of the keys; their positions where no names are given."""
-    if tokens is None:
-        return tuple(map(str, range(queries))), tuple(map(str, range(keys)))
-    if isinstance(tokens, str):
-        raise TypeError(
-            f'tokens is one string, "{tokens}"; it takes a list with a string for each position'
-        )
-    # Two lists name two sequences; two strings are two tokens.
-    if len(tokens) == 2 and not any(isinstance(part, str) for part in tokens):
-        query_tokens, key_tokens = (tuple(part) for part in tokens)
-    else:
-        # One list names the keys, and the queries are its last positions.
-        key_tokens = tuple(map(str, tokens))
-        query_tokens = key_tokens[max(0, len(key_tokens) - queries) :]
-    if (len(query_tokens), len(key_tokens)) != (queries, keys):
-        raise ValueError(
-            f"tokens name {len(query_tokens)} queries and {len(key_tokens)} keys; there are "
-            f"{queries} queries and "
-            f"{keys} keys; two sequences are named by tokens=(query tokens, key tokens)"
-        )
-    return query_tokens, key_tokens
+    names = (None, None) if tokens is None else names_of_sides(tokens, queries, keys)
+    own, read = (
+        tuple(map(str, range(count))) if given is None else given
+        for given, count in zip(names, (queries, keys), strict=True)
+    )
+    return own, read

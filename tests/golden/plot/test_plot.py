@@ -116,6 +116,31 @@ def found():
     return Sources("gradient", range(20, 21), tokens, numbers, numbers, context, (" Er", " ging"))
 
 
+def photograph():
+    """Return a picture of 140 x 140 pixels: a disc above a meadow."""
+    at = torch.linspace(0, 1, 140, dtype=torch.float64)
+    sky = torch.stack([0.5 + 0.3 * at.expand(140, 140), 0.9 - 0.5 * at[:, None].expand(140, 140)])
+    disc = ((at - 0.6) ** 2 + (at[:, None] - 0.4) ** 2 < 0.05).double()
+    return torch.stack([sky[0] * (1 - disc) + disc, sky[1], 0.2 + 0 * sky[0]])
+
+
+def looked_at(heads, rows, columns):
+    """Return the weights of a class token and of patches that look near themselves."""
+    at = torch.tensor([[-9.0, 0.0], *([row, column] for row in range(rows) for column in range(columns))]).double()
+    apart = torch.cdist(at, at)
+    return torch.stack([(-apart / (head + 1) + 0.5 * made(*apart.shape)).softmax(-1) for head in range(heads)])
+
+
+def patches(rows=10, columns=10):
+    return ts.Grid(rows, columns, before=["[CLS]"])
+
+
+def two_images():
+    tokens = ts.Segments(["What"], ts.Grid(3, 5, name="image 1"), ["or"], ts.Grid(4, 3, name="image 2"), ["?"])
+    weights = made(2, len(tokens), len(tokens)).softmax(-1)
+    return ts.plot.image(weights, "?", tokens=tokens, image={"image 2": photograph()[:, :, :105]})
+
+
 SENTENCES = ["Where", "is", "the", "station", "?"], ["Wo", "ist", "der", "Bahnhof", "?"]
 EFFECTS = {"edit": [None, *(f"head {i} muted" for i in range(5))], "loss": [2.0, 2.1, 1.9, 3.2, 2.0, 2.6]}
 SENTENCE = "The man saw the astronomer with a telescope , and then he went home because it was raining ."
@@ -127,6 +152,9 @@ PICTURES = {
     "heads-grid": lambda: ts.plot.heads_grid(surveyed()),
     "alignment": lambda: ts.plot.alignment((made(5, 5) + 3 * torch.eye(5)).softmax(-1), SENTENCES),
     "geometry": lambda: ts.plot.geometry(masked(), title="values and context"),
+    "image": lambda: ts.plot.image(looked_at(2, 10, 10), (3, 5), head=1, image=photograph(), tokens=patches()),
+    "image-heads": lambda: ts.plot.image(looked_at(6, 7, 9), "[CLS]", tokens=patches(7, 9), title="six heads"),
+    "image-two": two_images,
     "variance": lambda: ts.plot.variance([ts.trace(*made(3, 1, 1, 128, d)) for d in (1, 4, 16, 64, 256)]),
     "received": lambda: ts.plot.received(surveyed()),
     "entropy": lambda: ts.plot.entropy(surveyed(3)),
@@ -176,6 +204,44 @@ def test_sizes_are_those_of_a_page():
     column, text = (ts.plot.entropy(surveyed(2), width=width).get_figwidth() for width in ("column", "text"))
     assert (column, text) == (3.35, 6.9)
     assert ts.plot.entropy(surveyed(2), width=5).get_figwidth() == 5.0
+
+
+def test_an_image_shows_the_weights_of_one_query():
+    """Every way to the weights draws the same numbers, those of a summary as far as they were kept."""
+    model = ts.layers.MultiHeadAttention(8, 2)
+    tokens = ts.Grid(2, 3, before=["[CLS]"])
+    found = {}
+    for keep in ("steps", "queries-keys", "summaries"):
+        with torch.no_grad(), ts.watch(model, keep=keep, tokens=tokens) as recording:
+            model(made(1, 7, 8).float())
+        found[keep] = recording["attention"]
+    weights = found["steps"].trace().weights[0].double()
+    for seen in (*found.values(), found["steps"].trace(), found["queries-keys"].survey(), weights[None]):
+        picture = ts.plot.image(seen, (1, 2), head=1, tokens=tokens)
+        drawn = torch.from_numpy(picture.axes[0].images[0].get_array().data)
+        torch.testing.assert_close(drawn, weights[1, 6, 1:].view(2, 3), rtol=0, atol=1e-6)
+        (frame,) = picture.axes[0].patches  # around the query's own patch
+        assert frame.get_xy() == (1.5, 0.5)
+        assert picture.axes[0].get_xlabel().startswith(f"[CLS] {float(weights[1, 6, 0]):.2f}")
+        received = ts.plot.image(seen, head=0, tokens=tokens).axes[0].images[0].get_array().data
+        torch.testing.assert_close(torch.from_numpy(received), weights[0].sum(0)[1:].view(2, 3), rtol=0, atol=1e-5)
+    assert ts.plot.image(found["summaries"], 6, head=1).axes[0].get_xlabel().endswith("100% of the weight is known")
+
+
+def test_an_image_of_a_text_that_reads_it():
+    weights = made(2, 4).softmax(-1)
+    picture = ts.plot.image(weights, "is", tokens=(["What", "is"], ts.Grid(2, 2)))
+    assert (picture.axes[0].images[0].get_array().data == weights[1].view(2, 2).numpy()).all()
+    assert not picture.axes[0].patches
+
+
+@pytest.mark.parametrize("shape", [(140, 140), (140, 140, 3), (3, 140, 140), (140, 140, 4), (137, 140)])
+def test_pictures_of_every_shape(shape, tmp_path):
+    picture = ts.plot.image(made(4, 4), 0, tokens=ts.Grid(2, 2), image=made(*shape))
+    assert [image.get_array().shape for image in picture.axes[0].images][1] == (2, 2)
+    ts.plot.heatmap(torch.eye(3), width=2).save(tmp_path / "own.png")
+    with pytest.raises(ValueError, match="square patches do not cover"):
+        ts.plot.image(made(30, 30), 0, tokens=ts.Grid(10, 3), image=tmp_path / "own.png")
 
 
 def test_a_notebook_shows_a_picture():
@@ -311,6 +377,41 @@ def test_the_tokens_of_a_hidden_segment_share_its_score():
         (lambda: ts.plot.text(["a"], [0.5, 0.5]), "2 shares for 1 tokens"),
         (lambda: ts.plot.text(["a"], [-0.5]), r"shares\[0\] is below 0"),
         (lambda: ts.plot.text([], []), "0 tokens"),
+        (lambda: ts.plot.image(made(4, 4)), r"it is not known which tokens are patches: give tokens=ts\.Grid\(rows"),
+        (lambda: ts.plot.image(made(4, 4), tokens=["a"] * 4), "tokens=a list of 4 labels has no patches to draw"),
+        (
+            lambda: ts.plot.image(made(4, 4), tokens=ts.Grid(3, 3)),
+            r"tokens=Grid\(3, 3\) has 9 tokens, and there are 4 keys to draw",
+        ),
+        (lambda: ts.plot.image(made(4, 4), (2, 0), tokens=ts.Grid(2, 2)), r'no query is "\(2, 0\)"; patches are'),
+        (
+            lambda: ts.plot.image(made(2, 4), "b", tokens=(None, ts.Grid(2, 2))),
+            'the queries have no names, so that "b" is none; give its position, from 0 to 1',
+        ),
+        (
+            lambda: ts.plot.image(made(4, 4), 0, tokens=ts.Grid(2, 2), image=made(480, 640)),
+            r"image has 640 x 480 pixels \(width x height\), and 2 rows x 2 columns of square patches do not cover "
+            "that; give what the model read, such as 480 x 480 pixels of it$",
+        ),
+        (
+            lambda: ts.plot.image(made(4, 4), 0, tokens=ts.Grid(2, 2), image=made(2, 3, 4, 4)),
+            r"image has the shape \(2, 3, 4, 4\), which is no picture; \(height, width\)",
+        ),
+        (
+            lambda: ts.plot.image(made(4, 4), 0, tokens=ts.Grid(2, 2), image="no.png"),
+            'image="no.png" is no picture: .*No such file',
+        ),
+        (
+            lambda: ts.plot.image(made(4, 4), 0, tokens=ts.Grid(2, 2), image={"left": made(4, 4)}),
+            'image has the name "left", which no grid has',
+        ),
+        (
+            lambda: ts.plot.image(
+                made(2, 2), tokens=ts.Segments(ts.Grid(1, 1, name="a"), ts.Grid(1, 1, name="b")), image=made(1, 1)
+            ),
+            "there are 2 images; image= takes a dict from their names to pictures: a, b",
+        ),
+        (lambda: ts.plot.image("weights", tokens=ts.Grid(2, 2)), "str holds no weights to draw; an attention of a"),
     ],
 )
 def test_bad_input_is_one_sentence(call, message, tmp_path, monkeypatch):
