@@ -88,6 +88,13 @@ class GrowingCall(ABC):
     def receive_rows(self, result: SurveyResult) -> None:
         """Store the survey of the rows that waited."""
 
+    @classmethod
+    @abstractmethod
+    def receive_together(cls, calls: Sequence[Any], result: SurveyResult) -> bool:
+        """Store the survey of the rows that waited of several calls, stacked along the batch axis;
+        return False if each has to store its own.
+        """
+
 
 class SurveyQueue:
     """Batch the surveys of several layers into one kernel launch. `flush()` runs what is queued.
@@ -185,16 +192,21 @@ class SurveyQueue:
             # Calls stay in the list until their survey has succeeded.
             calls = self._alike_waiting(most)
             try:
-                results = self._survey_stacked(calls)
+                result = self._survey_stacked(calls)
             except torch.OutOfMemoryError:
                 if len(calls) == 1:
                     # One layer alone is too large.
                     raise
                 most = len(calls) // 2
                 continue
+            count = len(calls)
             with torch_modes.recording_mode(calls[0].queries.device):
-                for result in results:
-                    self.waiting.pop(0).receive_rows(result)
+                waiting = self.waiting[:count]
+                if count > 1 and type(waiting[0]).receive_together(waiting, result):
+                    del self.waiting[:count]
+                    continue
+                for own in result.split(count) if count > 1 else [result]:
+                    self.waiting.pop(0).receive_rows(own)
 
     def _alike_waiting(self, most: int) -> list[AttentionCall]:
         """Return the rows that wait of the first call, and of the calls after it that can be
@@ -213,7 +225,7 @@ class SurveyQueue:
             alike.append(rows)
         return alike
 
-    def _survey_stacked(self, calls: Sequence[AttentionCall]) -> list[SurveyResult]:
+    def _survey_stacked(self, calls: Sequence[AttentionCall]) -> SurveyResult:
         """Survey calls that are alike, stacked along the batch axis."""
         first = calls[0]
         count = len(calls)
@@ -222,11 +234,8 @@ class SurveyQueue:
             places = first.places
             # One call needs no copy.
             if count == 1:
-                return [
-                    self.run_survey(
-                        SurveyInputs(first.queries, first.keys), None, attention, places
-                    )
-                ]
+                inputs = SurveyInputs(first.queries, first.keys)
+                return self.run_survey(inputs, None, attention, places)
 
             # Stack the calls; the definition repeats its sequences for each.
             batch = len(first.queries)
@@ -235,7 +244,7 @@ class SurveyQueue:
                 torch.cat([call.keys for call in calls]),
             )
             stacked = restrict_to_sequences(attention, torch.tensor([*range(batch)] * count), batch)
-            return self.run_survey(inputs, None, stacked, places).split(count)
+            return self.run_survey(inputs, None, stacked, places)
 
     def flush(self) -> None:
         """Run every queued survey, wait for the results, and free the staging buffers."""
