@@ -193,9 +193,10 @@ class GrowingTensor(StoredTensor):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        kept = list(self.memory.shape)
-        kept[self.axis] = self.size
-        return tuple(kept)
+        shape = tuple(self.memory.shape)
+        if shape[self.axis] == self.size:
+            return shape
+        return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
 
     @property
     def nbytes(self) -> int:

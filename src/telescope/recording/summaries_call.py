@@ -14,8 +14,9 @@ from ..surveys import Summary, Survey, compute_dtype
 from .attention_call import AttentionCall, CallFacts, KeepOptions, MapSize
 from .continuation import WaitingRows, fingerprints
 from .recorded_call import RecordedCall
+from .staging import SurveyInputs
 from .storage import GrowingTensor, StoredParts, append_each, as_one
-from .survey_queue import GrowingCall, SurveyDestination, SurveyInputs, SurveyQueue, SurveyResult
+from .survey_queue import GrowingCall, SurveyDestination, SurveyQueue, SurveyResult
 
 MAX_WAITING = 16  # queries of a call that waits: more are surveyed at once
 
@@ -406,6 +407,9 @@ def store_rows(each: Sequence[StoredParts], summary: Summary, evicted: int) -> N
     }
     for name, more in numbers.items():
         if more is None:
+            continue
+        if len(each) == 1:
+            each[0].grow(name, more, owned=True)
             continue
         known = [parts[name] for parts in each if name in parts]
         if len(known) == len(each):
