@@ -137,6 +137,7 @@ class SummariesCall(RecordedCall, GrowingCall):
             call._waiting = None
         _add_rows(calls, result, evicted, known)
         append_each([call._fingerprints[0] for call in calls], result.fingerprints[:, :, known:])
+        _share_ids(calls, each)
         for call, waiting in zip(calls, each, strict=True):
             call._end_waiting(waiting)
         return True
@@ -149,7 +150,8 @@ class SummariesCall(RecordedCall, GrowingCall):
         self._text = self._text.followed_by(*ids) if self._text is not None and known_ids else None
 
         # The sizes count the waiting queries already.
-        self._store_ids(call.query_ids, self.size[0] - waiting.count)
+        if "query_ids" not in self._parts or self._parts["query_ids"].shape[1] < self.size[0]:
+            self._store_ids(call.query_ids, self.size[0] - waiting.count)
         # Those of the keys came with the survey.
         for stored, now in zip(self._fingerprints[1:], call.identifying_tensors[1:], strict=True):
             stored.append(fingerprints(now[:, :, waiting.known :]))
@@ -342,6 +344,22 @@ def _are_unchanged(
     stored = [call._fingerprints[0].tensor[:, :, evicted:] for call in calls]
     before = stored[0] if len(stored) == 1 else torch.cat(stored)
     return torch.equal(before, result.fingerprints[:, :, :known])
+
+
+def _share_ids(calls: Sequence[SummariesCall], each: Sequence[WaitingRows]) -> None:
+    """Store the ids of rows that waited once for all calls that share the ids before and these."""
+    stored = [call._parts.get("query_ids") for call in calls]
+    first = stored[0]
+    ids = [tuple(map(id, waiting.ids)) for waiting in each]
+    more = each[0].as_one_call().query_ids
+    if not isinstance(first, GrowingTensor) or more is None or len(set(ids)) > 1:
+        return
+    if any(not isinstance(one, GrowingTensor) or one.memory is not first.memory for one in stored):
+        return
+    # Without room for more tokens: of calls that go on alone, none writes where others read.
+    longer = torch.cat([first.tensor, more.to(first.memory.device)], 1)
+    for call in calls:
+        call._parts["query_ids"] = GrowingTensor(longer, 1, call.options.store, owned=True)
 
 
 def _add_rows(
