@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 import telescope as ts
 from support.huggingface import LLAMA, numbered, transformers
+from telescope.recording import staging
 from telescope.recording import survey_queue as together
 
 pytestmark = [
@@ -101,7 +102,7 @@ def test_a_late_survey_reads_what_ran(family, store, at_once, monkeypatch):
     model, ids = made(family, num_hidden_layers=6).cuda(), read(1500).cuda()
     with ts.watch(model, keep="queries-keys") as truth:
         model(ids)
-    monkeypatch.setitem(together.STAGING_BYTES, "cuda", 5 * 2**20 * at_once)
+    monkeypatch.setitem(staging.STAGING_BYTES, "cuda", 5 * 2**20 * at_once)
     found, apart = together.SurveyQueue.run_survey, []
 
     def late(self, parts, *rest):

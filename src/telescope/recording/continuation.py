@@ -127,15 +127,15 @@ class WaitingRows:
     """
 
     def __init__(self, first: AttentionCall, known: int) -> None:
-        batch, heads, _, width = first.queries.shape
+        batch, heads, queries, width = first.queries.shape
         self.known = known
         self.evicted = first.evicted
-        # Make room for all queries that may wait: a step then copies, and allocates nothing.
-        self.queries = first.queries.new_empty(
-            batch, heads, max(ROOM, first.queries.shape[-2]), width
-        )
+        # Make room for all queries that may wait: a step then copies, and allocates nothing. Steps
+        # that come together wait as they are.
+        room = queries if first.are_steps else max(ROOM, queries)
+        self.queries = first.queries.new_empty(batch, heads, room, width)
         # A view for each query, made once and not in every step.
-        self.places = torch.split(self.queries, 1, 2)
+        self.places = () if first.are_steps else torch.split(self.queries, 1, 2)
         self.count = 0
         self.rows: list[int] = []
         """Which of the waiting queries are to be kept."""
@@ -151,7 +151,8 @@ class WaitingRows:
 
     def has_room_for(self, call: AttentionCall) -> bool:
         """Return whether a call that follows can be added."""
-        return self.count + call.queries.shape[-2] <= ROOM and call.keys_stay == self.last.keys_stay
+        has_room = self.count + call.queries.shape[-2] <= self.queries.shape[-2]
+        return has_room and call.keys_stay == self.last.keys_stay
 
     def add(self, call: AttentionCall) -> None:
         """Add a call that follows the last one."""
@@ -171,7 +172,7 @@ class WaitingRows:
     def _add_query(self, call: AttentionCall) -> None:
         stop = self.count + call.queries.shape[-2]
         # Decoding adds one query at a time: use the view that was made before.
-        if stop == self.count + 1:
+        if self.places and stop == self.count + 1:
             self.places[self.count].copy_(call.queries)
         else:
             self.queries[:, :, self.count : stop] = call.queries
@@ -223,4 +224,6 @@ class GrowingCopy:
 def _joined(ids: Sequence[Tensor | None]) -> Int[Tensor, "batch query"] | None:
     # A gap in the ids leaves the text unknown.
     known = [part for part in ids if part is not None]
-    return torch.cat(known, 1) if len(known) == len(ids) else None
+    if len(known) < len(ids):
+        return None
+    return known[0] if len(known) == 1 else torch.cat(known, 1)

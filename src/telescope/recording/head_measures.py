@@ -6,7 +6,7 @@ as one: the number of kernel launches does not grow with the number of layers. T
 calls reach the host in one copy.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from ..measures import COLUMNS, MEASURES, NO_TOKEN, SUMS, HeadRows, IsMark, Plac
 from ..surveys import Summary, to_host
 from .recorded_call import RecordedCall
 from .sources import Segments
+from .storage import StoredTensor, as_one
 from .summaries_call import SummariesCall
 
 QUOTIENTS = {name: MEASURES[name].per or "" for name in COLUMNS if MEASURES[name].per is not None}
@@ -136,6 +137,7 @@ def _alike(calls: Sequence[RecordedCall], texts: CallTexts) -> list[list[int]]:
     alike: dict[Hashable, list[int]] = {}
     for i, call in enumerate(calls):
         facts = call.facts
+        parts = call.parts
         attention = facts.attention
         # A definition without tensors is compared by value, others by the identity of theirs.
         # Layers mostly share one object, and a hash of its fields takes long: number the objects.
@@ -154,9 +156,9 @@ def _alike(calls: Sequence[RecordedCall], texts: CallTexts) -> list[list[int]]:
             facts.written,
             by_identity[id(attention)],
             texts.numbers[i],
-            frozenset((name, part.shape) for name, part in call.parts.items()),
+            frozenset((name, part.shape) for name, part in parts.items()),
             # A mask may tell heads apart, and knows those of one call.
-            i if _asks_mask(call) else None,
+            i if _asks_mask(call, parts) else None,
         )
         alike.setdefault(kind, []).append(i)
     return [*alike.values()]
@@ -172,9 +174,8 @@ def _stretches(which: list[int], call: RecordedCall) -> Iterator[list[int]]:
         yield which[start : start + max(most, 1)]
 
 
-def _asks_mask(call: RecordedCall) -> bool:
+def _asks_mask(call: RecordedCall, parts: Mapping[str, StoredTensor]) -> bool:
     """Return whether only the mask tells which queries see a key; see `counted`."""
-    parts = call.parts
     kept = parts["top_keys"].shape[-1] if "top_keys" in parts else 1
     return not kept and ("lse" not in parts or call.attention.sink is not None)
 
@@ -262,8 +263,8 @@ def _joined_summary(calls: Sequence[RecordedCall]) -> Summary:
         lse=_joined(lses, device) if lses else None,
         received=_joined([own.received for own in seen], device),
         entropy=_joined([own.entropy for own in seen], device),
-        top_weights=_joined([own.top_weights[..., :1] for own in seen], device),
-        top_keys=_joined([own.top_keys[..., :1] for own in seen], device),
+        top_weights=_joined_largest([own.top_weights for own in seen], device),
+        top_keys=_joined_largest([own.top_keys for own in seen], device),
         map=None,
     )
 
@@ -272,7 +273,29 @@ def _joined(
     parts: Sequence[Float[Tensor, "batch heads *rest"]], device: torch.device
 ) -> Float[Tensor, "batch heads *rest"]:
     """Return tensors along the axis of heads, on a device."""
-    return (parts[0] if len(parts) == 1 else torch.cat([*parts], 1)).to(device)
+    joined = _view_of_all(parts)
+    if joined is None:
+        joined = parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
+    return joined.to(device)
+
+
+def _joined_largest(
+    parts: Sequence[Float[Tensor, "batch heads query top"]], device: torch.device
+) -> Float[Tensor, "batch heads query one"]:
+    """Return the first of the top of each query, of tensors along the axis of heads."""
+    joined = _view_of_all(parts)
+    if joined is None:
+        return _joined([part[..., :1] for part in parts], device)
+    return joined[..., :1].to(device)
+
+
+def _view_of_all(
+    parts: Sequence[Float[Tensor, "batch heads *rest"]],
+) -> Float[Tensor, "batch heads *rest"] | None:
+    """Return a view of tensors along the axis of heads; None if only a copy has them so."""
+    # Layers that were surveyed together lie one after the other: of one sequence, heads do, too.
+    whole = as_one(parts) if len(parts) > 1 and len(parts[0]) == 1 else None
+    return None if whole is None else whole.flatten(0, 2)[None]
 
 
 def _rows(calls: Sequence[RecordedCall], seen: Summary, shared: SharedFacts) -> HeadRows:

@@ -478,7 +478,7 @@ class RecordedCall(ABC):
     def parts(self) -> dict[str, StoredTensor]:
         """The tensors that are kept, by name."""
         queue = getattr(self, "_queue", None)  # a call that was read from a file has none
-        if queue is not None:
+        if queue is not None and queue.collect_steps is not None:
             queue.collect()
         # A queued survey has to run before its numbers are read.
         self._wait()
@@ -595,8 +595,11 @@ class RecordedCall(ABC):
 
     def _ids(self, name: str, count: int) -> Tensor | None:
         part = self.parts.get(name)
+        if part is None:
+            return None
         # Ids that do not cover all tokens cannot be assigned to them.
-        return None if part is None or part.tensor.shape[1] != count else part.tensor
+        ids = part.tensor
+        return ids if ids.shape[1] == count else None
 
     def kept_attention(self) -> Attention:
         """Return the definition over the queries that were kept, in which queries after the end of

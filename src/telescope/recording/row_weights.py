@@ -16,7 +16,7 @@ from ..engines import torch_modes
 from ..surveys import choose, compute_dtype, weigh
 from .recorded_call import RecordedCall
 from .source_question import NotKeptError, Question
-from .survey_queue import most_at_once
+from .staging import most_at_once
 
 
 class Rows(NamedTuple):

@@ -1,9 +1,9 @@
 """`SummariesCall`, for keep="summaries": the numbers of a survey, computed while the model runs."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -12,10 +12,11 @@ from torch import Tensor
 from ..measures import SUMS, BatchTokens, Places
 from ..surveys import Summary, Survey, compute_dtype
 from .attention_call import AttentionCall, CallFacts, KeepOptions, MapSize
-from .continuation import WaitingRows
+from .continuation import WaitingRows, fingerprints
 from .recorded_call import RecordedCall
-from .storage import GrowingTensor, StoredParts
-from .survey_queue import GrowingCall, SurveyDestination, SurveyInputs, SurveyQueue, SurveyResult
+from .staging import SurveyInputs
+from .storage import GrowingTensor, StoredParts, append_each, as_one
+from .survey_queue import GrowingCall, SurveyDestination, SurveyQueue, SurveyResult
 
 MAX_WAITING = 16  # queries of a call that waits: more are surveyed at once
 
@@ -106,27 +107,54 @@ class SummariesCall(RecordedCall, GrowingCall):
         self._waiting = None
         assert waiting is not None
         # Rows waited because the caller vouched for the keys: check that now.
-        self._check_unchanged(result, waiting.evicted, waiting.known)
-        self._add_rows(result, waiting.evicted, waiting.known)
+        if not _are_unchanged([self], result, waiting.evicted, waiting.known):
+            raise RuntimeError(
+                f'the cached keys of "{self.name}" were changed while the model wrote, in a way '
+                "that cannot be seen "
+                'from outside; keep="queries-keys" copies each key when it is written'
+            )
+        _add_rows([self], result, waiting.evicted, waiting.known)
+        self._fingerprints[0].append(result.fingerprints[:, :, waiting.known :])
+        self._end_waiting(waiting)
+
+    @classmethod
+    def receive_together(cls, calls: "Sequence[SummariesCall]", result: SurveyResult) -> bool:
+        each = []
+        for call in calls:
+            call._wait_for_first()
+            assert call._waiting is not None
+            each.append(call._waiting)
+        evicted = each[0].evicted
+        known = each[0].known
+        # Alike in everything that decides what is stored, and where.
+        kept = {(*call._parts, call._parts["received"].shape) for call in calls}
+        if len(kept) > 1 or any(waiting.known != known for waiting in each):
+            return False
+        # One comparison for all of them: each would wait for a GPU.
+        if not _are_unchanged(calls, result, evicted, known):
+            return False
+        for call in calls:
+            call._waiting = None
+        _add_rows(calls, result, evicted, known)
+        append_each([call._fingerprints[0] for call in calls], result.fingerprints[:, :, known:])
+        _share_ids(calls, each)
+        for call, waiting in zip(calls, each, strict=True):
+            call._end_waiting(waiting)
+        return True
+
+    def _end_waiting(self, waiting: WaitingRows) -> None:
+        """Store the tokens of rows that waited, and what the survey does not tell of them."""
         call = waiting.as_one_call()
         ids = [part for part in waiting.ids if part is not None]
         known_ids = self._text is not None and len(ids) == len(waiting.ids)
         self._text = self._text.followed_by(*ids) if self._text is not None and known_ids else None
 
         # The sizes count the waiting queries already.
-        self._store_ids(call.query_ids, self.size[0] - waiting.count)
-        self._append_fingerprints(call, waiting.known)
-
-    def _check_unchanged(self, result: SurveyResult, evicted: int, known: int) -> None:
-        """Raise a RuntimeError if keys that were recorded earlier have changed since."""
-        if not torch.equal(
-            self._fingerprints[0].tensor[:, :, evicted:], result.fingerprints[:, :, :known]
-        ):
-            raise RuntimeError(
-                f'the cached keys of "{self.name}" were changed while the model wrote, in a way '
-                "that cannot be seen "
-                'from outside; keep="queries-keys" copies each key when it is written'
-            )
+        if "query_ids" not in self._parts or self._parts["query_ids"].shape[1] < self.size[0]:
+            self._store_ids(call.query_ids, self.size[0] - waiting.count)
+        # Those of the keys came with the survey.
+        for stored, now in zip(self._fingerprints[1:], call.identifying_tensors[1:], strict=True):
+            stored.append(fingerprints(now[:, :, waiting.known :]))
 
     def _store_more(self, call: AttentionCall, known: int) -> None:
         # A gap in the tokens leaves the rest of the text without them.
@@ -136,7 +164,7 @@ class SummariesCall(RecordedCall, GrowingCall):
             else self._text.followed_by(call.query_ids)
         )
         call = call if self._text is None else self._with_text(call, self._text)
-        self._add_rows(self._survey(call), call.evicted, known)
+        _add_rows([self], self._survey(call), call.evicted, known)
 
     def _with_text(self, call: AttentionCall, text: BatchTokens) -> AttentionCall:
         """Return a call that continues the sequence with its tokens, without queries after the end
@@ -155,34 +183,6 @@ class SummariesCall(RecordedCall, GrowingCall):
         attention = call.attention_over_present_keys
         return self._queue.run_survey(inputs, call.lse, attention, call.places)
 
-    def _add_rows(self, result: SurveyResult, evicted: int, known: int) -> None:
-        """Add the survey of more queries to what is kept; the first `known` keys are kept
-        already.
-        """
-        # Sums over queries are added up; the numbers of each query are appended.
-        self._add_received(result.summary.received, evicted, known)
-        summed = self._parts["shares"].tensor
-        summed.add_(result.shares.to(summed.device))
-        # A map of the shorter text has other borders.
-        self._parts.pop("map", None)
-        self.facts.engine = result.engine
-        self.facts.recorded = None
-        store_rows(self._parts, result.summary, evicted)
-
-    def _add_received(
-        self, more: Float[Tensor, "batch heads key"], evicted: int, known: int
-    ) -> None:
-        """Add to the sums in float64: there are as many summands as calls."""
-        received = self._parts["received"]
-        if received.tensor.dtype != torch.float64:
-            received = self._parts["received"] = GrowingTensor(
-                received.tensor.double(), 2, self.options.store
-            )
-        assert isinstance(received, GrowingTensor)
-        # New keys begin at 0; then every key gets what the new queries give.
-        received.append(torch.zeros_like(more[:, :, known:]))
-        received.tensor[:, :, evicted:].add_(more.to(received.memory.device))
-
     def _wait(self) -> None:
         """Run the surveys that are still due, and order the current stream after them."""
         self._wait_for_first()
@@ -199,7 +199,8 @@ class SummariesCall(RecordedCall, GrowingCall):
             if not destination.received:
                 queue.flush()
             # The current stream waits, and the host does not.
-            queue.wait(*(part.tensor for part in (*self._parts.values(), *self._fingerprints)))
+            if queue.finished:
+                queue.wait(*(part.tensor for part in (*self._parts.values(), *self._fingerprints)))
             self._pending = None
 
     def _other_tensors(self) -> Iterator[Tensor]:
@@ -318,13 +319,13 @@ class SummaryDestination(SurveyDestination):
         )
         # The survey hands its tensors over, so that they are not copied.
         self.parts.grow("received", summary.received, owned=True)
-        self.parts.grow("shares", result.shares)
+        self.parts.grow("shares", result.shares, owned=True)
         if summary.map is not None:
             self.parts.grow("map", summary.map, owned=True)
         if result.sample is not None:
             for name, part in result.sample._asdict().items():
                 self.parts.grow(f"sample.{name}", part, 0, owned=True)
-        store_rows(self.parts, summary, 0)
+        store_rows([self.parts], summary, 0)
 
 
 class PendingSummary(NamedTuple):
@@ -334,20 +335,103 @@ class PendingSummary(NamedTuple):
     destination: SummaryDestination
 
 
-def store_rows(parts: StoredParts, summary: Summary, evicted: int) -> None:
-    """Store the numbers of each query; keys are counted from the first one ever, evicted keys
-    included.
+def _are_unchanged(
+    calls: Sequence[SummariesCall], result: SurveyResult, evicted: int, known: int
+) -> bool:
+    """Return whether the keys of calls that were recorded earlier, the first `known` of those that
+    were surveyed, have not changed since.
     """
-    if summary.lse is not None:
-        parts.grow("lse", summary.lse, owned=True)
-    if summary.within is not None:
-        parts.grow("streaming", summary.within, owned=True)
-    parts.grow("entropy", summary.entropy, owned=True)
-    parts.grow("top_weights", summary.top_weights, owned=True)
+    stored = [call._fingerprints[0].tensor[:, :, evicted:] for call in calls]
+    before = stored[0] if len(stored) == 1 else torch.cat(stored)
+    return torch.equal(before, result.fingerprints[:, :, :known])
+
+
+def _share_ids(calls: Sequence[SummariesCall], each: Sequence[WaitingRows]) -> None:
+    """Store the ids of rows that waited once for all calls that share the ids before and these."""
+    stored = [call._parts.get("query_ids") for call in calls]
+    first = stored[0]
+    ids = [tuple(map(id, waiting.ids)) for waiting in each]
+    more = each[0].as_one_call().query_ids
+    if not isinstance(first, GrowingTensor) or more is None or len(set(ids)) > 1:
+        return
+    if any(not isinstance(one, GrowingTensor) or one.memory is not first.memory for one in stored):
+        return
+    # Without room for more tokens: of calls that go on alone, none writes where others read.
+    longer = torch.cat([first.tensor, more.to(first.memory.device)], 1)
+    for call in calls:
+        call._parts["query_ids"] = GrowingTensor(longer, 1, call.options.store, owned=True)
+
+
+def _add_rows(
+    calls: Sequence[SummariesCall], result: SurveyResult, evicted: int, known: int
+) -> None:
+    """Add the survey of more queries to what is kept of calls, which are stacked along its batch
+    axis; the first `known` keys are kept already.
+    """
+    # Sums over queries are added up; the numbers of each query are appended.
+    _add_received(calls, result.summary.received, evicted, known)
+    _add_to_each([call._parts["shares"].tensor for call in calls], result.shares)
+    for call in calls:
+        # A map of the shorter text has other borders.
+        call._parts.pop("map", None)
+        call.facts.engine = result.engine
+        call.facts.recorded = None
+    store_rows([call._parts for call in calls], result.summary, evicted)
+
+
+def _add_received(
+    calls: Sequence[SummariesCall], more: Float[Tensor, "batch heads key"], evicted: int, known: int
+) -> None:
+    """Add to the sums in float64: there are as many summands as calls."""
+    before = [call._parts["received"].tensor for call in calls]
+    if any(one.dtype != torch.float64 for one in before):
+        for call, own in zip(calls, torch.stack(before).double().unbind(), strict=True):
+            store = call.options.store
+            call._parts["received"] = GrowingTensor(own, 2, store, owned=True)
+    # New keys begin at 0; then every key gets what the new queries give.
+    received = [cast(GrowingTensor, call._parts["received"]) for call in calls]
+    append_each(received, torch.zeros_like(more[:, :, known:], dtype=torch.float64))
+    _add_to_each([one.tensor[:, :, evicted:] for one in received], more)
+
+
+def _add_to_each(stored: Sequence[Tensor], more: Tensor) -> None:
+    """Add to each tensor, in place, its part of `more`, which has these one after the other along
+    the first axis.
+    """
+    whole = as_one(stored)
+    if whole is not None:
+        whole.add_(more.view(whole.shape).to(whole.device))
+        return
+    for one, own in zip(stored, more.to(stored[0].device).chunk(len(stored)), strict=True):
+        one.add_(own)
+
+
+def store_rows(each: Sequence[StoredParts], summary: Summary, evicted: int) -> None:
+    """Store the numbers of each query of some calls, which are stacked along the batch axis; keys
+    are counted from the first one ever, evicted keys included.
+    """
     # Number the keys of the whole text; -1 is still no key.
     keys = (
         torch.where(summary.top_keys < 0, -1, summary.top_keys + evicted)
         if evicted
         else summary.top_keys
     )
-    parts.grow("top_keys", keys, owned=True)
+    numbers = {
+        "lse": summary.lse,
+        "streaming": summary.within,
+        "entropy": summary.entropy,
+        "top_weights": summary.top_weights,
+        "top_keys": keys,
+    }
+    for name, more in numbers.items():
+        if more is None:
+            continue
+        if len(each) == 1:
+            each[0].grow(name, more, owned=True)
+            continue
+        known = [parts[name] for parts in each if name in parts]
+        if len(known) == len(each):
+            append_each(cast(list[GrowingTensor], known), more)
+            continue
+        for parts, own in zip(each, more.chunk(len(each)), strict=True):
+            parts.grow(name, own, owned=True)

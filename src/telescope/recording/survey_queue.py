@@ -5,8 +5,8 @@ several layers take one launch of the GPU's kernels instead of one each.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,10 +26,7 @@ from ..measures import (
 from ..surveys import StreamEvent, Summary, record_event, record_use, side_stream, survey_unchecked
 from .attention_call import AttentionCall, KeepOptions
 from .continuation import fingerprints
-
-MAX_CALLS = {"cpu": 8, "cuda": 32}  # surveyed in one launch
-# Bytes of one staging buffer: a larger call takes longer than its launch.
-STAGING_BYTES = {"cpu": 2**24, "cuda": 2**28}
+from .staging import MAX_CALLS, StagingBuffer, SurveyInputs, most_at_once
 
 
 class SurveyResult(NamedTuple):
@@ -88,6 +85,13 @@ class GrowingCall(ABC):
     def receive_rows(self, result: SurveyResult) -> None:
         """Store the survey of the rows that waited."""
 
+    @classmethod
+    @abstractmethod
+    def receive_together(cls, calls: Sequence[Any], result: SurveyResult) -> bool:
+        """Store the survey of the rows that waited of several calls, stacked along the batch axis;
+        return False if each has to store its own.
+        """
+
 
 class SurveyQueue:
     """Batch the surveys of several layers into one kernel launch. `flush()` runs what is queued.
@@ -112,6 +116,8 @@ class SurveyQueue:
         self.stacked: dict[int, Attention] = {}
         self.buffers = StagingBuffer(), StagingBuffer()  # the first is being filled
         self.waiting: list[GrowingCall] = []  # the calls that have rows that wait
+        self._refers = False
+        """Whether nobody writes to calls that are added before they are surveyed."""
         self.collect_steps: Callable[[], object] | None = None
         """Records the steps that wait in the buffers of compiled code."""
         # The end of the last survey on each device.
@@ -121,6 +127,19 @@ class SurveyQueue:
         """Have the steps recorded that compiled code has left behind."""
         if self.collect_steps is not None:
             self.collect_steps()
+
+    @contextmanager
+    def referring(self) -> Iterator[None]:
+        """Take no copies of the calls that are added while the block runs: nobody writes to them
+        before it ends, and their surveys are launched by then.
+        """
+        self._launch_rest()
+        self._refers = True
+        try:
+            yield
+        finally:
+            self._refers = False
+            self._launch_rest()
 
     def add(self, call: AttentionCall, destination: SurveyDestination) -> None:
         """Queue the survey of a call; `destination` receives the result now or later.
@@ -157,7 +176,7 @@ class SurveyQueue:
         self._enqueue(call, inputs, destination)
 
     def _enqueue(
-        self, call: AttentionCall, inputs: "SurveyInputs", destination: SurveyDestination
+        self, call: AttentionCall, inputs: SurveyInputs, destination: SurveyDestination
     ) -> None:
         assert self.places is not None
         # Too large to copy, or nothing gained by stacking: survey now.
@@ -166,14 +185,20 @@ class SurveyQueue:
                 self.run_survey(inputs, call.lse, call.attention, self.places, self.map)
             )
             return
-        # A batch begins: fill the other buffer, since this one may still be read.
-        if not self.queued:
-            self.buffers = self.buffers[::-1]
-            self.buffers[0].allocate(self.capacity, inputs)
-        self.buffers[0].put(len(self.queued), inputs)
-        self.queued.append(QueuedSurvey(call.lse, destination))
+        if self._refers:
+            self.queued.append(QueuedSurvey(call.lse, destination, inputs))
+        else:
+            if not self.queued:
+                self._begin_batch(self.capacity, inputs)
+            self.buffers[0].put(len(self.queued), inputs)
+            self.queued.append(QueuedSurvey(call.lse, destination))
         if len(self.queued) == self.capacity:
             self._launch()
+
+    def _begin_batch(self, count: int, like: SurveyInputs) -> None:
+        """Make room for so many calls in the other buffer, since this one may still be read."""
+        self.buffers = self.buffers[::-1]
+        self.buffers[0].allocate(count, like)
 
     def survey_waiting(self) -> None:
         """Survey all rows that wait, those of several layers at once where these are alike.
@@ -186,16 +211,21 @@ class SurveyQueue:
             # Calls stay in the list until their survey has succeeded.
             calls = self._alike_waiting(most)
             try:
-                results = self._survey_stacked(calls)
+                result = self._survey_stacked(calls)
             except torch.OutOfMemoryError:
                 if len(calls) == 1:
                     # One layer alone is too large.
                     raise
                 most = len(calls) // 2
                 continue
+            count = len(calls)
             with torch_modes.recording_mode(calls[0].queries.device):
-                for result in results:
-                    self.waiting.pop(0).receive_rows(result)
+                waiting = self.waiting[:count]
+                if count > 1 and type(waiting[0]).receive_together(waiting, result):
+                    del self.waiting[:count]
+                    continue
+                for own in result.split(count) if count > 1 else [result]:
+                    self.waiting.pop(0).receive_rows(own)
 
     def _alike_waiting(self, most: int) -> list[AttentionCall]:
         """Return the rows that wait of the first call, and of the calls after it that can be
@@ -214,7 +244,7 @@ class SurveyQueue:
             alike.append(rows)
         return alike
 
-    def _survey_stacked(self, calls: Sequence[AttentionCall]) -> list[SurveyResult]:
+    def _survey_stacked(self, calls: Sequence[AttentionCall]) -> SurveyResult:
         """Survey calls that are alike, stacked along the batch axis."""
         first = calls[0]
         count = len(calls)
@@ -223,11 +253,8 @@ class SurveyQueue:
             places = first.places
             # One call needs no copy.
             if count == 1:
-                return [
-                    self.run_survey(
-                        SurveyInputs(first.queries, first.keys), None, attention, places
-                    )
-                ]
+                inputs = SurveyInputs(first.queries, first.keys)
+                return self.run_survey(inputs, None, attention, places)
 
             # Stack the calls; the definition repeats its sequences for each.
             batch = len(first.queries)
@@ -236,14 +263,11 @@ class SurveyQueue:
                 torch.cat([call.keys for call in calls]),
             )
             stacked = restrict_to_sequences(attention, torch.tensor([*range(batch)] * count), batch)
-            return self.run_survey(inputs, None, stacked, places).split(count)
+            return self.run_survey(inputs, None, stacked, places)
 
     def flush(self) -> None:
         """Run every queued survey, wait for the results, and free the staging buffers."""
-        if self.queued:
-            device = self.buffers[0].inputs.queries.device
-            with torch_modes.recording_mode(device):
-                self._launch()
+        self._launch_rest()
 
         # Order the current stream after the surveys, and free what only they need.
         self.wait()
@@ -262,6 +286,13 @@ class SurveyQueue:
         for device, end in self.finished.items():
             end.wait(*(tensor for tensor in tensors if tensor.device == device))
 
+    def _launch_rest(self) -> None:
+        """Survey what is queued, in results that outlive the model's run."""
+        if self.queued:
+            _, _, ((_, _, device), _), *_ = self.kind
+            with torch_modes.recording_mode(device):
+                self._launch()
+
     def _launch(self) -> None:
         """Survey all queued calls as one."""
         queued = self.queued
@@ -274,7 +305,6 @@ class SurveyQueue:
         assert self.places is not None
         batch = shape[0]
         count = len(queued)
-        buffer = self.buffers[0]
         # Stack the definition once for each number of calls.
         if count not in self.stacked:
             self.stacked[count] = restrict_to_sequences(
@@ -282,11 +312,11 @@ class SurveyQueue:
             )
 
         # Survey on the second stream, if the model may go on meanwhile.
-        inputs = buffer.slots(0, count)
+        inputs = self._stacked_inputs(queued)
         lses = [call.lse for call in queued if call.lse is not None]
         with side_stream(inputs.queries) if self.concurrent else nullcontext():
             # The second stream reads these tensors: their memory must not be reused before.
-            record_use(*lses, *self.places.tensors)
+            record_use(*lses, *self.places.tensors, *(queued[0].inputs or ()))
             lse = None if not lses else lses[0] if count == 1 else torch.cat(lses)
             result = self.run_survey(inputs, lse, self.stacked[count], self.places, self.map)
             for call, own in zip(
@@ -294,13 +324,25 @@ class SurveyQueue:
             ):
                 call.destination.receive(own)
             # The buffer is filled again only after this point.
-            buffer.last_read = record_event(device)
-        if buffer.last_read is not None:
-            self.finished[device] = buffer.last_read
+            end = record_event(device)
+        self.buffers[0].last_read = end
+        if end is not None:
+            self.finished[device] = end
+
+    def _stacked_inputs(self, queued: "Sequence[QueuedSurvey]") -> SurveyInputs:
+        """Return the queries and keys of queued calls, stacked along the batch axis."""
+        given = [call.inputs for call in queued if call.inputs is not None]
+        if not given:
+            return self.buffers[0].slots(0, len(queued))
+        # One call needs no copy.
+        if len(given) == 1:
+            return given[0]
+        self._begin_batch(len(given), given[0])
+        return self.buffers[0].put_all(given)
 
     def run_survey(
         self,
-        inputs: "SurveyInputs",
+        inputs: SurveyInputs,
         lse: Tensor | None,
         attention: Attention,
         places: Places,
@@ -345,68 +387,12 @@ class SurveyQueue:
 
 
 class QueuedSurvey(NamedTuple):
-    """A call whose queries and keys lie in the staging buffer."""
+    """A call that waits for its survey."""
 
     lse: Tensor | None
     destination: SurveyDestination
-
-
-class SurveyInputs(NamedTuple):
-    """The tensors that a survey reads."""
-
-    queries: Tensor
-    keys: Tensor
-
-    def apply(self, change: Callable[[Tensor], Tensor]) -> "SurveyInputs":
-        """Return the inputs with `change` applied to each tensor."""
-        return SurveyInputs(change(self.queries), change(self.keys))
-
-    @property
-    def layout(self) -> tuple[Any, ...]:
-        """Shape, dtype and device of each tensor."""
-        return tuple((part.shape, part.dtype, part.device) for part in self)
-
-
-class StagingBuffer:
-    """Memory in which the queries and keys of several calls lie one after the other, reused for
-    each launch.
-    """
-
-    def __init__(self) -> None:
-        self.allocated: Any = None  # (capacity, layout) of `inputs`
-        self.last_read: StreamEvent | None = None
-
-    def allocate(self, capacity: int, like: SurveyInputs) -> None:
-        """Make room for so many calls with inputs like these, once earlier contents have been
-        read.
-        """
-        # A survey on the second stream may still read this memory.
-        if self.last_read is not None:
-            self.last_read.wait()
-        # Calls of one layout reuse the memory.
-        if self.allocated != (capacity, like.layout):
-            self.allocated = (capacity, like.layout)
-            self.inputs = like.apply(lambda part: _empty(capacity, part))
-            self.each_slot = [self.slots(i, i + 1) for i in range(capacity)]
-
-    def slots(self, first: int, stop: int) -> SurveyInputs:
-        """Return views of the inputs of the calls from `first` to `stop`."""
-        if stop - first == self.allocated[0]:
-            return self.inputs
-        batch = len(self.inputs.queries) // self.allocated[0]
-        return self.inputs.apply(lambda part: part[first * batch : stop * batch])
-
-    def put(self, slot: int, inputs: SurveyInputs) -> None:
-        """Copy the inputs of a call into a slot."""
-        for memory, part in zip(self.each_slot[slot], inputs, strict=True):
-            memory.copy_(part)
-
-
-def most_at_once(device: torch.device, size: int) -> int:
-    """Return how many calls of this many bytes are surveyed in one launch; 0 if they are too large
-    to be copied.
-    """
-    return min(MAX_CALLS.get(device.type, 0), STAGING_BYTES.get(device.type, 0) // max(1, size))
+    inputs: SurveyInputs | None = None
+    """If nobody writes to these before the survey; else they lie in the staging buffer."""
 
 
 def can_run_concurrently(inputs: SurveyInputs, attention: Attention) -> bool:
@@ -420,14 +406,3 @@ def can_run_concurrently(inputs: SurveyInputs, attention: Attention) -> bool:
         for leaf in leaves(attention)
     )
     return inputs.queries.is_cuda and numbers
-
-
-def _empty(capacity: int, like: Tensor) -> Tensor:
-    """Allocate memory for so many tensors, in the memory order of `like`, heads or tokens first:
-    copies are faster.
-    """
-    batch, heads, tokens, width = like.shape
-    # Heads have the smaller stride: tokens come first in memory.
-    if like.stride(1) < like.stride(2):
-        return like.new_empty(capacity * batch, tokens, heads, width).transpose(1, 2)
-    return like.new_empty(capacity * batch, heads, tokens, width)

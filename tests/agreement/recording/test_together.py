@@ -11,6 +11,7 @@ from torch.testing import assert_close
 import telescope as ts
 from telescope.attention import identity_key
 from telescope.layers import MultiHeadAttention
+from telescope.recording import staging
 from telescope.recording import survey_queue as together
 
 D, N = 8, 6
@@ -162,7 +163,7 @@ def test_a_new_tensor_with_the_id_of_a_freed_one_is_another_mask():
 
 
 def test_a_large_call_is_surveyed_at_once(batch_sizes, monkeypatch):
-    monkeypatch.setitem(together.STAGING_BYTES, "cpu", 1000)
+    monkeypatch.setitem(staging.STAGING_BYTES, "cpu", 1000)
     model, x = made([ATTENTIONS["causal"]] * 3)
     with ts.watch(model):
         model(x)
@@ -212,5 +213,5 @@ APART = {
 @pytest.mark.parametrize(("attention", "apart"), APART.values(), ids=APART)
 def test_only_calls_whose_tensors_cannot_be_overwritten_run_concurrently(attention, apart):
     there, here = torch.zeros(2, 2, N, D).as_subclass(OnGpu), torch.zeros(2, 2, N, D)
-    assert together.can_run_concurrently(together.SurveyInputs(there, there), attention) == apart
-    assert not together.can_run_concurrently(together.SurveyInputs(here, here), attention)
+    assert together.can_run_concurrently(staging.SurveyInputs(there, there), attention) == apart
+    assert not together.can_run_concurrently(staging.SurveyInputs(here, here), attention)

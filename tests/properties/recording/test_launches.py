@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.support.huggingface import LLAMA, transformers
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -79,3 +80,29 @@ def test_sources_of_alike_layers_are_computed_together(how):
     """A CPU stacks at most eight layers: twelve take two stretches."""
     few, many = (recorded(blocks, keep="queries-keys", also="norms") for blocks in (4, 12))
     assert launches(lambda: many.sources((30, 40), how)) < 2.5 * launches(lambda: few.sources((30, 40), how))
+
+
+def waiting_steps(layers):
+    """Return a recording of a prompt that was read, and of steps behind it that wait."""
+    config = transformers.LlamaConfig(**LLAMA | {"num_hidden_layers": layers})
+    model = transformers.LlamaForCausalLM(config).eval()
+    cache = transformers.DynamicCache(config=config)
+    ids = torch.randint(LLAMA["vocab_size"], (1, 24), generator=torch.Generator().manual_seed(0))
+    for _ in range(2):  # the first time, the definitions are compared
+        with torch.no_grad(), ts.watch(model) as recording:
+            cache = transformers.DynamicCache(config=config)
+            model(ids[:, :16], past_key_values=cache)
+            recording.heads()
+            for i in range(16, 24):
+                model(ids[:, i : i + 1], past_key_values=cache)
+    return recording
+
+
+def test_steps_that_wait_are_stored_for_all_layers_at_once():
+    """The host waits for one comparison of keys, and launches what joins the queries of each layer, and copies them."""
+    few, many = (waiting_steps(layers) for layers in (2, 6))
+    with Reads() as reads:
+        more = launches(many.flush) - launches(few.flush)
+    assert reads.names.count("equal") == 2
+    assert more <= 3 * 4
+    assert all(watched.call.size == (24, 24) for watched in many.values())

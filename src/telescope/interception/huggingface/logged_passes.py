@@ -6,7 +6,7 @@ or a bias in a tensor, or with keys that a later pass writes to, are recorded wh
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 from weakref import proxy, ref
 
@@ -352,7 +352,13 @@ class PassLog:
         self._prompt = None
         text = self.interceptor.text
         try:
-            with nullcontext() if prompt is None else text.reading_prompt(prompt.ids, prompt.ends):
+            with ExitStack() as around:
+                if prompt is not None:
+                    around.enter_context(text.reading_prompt(prompt.ids, prompt.ends))
+                if calls:
+                    # Nobody writes to what waits before its surveys are launched.
+                    assert self.recording is not None
+                    around.enter_context(self.recording.queue.referring())
                 for call in calls:
                     self._record(call, call.tensors, known_mask(call.mask))
             if prompt is not None and len(self.steps) > 0:
