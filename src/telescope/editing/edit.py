@@ -40,7 +40,7 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     name; by name.2 in the second pass alone, by name.1 in the first.
 
     Args:
-        model: a model of Telescope, or a Hugging Face model that can be watched.
+        model: any model that `ts.watch` takes.
         edits: of `ts.mute`, `ts.hide`, `ts.boost`, `ts.frozen` and `ts.redefine`, or of
             `recording.edits`.
         tokenizer: an object with `decode`, by which texts are found; Telescope's models have their

@@ -224,6 +224,7 @@ class Runs:
             self.real = session.text.real_predictions(*logits.shape[:2])
         return self.measure(self.reference, self.reference, self.real)
 
+    @torch.no_grad()
     def edited(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
         """Run the model once for several edits, each on its own copy of the inputs; once for each
         where that cannot be divided.

@@ -168,8 +168,9 @@ def watch(
     heads of all when the block is left; all processes must leave it.
 
     Args:
-        model: a model of Telescope, or a Hugging Face model that uses transformers' attention
-            interface.
+        model: a model of Telescope or of Hugging Face's transformers, or any module whose parts
+            call scaled_dot_product_attention, flex_attention, nn.MultiheadAttention, flash-attn,
+            xformers or ts.attend; a softmax written by hand cannot be seen.
         layers: the attentions to record: names, patterns such as "encoder.*", or numbers of layers,
             -1 for the last; None is all.
         heads: the numbers of the heads to record, -1 for the last of each layer; None is all.
@@ -201,8 +202,9 @@ def watch(
 
     Raises:
         TypeError: if `model` is not a torch.nn.Module, or `layers` is of another type.
-        ValueError: if the model cannot be watched (a compiled model of Telescope, without a known
-            attention, watched already), if an option does not fit, or if memory would not suffice.
+        ValueError: if the model cannot be watched (compiled and none of transformers, without a
+            known attention, watched already), if an option does not fit, or if memory would not
+            suffice.
 
     Example:
         >>> import torch, telescope as ts
@@ -299,9 +301,11 @@ def record_calls(
             # Also after an exception: later work of this stream comes after the surveys.
             recording.wait()
         # Run the surveys that are still queued, if the block ended well.
-        # Names that do not fit are an error of this block, and not of whoever reads.
         recording.flush(collects=tokens is not None)
-        check_kinds(tokens, {name: own.calls for name, own in recording.items()})
+        # Names that do not fit are an error of this block, and not of whoever reads. Without names,
+        # what waits goes on waiting.
+        if tokens is not None:
+            check_kinds(tokens, {name: own.calls for name, own in recording.items()})
     if observer.bypasses:
         warnings.warn(
             f"{recording.model}: {describe_bypasses([*observer.bypasses.values()])}", stacklevel=5

@@ -88,13 +88,11 @@ class AttentionCall(NamedTuple):
 
     def weights(self) -> Float[Tensor, "batch heads query key"]:
         """Compute all weights of the keys that are present, in the dtype of the queries."""
-        batch, heads, queries, _ = self.queries.shape
-        keys = self.keys.shape[-2]
-        rows = torch.arange(queries, device=self.queries.device)
+        batch, heads, queries, _ = map(range, self.queries.shape)
+        rows = torch.arange(len(queries), device=self.queries.device)
+        keys = range(self.keys.shape[-2])
         attention = self.attention_over_present_keys
-        masked = masked_rows(
-            self.queries, self.keys, attention, rows, range(keys), range(batch), range(heads)
-        )
+        masked = masked_rows(self.queries, self.keys, attention, rows, keys, batch, heads)
         return attention.weights(masked).to(self.queries.dtype)
 
     @property

@@ -328,6 +328,35 @@ def test_queries_of_inference_mode_do_not_wait():
     torch.testing.assert_close(recording["attention"].received, alone["attention"].received)
 
 
+def waits(recording):
+    """Return whether calls wait although their block has ended."""
+    return recording.queue.collect_steps is not None
+
+
+def test_calls_wait_while_nobody_else_holds_their_tensors():
+    class Projects(Calls):
+        kept = None
+
+        def forward(self, x):
+            queries = x * 2
+            return self.function(queries, x + 1, (x + 2)[:])
+
+    class Keeps(Projects):
+        def forward(self, x):
+            self.kept = (x * 2).flatten(2).unflatten(2, (5, 4))
+            return self.function(self.kept, x + 1, x + 2)
+
+    for kind, expected in ((Calls, False), (Projects, True), (Keeps, False)):
+        model = kind()
+        with torch.no_grad(), ts.watch(model) as recording:
+            model(X)
+        assert waits(recording) == expected
+        with ts.watch(model, keep="queries-keys") as alone:
+            model(X)
+        torch.testing.assert_close(recording["attention"].received, alone["attention"].received)
+        assert not waits(recording)
+
+
 def test_inputs_that_a_user_writes_to_after_the_block():
     """They may be views of what the attention was passed: then nothing waits."""
     x = X.clone()

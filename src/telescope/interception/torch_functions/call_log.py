@@ -105,7 +105,7 @@ class CallLog:
             return False
         # Held here, so that no two of them have one identity.
         tensors = [one for call in self._calls for one in call.made.tensors]
-        bases = {id(base): base for one in tensors if (base := one._base) is not None}
+        bases = {id(one._base): one._base for one in tensors if one._base is not None}
         held: dict[int, set[int]] = {}
         for one in (*tensors, *bases.values()):
             held.setdefault(one.untyped_storage()._cdata, set()).add(id(one))
