@@ -97,9 +97,7 @@ class AttentionCall(NamedTuple):
 
     @property
     def is_cross_attention(self) -> bool:
-        """Whether queries and keys come from two sequences: as the caller says, or else by a
-        guess.
-        """
+        """Whether queries and keys come from two sequences: as the caller says, or by a guess."""
         if self.across is not None:
             return self.across
         # Token ids of the keys are only given where they differ from those of the queries.
