@@ -77,6 +77,25 @@ def test_attentions_stand_in_the_order_of_the_model():
     ]
 
 
+class Named(nn.Module):
+    """A part of Telescope's that has the name of a function of Telescope's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = ts.layers.Attend()
+
+    def forward(self, x):
+        return self.attend(x, x, x, ts.Attention())
+
+
+def test_a_part_that_is_called_attend_is_no_call_of_the_function():
+    model = Named()
+    with ts.watch(model) as recording:
+        model(torch.randn(1, 2, 3, 4))
+    assert [*recording] == ["attention"]
+    assert not recording.left_out
+
+
 def test_layers_select_from_both():
     model = Summariser().eval()
     with torch.no_grad(), ts.watch(model, layers=["decoder.layers.1.*", "bert.encoder.layer.0.*"]) as recording:

@@ -5,8 +5,10 @@ in an object that the forward calls; modules inside of it speak for themselves. 
 function in a table is not understood: its modules are found when they run.
 """
 
+import dis
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import getattr_static, unwrap
+from itertools import pairwise
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -117,7 +119,8 @@ class Reach:
         # A name of the file, of another file that it names, or of the object itself.
         named = [variables.get(name) for name in names] + [cell.cell_contents for cell in cells]
         files = [one for one in named if isinstance(one, ModuleType)]
-        self.attends |= "attend" in names and any(one.__name__ == OWN for one in files)
+        if "attend" in names and any(one.__name__ == OWN for one in files):
+            self.attends |= _takes_attend(function.__code__, variables)
         namespaces = [variables, getattr(owner, "__dict__", {})]
         namespaces += [vars(one) for one in files if not _is_library(one.__name__)]
         for name in names:
@@ -139,6 +142,17 @@ class Reach:
                 self.attends = True
                 self.bindings.append(Binding(Variable(cell), ""))
             self._look_at(value, owner, depth + 1)
+
+
+def _takes_attend(code: CodeType, variables: Mapping[str, Any]) -> bool:
+    """Return whether code takes `attend` from Telescope: `ts.attend`, and not `self.attend`."""
+    for before, after in pairwise(dis.get_instructions(code)):
+        if after.argval == "attend":
+            holder = variables.get(before.argval) if isinstance(before.argval, str) else None
+            if getattr(holder, "__name__", None) == OWN:
+                return True
+    inside = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return any(_takes_attend(one, variables) for one in inside)
 
 
 def _is_assigned(cell: CellType) -> bool:
