@@ -84,6 +84,9 @@ def plain_attention(model: nn.Module, change: ByHand = UNCHANGED):
             undo.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
             undo.callback(module.register_forward_hook(lambda *_: leave(), always_call=True).remove)
         undo.enter_context(replaced(torch.nn.functional.scaled_dot_product_attention, attend))
+        # Torch's fast path calls neither of the functions.
+        undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         undo.enter_context(replaced(torch.nn.functional.multi_head_attention_forward, without_weights))
         yield calls
 
