@@ -10,7 +10,7 @@ and the watched version of a model are both kept, and a second block compiles no
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, lru_cache, partial
 from threading import Timer, local
 from typing import Any, NamedTuple
@@ -94,11 +94,11 @@ def run_compiled(module: nn.Module, function: Callable[..., Any], *args: Any, **
                 block.interceptor.handler.note_length(log.terms.length)
     else:
         _prepare(log, blocks, module, args, kwargs)
-    if is_step(args, kwargs) and expected:
+    if expected and is_step(args, kwargs):
         kwargs = kwargs | expected
     kwargs = {name: _written_out(value, masks) for name, value in kwargs.items()}
     try:
-        with _TracedFunctions(blocks), _tell_if_compiled(module, blocks, args, kwargs):
+        with _TracedFunctions(blocks), _telling_if_compiled(module, blocks, args, kwargs):
             log.is_open = True
             output = function(*args, **kwargs)
         events = log.events
@@ -265,19 +265,25 @@ _seen: "WeakKeyDictionary[nn.Module, set[Hashable]]" = WeakKeyDictionary()
 """The kinds of runs of each module that may have been compiled already."""
 
 
-@contextmanager
-def _tell_if_compiled(
+def _telling_if_compiled(
     module: nn.Module, blocks: Sequence["CompiledCode"], args: Any, kwargs: Any
-) -> Iterator[None]:
-    """Log a line if a run of a kind that was not seen before takes more than two seconds."""
+) -> AbstractContextManager[None]:
+    """Return a context that logs a line if a run of a kind that was not seen before takes more than
+    two seconds.
+    """
     first = kwargs.get("input_ids", args[0] if args else None)
-    kind = (getattr(first, "shape", None), *(block.kind for block in blocks))
+    kind = (getattr(first, "shape", None), *[block.kind for block in blocks])
     seen = _seen.setdefault(module, set())
     # Starting a thread takes as long as all else that a block does around a run.
     if kind in seen:
-        yield
-        return
+        return nullcontext()
     seen.add(kind)
+    return _telling(module)
+
+
+@contextmanager
+def _telling(module: nn.Module) -> Iterator[None]:
+    """Log a line if the block takes more than two seconds."""
     timer = Timer(
         SECONDS,
         logger.info,

@@ -337,6 +337,7 @@ class PassLog:
             return {}
         return {id(call.module): call.tensors[0].shape for call in self._calls}
 
+    @torch.no_grad()
     def flush(self) -> None:
         """Record the calls that wait."""
         if self._is_recording:
@@ -373,7 +374,6 @@ class PassLog:
             self.steps.end()
             self._is_recording = False
 
-    @torch.no_grad()
     def _record(
         self,
         call: LoggedCall,

@@ -166,7 +166,20 @@ class StepLog:
         module = last.module
         result: Result = own_attention(implementation, module)(module, *tensors, mask, **options)
         versions = (version_of(queries), version_of(keys))
-        steps.add(last._replace(tensors=tensors, options=options, output=None, versions=versions))
+        # Made anew: in each step of each layer, `_replace` would take several times as long.
+        steps.add(
+            LoggedCall(
+                implementation,
+                module,
+                tensors,
+                None,
+                options,
+                last.lse,
+                None,
+                last.number,
+                versions,
+            )
+        )
         return result
 
     # ------------------------------------------------------------------------------------ recording

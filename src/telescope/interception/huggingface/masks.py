@@ -241,9 +241,14 @@ class LazyMask(Tensor):
         """Return the mask that own(**arguments) would write out; `dense`, if that was done."""
         arguments = fixed_arguments(arguments)
         offsets = MaskOffsets.of(arguments)
-        # A single element, expanded: the mask has its shape and takes no memory.
-        empty = torch.empty((), dtype=dtype, device=device_of(arguments))
-        lazy = empty.expand(offsets.batch, 1, offsets.queries, offsets.keys).as_subclass(LazyMask)
+        shape = (offsets.batch, 1, offsets.queries, offsets.keys)
+        if dense is not None and dense.shape == shape and dense.dtype == dtype:
+            # The mask that was written stands for itself: a model that writes waits for this.
+            lazy = dense.as_subclass(LazyMask)
+        else:
+            # A single element, expanded: the mask has its shape and takes no memory.
+            empty = torch.empty((), dtype=dtype, device=device_of(arguments))
+            lazy = empty.expand(shape).as_subclass(LazyMask)
         lazy.own = own
         lazy.arguments = arguments
         lazy.shared = False

@@ -19,16 +19,16 @@ STEADY = {"causal_mask_function", "sliding_window_overlay", "chunked_overlay"}
 
 
 # Options whose tensors are part of a definition.
-DEFINING = ("s_aux", "position_bias", "cu_seq_lens_q")
+DEFINING = frozenset({"s_aux", "position_bias", "cu_seq_lens_q"})
 
 
 def is_plain(mask: Any, options: dict[str, Any]) -> bool:
     """Return whether a call may wait by its mask and its options: none is a tensor that others may
     write to, and nobody asks for its weights.
     """
-    for name in DEFINING:
-        if options.get(name) is not None:
-            return False
+    # Asked in each step of each layer: most options are of other names.
+    if not DEFINING.isdisjoint(options) and any(options.get(name) is not None for name in DEFINING):
+        return False
     if mask is not None and (not isinstance(mask, LazyMask) or mask.shared):
         return False
     return not weights_are_requested(options)
