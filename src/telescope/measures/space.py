@@ -51,15 +51,18 @@ def space_sums(
         for rows, weights in _weights_within(*inputs, within):
             down, right = _ways(rows, grid)
             near = (down <= 1).float() * (right <= 1).float()
-            found["patches"] += _weighted(weights, torch.hypot(down, right).flatten(1))
-            found["neighbours"] += _weighted(weights, near.flatten(1))
-            found["patch_weight"] += _weighted(weights)
+            distance = torch.hypot(down, right).flatten(1)
+            sums = _weighted(weights, distance, near.flatten(1))
+            found["patches"] += sums[0]
+            found["neighbours"] += sums[1]
+            found["patch_weight"] += sums[2]
     for stretch in frames:
         every = torch.arange(stretch.count, device=queries.device)
         for rows, weights in _weights_within(*inputs, stretch.positions):
             apart = (rows[:, None] - every).abs().float()
-            found["seconds"] += stretch.step * _weighted(weights, apart)
-            found["frame_weight"] += _weighted(weights)
+            sums = _weighted(weights, stretch.step * apart)
+            found["seconds"] += sums[0]
+            found["frame_weight"] += sums[1]
     return torch.stack([found[name] for name in SPACE_SUMS], -1)
 
 
@@ -77,13 +80,14 @@ def _ways(
 
 
 def _weighted(
-    weights: Float[Tensor, "batch heads row key"], factor: Tensor | None = None
-) -> Float[Tensor, "batch heads"]:
-    """Return the sum of the weights of a block, each times its factor."""
-    # Add up along the keys as the weights are: torch does so in pairs, and vectorised. Rows are
-    # few, and added up in float64.
-    products = weights if factor is None else weights * factor.to(weights.dtype)
-    return products.sum(-1).sum(-1, dtype=torch.float64)
+    weights: Float[Tensor, "batch heads row key"], *factors: Float[Tensor, "row key"]
+) -> Float[Tensor, "sum batch heads"]:
+    """Return the sums of the weights of a block times each factor, and of the weights alone."""
+    every = torch.stack([*factors, torch.ones_like(factors[0])]).to(weights.dtype)
+    # One product reads the weights once; a GPU's may be rounded, where a user allows TF32.
+    if weights.device.type == "cpu":
+        return (weights.flatten(2) @ every.flatten(1).T).double().movedim(-1, 0)
+    return torch.stack([(weights * one).sum(-1).sum(-1, dtype=torch.float64) for one in every])
 
 
 def _rows_within(places: Places, positions: range) -> list[int]:
