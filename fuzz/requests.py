@@ -43,6 +43,7 @@ RUNS = (
     "queries-keys",
     "steps",
     "batch",
+    "patches",
     "example-bank",
     "example-journey",
     "example-luong",
@@ -396,7 +397,7 @@ def application() -> Any:
     atlases.
     """
     import telescope as ts
-    from support import mapping, writers
+    from support import mapping, seeing, writers
     from support.exploring import recorded
     from telescope.explorer.api import Api
     from telescope.explorer.app import app
@@ -407,6 +408,10 @@ def application() -> Any:
     for keep in ("summaries", "queries-keys", "steps"):
         library.add(recorded(6, keep=keep), keep, "rev")
     library.add(recorded(6, batch=2, keep="steps"), "batch", "rev")
+    vision = seeing.filled(seeing.Vision())
+    with ts.watch(vision, tokens=ts.Grid(2, 2, before=["[CLS]"], name="an image")) as looked:
+        vision(seeing.vectors(5))
+    library.add(looked, "patches", "rev")
     folder = Path(tempfile.mkdtemp(prefix="telescope-requests-"))
     for name, heads in (("one", 2), ("other", 2), ("wide", 4)):
         model = mapping.tiny_gpt(seed=len(name), heads=heads)

@@ -580,6 +580,8 @@ interface HeadsAnswer {
   habits: HeadMeasures[] | null;
   /** the keys whose share of the weight is each habit, in words */
   habit_keys: Record<string, string>;
+  /** how far heads look, in words, by the names of the numbers */
+  distances: Record<string, string>;
   /** the share from which on a habit names the kind of a head */
   clear: number;
   /** the words of the rows, where they are words; columns_of: of the columns */

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..measures import CLEAR, HABIT_KEYS, punctuation_test
+from ..measures import CLEAR, HABIT_KEYS, IN_SPACE, MEASURES, punctuation_test
 from ..recording import heads_of
 from ..tiles import BUDGET, Tiles
 from ..traces import Words, cosines, plane
@@ -25,6 +25,8 @@ MOST_COSINES = 64
 MOST_TOKENS = 4096
 MOST_RECEIVED = 512
 MOST_LARGEST = 14  # weights of one query
+# The numbers of heads that read an image, of which one is a share of the weight, as habits are.
+SHARES = tuple(name for name in IN_SPACE if MEASURES[name].is_share)
 
 
 def _by_words(params: RequestParams) -> bool:
@@ -58,6 +60,7 @@ class HeadsAnswer(Answer):
     samples     how many of a pixel's queries were read; 0 where the maps are exact
     habits      null where they would need a pass over a long text
     habit_keys  the keys whose share of the weight is each habit, in words
+    distances   how far heads look, in words, by the names of the numbers
     clear       the share from which on a habit names the kind of a head
     names       the words of the rows, where they are words; columns_of: of the columns
     """
@@ -70,6 +73,7 @@ class HeadsAnswer(Answer):
     maps: Sequence[HeadMap]
     habits: Sequence[HeadMeasures] | None
     habit_keys: dict[str, str]
+    distances: dict[str, str]
     clear: float
     names: Sequence[str] | Absent = ABSENT
     columns_of: Sequence[str] | Absent = ABSENT
@@ -110,7 +114,8 @@ def heads(request: RunRequest) -> HeadsAnswer:
         maps=[HeadMap(h, share) for h, share in zip(which, shares, strict=True)],
         # Habits of a long text would need all of its scores; a summary holds them.
         habits=_habits(view, which) if small or not call.has_queries else None,
-        habit_keys=HABIT_KEYS,
+        habit_keys={**HABIT_KEYS, **{name: MEASURES[name].meaning for name in SHARES}},
+        distances={name: MEASURES[name].meaning for name in IN_SPACE if name not in SHARES},
         clear=CLEAR,
         names=names,
         columns_of=columns_of,

@@ -1,11 +1,12 @@
 """Sum how far heads look within an image, in patches, and within a sound, in seconds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import nan
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..attention import Attention
 from ..surveys import Summary, masked_rows
@@ -13,7 +14,8 @@ from ..token_kinds import GridSpace
 from .places import Places
 from .table import SPACE_SUMS
 
-BLOCK = {"cpu": 2**20, "cuda": 2**26}  # scores in memory at a time
+# Scores in memory at a time: on a CPU, those that stay in the cache of a core.
+BLOCK = {"cpu": 2**18, "cuda": 2**26}
 
 
 def space_sums(
@@ -36,52 +38,56 @@ def space_sums(
     grids = places.space.grids
     frames = places.space.frames
     if grids:
-        found |= dict.fromkeys(("neighbours", "patches", "patch_queries", "patch_weight"), nothing)
+        for name in ("neighbours", "patches", "patch_queries", "patch_weight"):
+            found[name] = nothing.clone()
     if frames:
-        found |= dict.fromkeys(("seconds", "frame_weight"), nothing)
+        for name in ("seconds", "frame_weight"):
+            found[name] = nothing.clone()
 
     inputs = (queries, keys, attention, summary, places)
     for grid in grids:
-        found["patch_queries"] = (
-            found["patch_queries"]
-            + sees[:, :, _rows_within(places, grid.positions)].sum(-1).double()
-        )
-        for rows, columns, weights in _weights_within(*inputs, grid.positions):
-            down, right = (_apart(rows, columns, axis) for axis in _coordinates(grid))
-            near = torch.maximum(down, right) <= 1
-            found["neighbours"] = found["neighbours"] + _weighted(weights, near)
-            found["patches"] = found["patches"] + _weighted(weights, torch.hypot(down, right))
-            found["patch_weight"] = found["patch_weight"] + _weighted(weights)
+        within = grid.positions
+        found["patch_queries"] += sees[:, :, _rows_within(places, within)].sum(-1).double()
+        for rows, weights in _weights_within(*inputs, within):
+            down, right = _ways(rows, grid)
+            near = (down <= 1).float() * (right <= 1).float()
+            distance = torch.hypot(down, right).flatten(1)
+            sums = _weighted(weights, distance, near.flatten(1))
+            found["patches"] += sums[0]
+            found["neighbours"] += sums[1]
+            found["patch_weight"] += sums[2]
     for stretch in frames:
-        for rows, columns, weights in _weights_within(*inputs, stretch.positions):
-            apart = _apart(rows, columns, lambda frame: frame) * stretch.step
-            found["seconds"] = found["seconds"] + _weighted(weights, apart)
-            found["frame_weight"] = found["frame_weight"] + _weighted(weights)
+        every = torch.arange(stretch.count, device=queries.device)
+        for rows, weights in _weights_within(*inputs, stretch.positions):
+            apart = (rows[:, None] - every).abs().float()
+            sums = _weighted(weights, stretch.step * apart)
+            found["seconds"] += sums[0]
+            found["frame_weight"] += sums[1]
     return torch.stack([found[name] for name in SPACE_SUMS], -1)
 
 
-def _coordinates(grid: GridSpace) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Return the functions from the number of a patch to its row and to its column."""
-    return (
-        lambda patch: patch.div(grid.columns, rounding_mode="floor"),
-        lambda patch: patch.remainder(grid.columns),
-    )
-
-
-def _apart(
-    rows: Int[Tensor, " row"], columns: Int[Tensor, " key"], axis: Callable[[Tensor], Tensor]
-) -> Float[Tensor, "row key"]:
-    """Return how far queries and keys are apart along one axis."""
-    return (axis(rows)[:, None] - axis(columns)).abs().double()
+def _ways(
+    patches: Int[Tensor, " row"], grid: GridSpace
+) -> tuple[Float[Tensor, "row down 1"], Float[Tensor, "row 1 right"]]:
+    """Return how many rows and how many columns lie between patches and all patches of their
+    grid.
+    """
+    row = patches.div(grid.columns, rounding_mode="floor")
+    down = (row[:, None] - torch.arange(grid.rows, device=patches.device)).abs().float()
+    column = patches.remainder(grid.columns)
+    right = (column[:, None] - torch.arange(grid.columns, device=patches.device)).abs().float()
+    return down[:, :, None], right[:, None]
 
 
 def _weighted(
-    weights: Float[Tensor, "batch heads row key"], factor: Tensor | None = None
-) -> Float[Tensor, "batch heads"]:
-    """Return the sum of the weights of a block, each times its factor."""
-    # Products in float32 of weights and small numbers, added up in float64.
-    products = weights if factor is None else weights * factor.to(weights.dtype)
-    return products.sum((-2, -1), dtype=torch.float64)
+    weights: Float[Tensor, "batch heads row key"], *factors: Float[Tensor, "row key"]
+) -> Float[Tensor, "sum batch heads"]:
+    """Return the sums of the weights of a block times each factor, and of the weights alone."""
+    every = torch.stack([*factors, torch.ones_like(factors[0])]).to(weights.dtype)
+    # One product reads the weights once; a GPU's may be rounded, where a user allows TF32.
+    if weights.device.type == "cpu":
+        return (weights.flatten(2) @ every.flatten(1).T).double().movedim(-1, 0)
+    return torch.stack([(weights * one).sum(-1).sum(-1, dtype=torch.float64) for one in every])
 
 
 def _rows_within(places: Places, positions: range) -> list[int]:
@@ -96,9 +102,9 @@ def _weights_within(
     summary: Summary,
     places: Places,
     positions: range,
-) -> Iterator[tuple[Tensor, Tensor, Float[Tensor, "batch heads row key"]]]:
+) -> Iterator[tuple[Tensor, Float[Tensor, "batch heads row key"]]]:
     """Yield the weights between tokens at these positions, in blocks of queries, with the numbers
-    of the queries and of the keys, counted from the first position.
+    of the queries, counted from the first position. Keys that are not there have weight 0.
     """
     rows = _rows_within(places, positions)
     # Evicted keys get no weight from the queries of this call; later ones are not there yet.
@@ -110,8 +116,8 @@ def _weights_within(
     if not rows or not columns:
         return
     device = queries.device
-    ahead = places.evicted - positions.start
-    key = torch.arange(columns.start, columns.stop, device=device) + ahead
+    before = columns.start + places.evicted - positions.start
+    after = len(positions) - before - len(columns)
 
     # A normaliser without lse needs whole rows.
     whole = range(keys.shape[-2])
@@ -126,8 +132,10 @@ def _weights_within(
         if summary.lse is None:
             weights = attention.weights(masked)[..., columns.start : columns.stop]
         else:
-            # Where a row sees no key, -inf - lse is NaN: the fill makes it 0.
+            # A row that sees no key has lse -inf, and -inf + inf is NaN: with inf it is all 0.
             lse = summary.lse[:, :, number, None].to(masked.dtype)
-            weights = torch.exp(masked - lse).masked_fill_(masked == -torch.inf, 0.0)
+            weights = torch.exp(masked - lse.masked_fill(lse == -torch.inf, torch.inf))
+        if before or after:
+            weights = pad(weights, (before, after))
         query = torch.tensor([places.positions[row] for row in block], device=device)
-        yield query - positions.start, key, weights
+        yield query - positions.start, weights

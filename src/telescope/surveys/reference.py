@@ -151,7 +151,7 @@ def masked_rows(
         parts.append(attention.masked(attention.biased(attention.capped(scaled), at), at))
     if not parts:
         return row_queries.new_zeros(len(batch), len(heads), len(rows), 0)
-    return torch.cat(parts, -1)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def _scores(queries: Tensor, keys: Tensor, attention: Attention, heads: range) -> Tensor:

@@ -27,9 +27,13 @@ export function Habits({ layers, mark, choose, nameOf }) {
         Habits are measured on short texts only.
       </p>
     );
-  const { habit_keys: habitKeys, clear } = layers[0];
+  const { habit_keys: habitKeys, distances, clear } = layers[0];
   const habits = Object.keys(habitKeys).filter((habit) =>
     heads.some((head) => typeof head[habit] === "number"),
+  );
+  // An exported file of an earlier version has no distances.
+  const measured = Object.keys(distances ?? {}).filter((name) =>
+    heads.some((head) => typeof head[name] === "number"),
   );
   const sorted =
     by === "layer"
@@ -76,6 +80,7 @@ export function Habits({ layers, mark, choose, nameOf }) {
                 "name",
               )}
               {habits.map((habit) => sortable(habit, habit, `the share on ${habitKeys[habit]}`))}
+              {measured.map((name) => sortable(name, name, distances[name]))}
               {sortable("spread", "spread", "the effective number of keys: exp(entropy)")}
             </tr>
           </thead>
@@ -92,6 +97,9 @@ export function Habits({ layers, mark, choose, nameOf }) {
                   <td class={head[habit] >= clear ? "much" : ""} title={full(head[habit])}>
                     {percent(head[habit])}
                   </td>
+                ))}
+                {measured.map((name) => (
+                  <td title={full(head[name])}>{short(head[name], 3)}</td>
                 ))}
                 <td title={full(head.spread)}>{short(head.spread, 3)}</td>
               </tr>

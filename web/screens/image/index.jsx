@@ -56,11 +56,10 @@ const isKnown = (query) => query !== null;
 function Seen({ run, attention, state, go, theme, found, isAll }) {
   const [pictures, setPictures] = useState(CHOSEN.get(run.run) ?? {});
   const [at, setAt] = useState(/** @type {{grid: number, patch: number} | null} */ (null));
-  useEffect(() => setAt(null), [attention.l, found.i]);
+  useEffect(() => setAt(null), [attention.l]);
   /** @type {(name: string, picture: PictureOf | null) => void} */
   const choose = (name, picture) => {
-    const { [name]: before, ...others } = pictures;
-    if (before) URL.revokeObjectURL(before.url);
+    const { [name]: _, ...others } = pictures;
     const now = picture ? { ...others, [name]: picture } : others;
     CHOSEN.set(run.run, now);
     setPictures(now);
@@ -233,14 +232,14 @@ function Chooser({ grid, picture, choose }) {
     try {
       await image.decode();
     } catch {
-      URL.revokeObjectURL(url);
       setProblem(`“${file.name}” is no picture that this browser can show.`);
       return;
+    } finally {
+      URL.revokeObjectURL(url);
     }
     const isFitting = fits(image.naturalWidth, image.naturalHeight, grid);
     setProblem(isFitting ? "" : misfit(image.naturalWidth, image.naturalHeight, grid));
-    if (isFitting) choose({ image, url });
-    else URL.revokeObjectURL(url);
+    if (isFitting) choose(image);
   };
   const name = grid.name || "the image";
   return (

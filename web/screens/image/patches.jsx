@@ -3,9 +3,11 @@ import { useEffect, useRef } from "preact/hooks";
 import { paletteColour, WEIGHTS } from "../../parts/colour.js";
 import { clamp } from "../../parts/numbers.js";
 
-/**
- * @typedef {{image: HTMLImageElement, url: string}} PictureOf  a picture that a reader has chosen
- */
+/** @typedef {HTMLImageElement} PictureOf  a picture that a reader has chosen */
+
+/** The most pixels along a side of a picture that is drawn: of the large one, and of each head. */
+const LARGE = 1024;
+const SMALL = 256;
 
 /**
  * Return the colour of a patch: the share of the largest weight by the palette of weights, clear
@@ -99,7 +101,7 @@ export function Patches({ grid, weights, picture, theme, name, own, point, pick,
       style={{ aspectRatio: columns / rows }}
       {...chosen}
     >
-      {picture && <img src={picture.url} alt="" draggable={false} />}
+      {picture && <Photo picture={picture} theme={theme} side={pick ? LARGE : SMALL} />}
       <canvas
         ref={canvas}
         data-picture={pick ? "image" : undefined}
@@ -113,6 +115,33 @@ export function Patches({ grid, weights, picture, theme, name, own, point, pick,
       </svg>
     </div>
   );
+}
+
+/**
+ * The picture in pale grey: colours are those of weights alone. A canvas, so that it is saved.
+ * @param {{picture: PictureOf, theme: Theme, side: number}} props
+ */
+function Photo({ picture, theme, side }) {
+  const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
+  useEffect(() => {
+    const context = canvas.current?.getContext("2d");
+    if (!canvas.current || !context) return;
+    const { naturalWidth, naturalHeight } = picture;
+    const scale = Math.min(1, side / Math.max(naturalWidth, naturalHeight));
+    const width = Math.max(1, Math.round(naturalWidth * scale));
+    const height = Math.max(1, Math.round(naturalHeight * scale));
+    Object.assign(canvas.current, { width, height });
+    context.drawImage(picture, 0, 0, width, height);
+    const pixels = context.getImageData(0, 0, width, height);
+    const { data } = pixels;
+    const [ground, range] = theme === "light" ? [96, 159] : [20, 140];
+    for (let at = 0; at < data.length; at += 4) {
+      const grey = 0.2126 * data[at] + 0.7152 * data[at + 1] + 0.0722 * data[at + 2];
+      data.fill(Math.round(ground + (grey / 255) * range), at, at + 3);
+    }
+    context.putImageData(pixels, 0, 0);
+  }, [picture, theme, side]);
+  return <canvas ref={canvas} class="photo" aria-hidden="true" />;
 }
 
 /**
