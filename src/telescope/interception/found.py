@@ -78,7 +78,11 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
         problem = error
     others: dict[str, nn.Module] = {}
     if backend is not torch_functions:
-        others = torch_functions.attentions_beside(modules, attentions)
+        known = [*attentions.values()]
+        # A layer of Telescope's contains its attention: one of the two has a name.
+        if backend is telescope_models:
+            known += telescope_models.layers_around(modules, attentions).values()
+        others = torch_functions.attentions_beside(modules, known)
     # A model of transformers may have nothing but attentions that call torch's functions.
     if problem is not None and others:
         backend = torch_functions

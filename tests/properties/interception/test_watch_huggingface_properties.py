@@ -16,8 +16,8 @@ import telescope as ts
 from support.huggingface import BERT, numbered, transformers
 from support.watched import FAMILIES, IDS, PADDED_LEFT
 from support.watching import hooks_of
-from telescope.interception import interceptor, module_hook
-from telescope.interception.huggingface import implementation_switch, interception, late_calls, logged_passes
+from telescope.interception import interceptor, module_hook, waiting
+from telescope.interception.huggingface import implementation_switch, interception, logged_passes
 from telescope.recording import Device
 
 
@@ -271,10 +271,10 @@ def test_each_pass_through_a_shared_layer_is_an_attention_of_its_own():
 def test_how_much_may_wait(monkeypatch):
     """256 MiB; more on a GPU with room, of texts whose surveys take no longer than a reader waits."""
     monkeypatch.setattr(Device, "free_bytes", lambda store, device: (128 * 2**30, "memory"))
-    assert late_calls.bytes_that_may_wait(torch.empty(1, 12, 8192, 64, device="meta")) == 2**28
+    assert waiting.bytes_that_may_wait(torch.empty(1, 12, 8192, 64, device="meta")) == 2**28
     with FakeTensorMode():
-        assert late_calls.bytes_that_may_wait(torch.empty(1, 12, 8192, 64, device="cuda")) == 4 * 2**30
-        assert late_calls.bytes_that_may_wait(torch.empty(1, 12, 8193, 64, device="cuda")) == 2**28
+        assert waiting.bytes_that_may_wait(torch.empty(1, 12, 8192, 64, device="cuda")) == 4 * 2**30
+        assert waiting.bytes_that_may_wait(torch.empty(1, 12, 8193, 64, device="cuda")) == 2**28
 
 
 @torch.no_grad()
@@ -284,7 +284,7 @@ def test_a_text_that_is_longer_than_may_wait(monkeypatch):
     recordings = []
     for limit in (2**28, 2**28, 5000, 0):
         monkeypatch.setattr(logged_passes, "WAITING_BYTES", limit)
-        monkeypatch.setattr(late_calls, "WAITING_BYTES", limit)
+        monkeypatch.setattr(waiting, "WAITING_BYTES", limit)
         with ts.watch(model) as recording:
             model(IDS)
         recordings.append(recording)

@@ -2,7 +2,7 @@
 path of its module.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -267,7 +267,7 @@ def attentions(modules: Modules) -> dict[str, nn.Module]:
     )
 
 
-def attentions_beside(modules: Modules, known: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def attentions_beside(modules: Modules, known: Sequence[nn.Module]) -> dict[str, nn.Module]:
     """Return the modules that attend, by path, beside those that are known of a model of
     transformers or of Telescope.
     """

@@ -196,12 +196,12 @@ def find_attending(modules: Modules) -> FoundModules:
     return _find(modules.items())
 
 
-def find_beside(modules: Modules, known: Mapping[str, nn.Module]) -> FoundModules:
+def find_beside(modules: Modules, known: Sequence[nn.Module]) -> FoundModules:
     """Find the modules that attend beside those that are known of a model of transformers or of
     Telescope. Attentions of transformers that do not use its interface may be among them.
     """
-    attentions = {id(module) for module in known.values()}
-    unwatched = {*unwatched_attentions(modules, known.values())}
+    attentions = set(map(id, known))
+    unwatched = {*unwatched_attentions(modules, known)}
 
     def may_attend(kind: type[nn.Module]) -> bool:
         return issubclass(kind, nn.MultiheadAttention) or not f"{kind.__module__}.".startswith(
