@@ -5,6 +5,7 @@ Imports survey, trace, tiles, files and the rooms below them, and nothing about 
 recording.py first, then recorded_call.py.
 """
 
+from .alignment import AlignedHead, alignments
 from .attention_call import (
     ALSO,
     TOP,
@@ -54,6 +55,7 @@ __all__ = [
     "KINDS",
     "ROOM",
     "TOP",
+    "AlignedHead",
     "AnswerPositions",
     "AttentionCall",
     "Calls",
@@ -77,6 +79,7 @@ __all__ = [
     "StepsCall",
     "SummariesCall",
     "Watched",
+    "alignments",
     "ask",
     "attention_name",
     "attentions_inside",
