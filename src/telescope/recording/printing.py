@@ -1,30 +1,31 @@
 """Print a recording as a table of its attentions."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
-from ..words import format_bytes
 from .names import list_names
-
-if TYPE_CHECKING:
-    from .recording import Recording
+from .watched import Watched
 
 
-def table_of(recording: "Recording", left_out: Mapping[str, str]) -> Table:
-    """Return the table of a recording; `left_out` has the reasons by name."""
-    title = f'{recording.model}, keep="{recording.keep}": {format_bytes(recording.nbytes)}'
+def table_of(
+    title: str,
+    watched: Mapping[str, Watched],
+    edits: Iterable[Any],
+    left_out: Mapping[str, str],
+    other_layers: Sequence[str],
+) -> Table:
+    """Return the table of a recording; `left_out` has the reason for each name."""
     table = Table(title=title, box=None, pad_edge=False, title_justify="left")
     for column in ("name", "heads", "queries x keys", "definition", "calls"):
         right = column in ("heads", "calls")
         table.add_column(
             column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
         )
-    watched = dict(recording)
     for one in watched.values():
         table.add_row(*one.cells())
-    for edit in recording.edits:
+    for edit in edits:
         table.add_row("edited", "", "", str(edit), "")
     for name, reason in left_out.items():
         # A watched attention without a call has the reason in its own row, above.
@@ -32,7 +33,7 @@ def table_of(recording: "Recording", left_out: Mapping[str, str]) -> Table:
             table.add_row(name, "", "", f"not watched: {reason}", "")
         elif watched[name].calls:
             table.add_row(name, "", "", f"not watched in every run: {reason}", "")
-    if recording.other_layers:
-        names = list_names(recording.other_layers)
+    if other_layers:
+        names = list_names(other_layers)
         table.add_row(names, "", "", "without softmax attention, and not recorded", "")
     return table

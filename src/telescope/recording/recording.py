@@ -430,7 +430,9 @@ class Recording(Mapping[str, Watched]):
         return {name: watched.calls for name, watched in self.items()}
 
     def __rich__(self) -> Table:
-        return table_of(self, self._left_out)
+        title = f'{self.model}, keep="{self.keep}": {format_bytes(self.nbytes)}'
+        watched = dict(self)
+        return table_of(title, watched, self.edits, self._left_out, self.other_layers)
 
     def __repr__(self) -> str:
         return render_text(self.__rich__())
