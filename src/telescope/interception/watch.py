@@ -159,7 +159,7 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
     # Models of transformers are intercepted by its attention interface, those of Telescope by hooks
     # of torch, and all others by the functions that they call.
     backend: ModuleType = torch_functions
-    if huggingface.owns(modules):
+    if huggingface.owns(modules) and not _calls_torch_alone(modules):
         backend = huggingface
     elif modules.instances(Attend):
         backend = telescope_models
@@ -168,6 +168,15 @@ def find_attentions(model: nn.Module, verb: str) -> FoundAttentions:
     attentions: dict[str, Any] = backend.attentions(modules)
     return FoundAttentions(
         modules, backend, attentions, unwatched_attentions(modules, attentions.values())
+    )
+
+
+def _calls_torch_alone(modules: Modules) -> bool:
+    """Return whether a model of transformers passes its attention interface by and calls torch, as
+    Falcon does.
+    """
+    return not huggingface.uses_interface(modules) and bool(
+        torch_functions.find_attending(modules).attending
     )
 
 

@@ -75,6 +75,26 @@ def test_every_attention_is_edited(name):
     assert_edited(model_of(name), {"input_ids": IDS, "use_cache": False}, doubles=False)
 
 
+def falcon():
+    options = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
+    return transformers.FalconForCausalLM(transformers.FalconConfig(**options)), {"input_ids": IDS}
+
+
+def sam():
+    options = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 16, "patch_size": 4}
+    config = transformers.SamVisionConfig(**options, output_channels=8, window_size=2, global_attn_indexes=[1])
+    return transformers.SamVisionModel(config), {"pixel_values": torch.randn(2, 3, 16, 16)}
+
+
+@pytest.mark.parametrize("make", [falcon, sam])
+def test_a_family_that_passes_the_interface_by_and_calls_torch(make):
+    torch.manual_seed(0)
+    model, inputs = make()
+    recording = assert_watched(numbered(model), inputs, doubles=False)
+    assert len(recording) == 2
+    assert_edited(numbered(model), inputs, doubles=False)
+
+
 VISION = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3}
 TEXT = SMALL | {"num_hidden_layers": 2, "num_key_value_heads": 2}
 

@@ -24,6 +24,13 @@ def owns(modules: Modules) -> bool:
     return modeling is not None and bool(modules.instances(modeling.PreTrainedModel))
 
 
+def uses_interface(modules: Modules) -> bool:
+    """Return whether some part of a model of transformers uses the attention interface."""
+    from .transformers_internals import uses_attention_interface
+
+    return bool(modules.of_classes(uses_attention_interface))
+
+
 def attentions(modules: Modules) -> dict[str, nn.Module]:
     """Return the model's attentions by path; raise a ValueError that says why if a model cannot be
     watched.
