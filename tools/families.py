@@ -454,7 +454,8 @@ same bits as unwatched.
 *off by*: the largest relative difference between what was recorded (the weight that each key receives, the entropy of
 each query) in float32 on the model's own attention, and the weights of the eager model in float64, or in float32 where
 the model runs in no other type. "of torch": where eager returns no weights, or others than its own attention has, they
-are those of torch's attention written out in float64. "not compared" is said where neither could be. In bold: above 1e-5; the last column says why.
+are those of torch's attention written out in float64. "not compared" is said where neither could be. In
+bold: above 1e-5; the last column says why.
 *edited*: `ts.mute` of head 0 and `ts.hide` of a key, in every layer, changed the output, and the model was as before
 afterwards.
 """
