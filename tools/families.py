@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -439,7 +440,7 @@ def write(rows: list[Row], missing: list[str]) -> None:
         "",
         "No small random config was found for these; nothing is said of them.",
         "",
-        ", ".join(f"`{name}`" for name in missing) + ".",
+        fill(", ".join(f"`{name}`" for name in missing) + ".", 120, break_on_hyphens=False),
         "",
     ]
     PAGE.write_text("\n".join(lines), encoding="utf-8")
