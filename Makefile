@@ -64,7 +64,7 @@ test-newest:
 
 # Models of libraries that nobody here wrote, with the weights of a Whisper: about 250 MB beside what `make test` installs.
 test-wild: .venv/wild/ready
-	WILD_FILES=.venv/wild/files .venv/wild/bin/pytest -W default -n 2 tests/wild
+	HF_HUB_OFFLINE=1 WILD_FILES=.venv/wild/files .venv/wild/bin/pytest -W default -n 2 tests/wild
 
 # An interpreter that does not start is named and left out. If none starts, the target fails.
 test-pythons:

@@ -38,7 +38,7 @@ from .health import Health, HealthReport, qk_clip
 from .interception import watch
 from .interception.huggingface.press import press
 from .models import LoadError, export, load
-from .recording import Recording
+from .recording import Recording, alignments
 from .surveys import Survey, plan, survey
 from .token_kinds import Frames, Grid, Segments
 from .traces import Row, Trace, trace
@@ -65,6 +65,7 @@ __all__ = [
     "Trace",
     "additive",
     "alibi",
+    "alignments",
     "atlas",
     "attend",
     "boost",

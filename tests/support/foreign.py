@@ -39,29 +39,41 @@ def close(found: Tensor, truth: Tensor, what: str) -> None:
 
 
 @torch.no_grad()
-def assert_watched(model: nn.Module, inputs: Any, real: Tensor | None = None) -> ts.Recording:
+def assert_watched(model: nn.Module, inputs: Any, real: Tensor | None = None, *, doubles: bool = True) -> ts.Recording:
     """Watch a model; compare every number that is recorded with the truth, and return the recording.
 
     `real` (batch, token) tells padding, whose queries are left out of self-attentions over so many tokens.
+    Without `doubles`, weights alone are computed in float64, from the queries and keys of the model in float32: for
+    models that cast to float32, or whose rounding between attentions is not small.
     """
     plain = run(model, inputs)
     with ts.watch(model) as recording:
         watched = run(model, inputs)
     assert torch.equal(plain, watched)
     assert torch.equal(run(model, inputs), plain)
-    twin = in_float64(model)
-    with plain_attention(twin) as calls:
-        truth = run(twin, doubled(inputs))
+    twin = in_float64(model) if doubles else model
+    with plain_attention(twin, only_looks=not doubles) as calls:
+        truth = run(twin, doubled(inputs) if doubles else inputs)
     close(plain, truth, "the output")
-    recorded = {name: one for name, one in recording.items() if one.calls}
+    recorded = {
+        name if number == 0 else f"{name}.{number + 1}": call
+        for name, one in recording.items()
+        for number, call in enumerate(one.calls)
+    }
     assert sorted(recorded) == sorted(calls)
     assert not recording.left_out
     if real is not None:
         calls = {name: without_padding(true, real) for name, true in calls.items()}
     for name, true in calls.items():
-        assert_statistics(recorded[name], true.weights, true.lse)
-    assert_heads(recording, {name: true.weights for name, true in calls.items()})
+        assert_statistics(name, recorded[name].survey(), true.weights, true.lse)
+    weights = {name: [calls[own].weights for own in numbers_of(name, recorded)] for name in recording}
+    assert_heads(recording, {name: each for name, each in weights.items() if each})
     return recording
+
+
+def numbers_of(name: str, recorded: Any) -> list[str]:
+    """Return the names of all calls of one attention, where it was called for several sequences."""
+    return [own for own in recorded if own == name or own.removeprefix(f"{name}.").isdigit()]
 
 
 def without_padding(true: TrueCall, real: Tensor) -> TrueCall:
@@ -71,13 +83,12 @@ def without_padding(true: TrueCall, real: Tensor) -> TrueCall:
     return TrueCall(true.weights.masked_fill(padding[..., None], 0.0), true.lse.masked_fill(padding, -torch.inf))
 
 
-def assert_statistics(watched: Any, weights: Tensor, lse: Tensor) -> None:
-    name = watched.name
-    close(watched.received, weights.sum(2), f"received of {name}")
-    close(watched.entropy, torch.special.entr(weights).sum(-1), f"entropy of {name}")
-    assert torch.equal(watched.survey().lse.isinf(), lse.isinf())
-    close(watched.survey().lse.nan_to_num(neginf=0.0), lse.nan_to_num(neginf=0.0), f"lse of {name}")
-    top = watched.top
+def assert_statistics(name: str, survey: ts.Survey, weights: Tensor, lse: Tensor) -> None:
+    close(survey.received, weights.sum(2), f"received of {name}")
+    close(survey.entropy, torch.special.entr(weights).sum(-1), f"entropy of {name}")
+    assert torch.equal(survey.lse.isinf(), lse.isinf())
+    close(survey.lse.nan_to_num(neginf=0.0), lse.nan_to_num(neginf=0.0), f"lse of {name}")
+    top = survey.top
     count = min(top.weights.shape[-1], weights.shape[-1])
     assert not top.weights[..., count:].any()
     top = Top(*(part[..., :count] for part in top))
@@ -87,44 +98,48 @@ def assert_statistics(watched: Any, weights: Tensor, lse: Tensor) -> None:
     close(top.weights, found, f"top keys of {name}")
 
 
-def assert_heads(recording: ts.Recording, weights: dict[str, Tensor]) -> None:
-    """Compare three columns of `heads()` with the truth."""
+def assert_heads(recording: ts.Recording, weights: dict[str, list[Tensor]]) -> None:
+    """Compare three columns of `heads()` with the truth, which has the weights of every call."""
     heads = recording.heads().sort("layer")
-    assert len(heads) == sum(each.shape[1] for each in weights.values())
-    rows: dict[str, list[Tensor]] = {"first": [], "spread": [], "previous": []}
+    assert len(heads) == sum(each[0].shape[1] for each in weights.values())
     for name, each in weights.items():
-        across = recording[name].call.across
-        number = torch.arange(each.shape[2]) + each.shape[3] - each.shape[2]
-        counted = torch.ones_like(number).bool() if across else number > 0
-        own = each[:, :, counted]
-        sees = (own.sum(-1) > 0).double()
-        count = sees.sum((0, 2))
-        rows["first"].append(own[..., 0].sum((0, 2)) / count)
-        rows["spread"].append((torch.special.entr(own).sum(-1).exp() * sees).sum((0, 2)) / count)
-        before = (number[counted] - 1).expand(own.shape[:-1])[..., None]
-        none = own.new_full((own.shape[1],), torch.nan)
-        rows["previous"].append(none if across else own.gather(-1, before)[..., 0].sum((0, 2)) / count)
-    order = [name for name in weights for _ in range(weights[name].shape[1])]
-    for column, parts in rows.items():
-        found: dict[str, list[float]] = {}
-        for head in heads:
-            found.setdefault(head.layer, []).append(getattr(head, column))
-        truth = torch.cat(parts)
-        numbers = torch.tensor([number for name in dict.fromkeys(order) for number in found[name]])
-        assert torch.equal(numbers.isnan(), truth.isnan()), column
-        close(numbers.nan_to_num(0.0), truth.nan_to_num(0.0), column)
+        across = recording[name].calls[0].across
+        parts = [habits(one, across) for one in each]
+        count = sum(part["count"] for part in parts)
+        for column in ("first", "spread", "previous"):
+            found = torch.tensor([getattr(head, column) for head in heads if head.layer == name])
+            if across and column == "previous":
+                assert found.isnan().all()
+            else:
+                close(found, sum(part[column] for part in parts) / count, f"{column} of {name}")
+
+
+def habits(weights: Tensor, across: bool) -> dict[str, Tensor]:
+    """Return sums over the queries that have a choice, and how many these are, for each head."""
+    number = torch.arange(weights.shape[2]) + weights.shape[3] - weights.shape[2]
+    counted = torch.ones_like(number).bool() if across else number > 0
+    own = weights[:, :, counted]
+    sees = (own.sum(-1) > 0).double()
+    before = (number[counted] - 1).clamp(min=0).expand(own.shape[:-1])[..., None]
+    return {
+        "count": sees.sum((0, 2)),
+        "first": own[..., 0].sum((0, 2)),
+        "spread": (torch.special.entr(own).sum(-1).exp() * sees).sum((0, 2)),
+        "previous": own.gather(-1, before)[..., 0].sum((0, 2)),
+    }
 
 
 @torch.no_grad()
-def assert_edited(model: nn.Module, inputs: Any) -> None:
+def assert_edited(model: nn.Module, inputs: Any, *, doubles: bool = True) -> None:
     """Compare the outputs of an edited model, and the effect of each edit, with the truth."""
     plain = run(model, inputs)
-    twin = in_float64(model)
+    twin = in_float64(model) if doubles else model
+    given = doubled(inputs) if doubles else inputs
     direction = torch.randn(plain.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     values = []
     for name, (edit, by_hand) in EDITS.items():
         with plain_attention(twin, by_hand):
-            truth = run(twin, doubled(inputs))
+            truth = run(twin, given).double()
         with ts.edit(model, edit):
             edited = run(model, inputs)
         close(edited, truth, name)

@@ -42,10 +42,11 @@ def doubled(inputs: Any) -> Any:
 
 
 @contextmanager
-def plain_attention(model: nn.Module, change: ByHand = UNCHANGED):
+def plain_attention(model: nn.Module, change: ByHand = UNCHANGED, *, only_looks: bool = False):
     """Write out the attention of a model while the block runs; yield name → TrueCall, in the order of the calls.
 
     A further call of one module has the name of the first with .2, .3 appended. `change` edits scores or contexts.
+    With `only_looks` the model goes on with what torch returns: its queries and keys are those of any other run.
     """
     calls: dict[str, TrueCall] = {}
     running: list[str] = []
@@ -55,6 +56,8 @@ def plain_attention(model: nn.Module, change: ByHand = UNCHANGED):
     ):
         name = numbered(running[-1], calls)
         dtype = query.dtype
+        if only_looks:
+            returned = own_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         query, key, value = query.double(), key.double(), value.double()
         if enable_gqa:
             groups = query.shape[-3] // key.shape[-3]
@@ -73,6 +76,8 @@ def plain_attention(model: nn.Module, change: ByHand = UNCHANGED):
         scores = change.scores(name, scores, at)
         weights = softmax(scores)
         calls[name] = TrueCall(weights, scores.logsumexp(-1))
+        if only_looks:
+            return returned
         context = change.context(name, weights @ four_axes(value.expand(*lead, *value.shape[-2:])), at)
         return context.reshape(*lead, *context.shape[-2:]).to(dtype)
 
@@ -83,14 +88,15 @@ def plain_attention(model: nn.Module, change: ByHand = UNCHANGED):
         for path, module in model.named_modules():
             undo.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
             undo.callback(module.register_forward_hook(lambda *_: leave(), always_call=True).remove)
-        undo.enter_context(replaced(torch.nn.functional.scaled_dot_product_attention, attend))
+        undo.enter_context(replaced(own_sdpa, attend))
         # Torch's fast path calls neither of the functions.
         undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
-        undo.enter_context(replaced(torch.nn.functional.multi_head_attention_forward, without_weights))
+        undo.enter_context(replaced(own_multi_head, without_weights))
         yield calls
 
 
+own_sdpa = torch.nn.functional.scaled_dot_product_attention
 own_multi_head = torch.nn.functional.multi_head_attention_forward
 
 

@@ -52,6 +52,7 @@ from ..recording import (
     SummariesCall,
     check_kinds,
     describe_unwatched,
+    layers_without_attention,
     numbers_of_heads,
     query_selection,
     select_layers,
@@ -59,6 +60,7 @@ from ..recording import (
 )
 from ..token_kinds import TokenNames
 from ..words import hint
+from . import huggingface
 from .found import find_attentions
 from .interceptor import describe_bypasses
 from .observer import Observer
@@ -275,6 +277,8 @@ def record_calls(
     recording = Recording(
         type(modules[""]).__name__, names, keep, options, decode, unwatched, token_name, tokens
     )
+    if layers is None and found.backend is huggingface:
+        recording.other_layers = layers_without_attention(modules, attentions.values(), unwatched)
     # Prepare the observer of the selected attentions, with W_O where norms are kept.
     selected = {name: attentions[name] for name in names}
     others = {name: attention for name, attention in attentions.items() if name not in selected}

@@ -5,6 +5,7 @@ Imports survey, trace, tiles, files and the rooms below them, and nothing about 
 recording.py first, then recorded_call.py.
 """
 
+from .alignment import AlignedHead, alignments
 from .attention_call import (
     ALSO,
     TOP,
@@ -27,6 +28,7 @@ from .names import (
     attentions_inside,
     describe_unwatched,
     head_numbers,
+    layers_without_attention,
     list_names,
     numbers_of_heads,
     select_layers,
@@ -55,6 +57,7 @@ __all__ = [
     "KINDS",
     "ROOM",
     "TOP",
+    "AlignedHead",
     "AnswerPositions",
     "AttentionCall",
     "Calls",
@@ -78,6 +81,7 @@ __all__ = [
     "StepsCall",
     "SummariesCall",
     "Watched",
+    "alignments",
     "ask",
     "attention_name",
     "attentions_inside",
@@ -87,6 +91,7 @@ __all__ = [
     "head_numbers",
     "head_places",
     "heads_of",
+    "layers_without_attention",
     "list_names",
     "natural_order",
     "numbers_of_heads",

@@ -1,6 +1,6 @@
 """The names of a model's attentions, and the selection of some of them by `layers=`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import SupportsIndex
 
@@ -171,6 +171,27 @@ def unwatched_attentions(modules: Modules, watched: Iterable[nn.Module]) -> tupl
     return tuple(
         path for path in named if path not in containing and paths.isdisjoint([path, *_above(path)])
     )
+
+
+def layers_without_attention(
+    modules: Modules, watched: Iterable[nn.Module], unwatched: Collection[str]
+) -> tuple[str, ...]:
+    """Return the paths of layers that hold no attention, in stacks of which some layer holds one:
+    those that mix tokens in another way, such as by a state space.
+    """
+    ids = {id(module) for module in watched}
+    paths = [*unwatched, *(path for path, module in modules.items() if id(module) in ids)]
+    holding = {above for path in paths for above in (path, *_above(path))}
+    found: list[str] = []
+    stacks = modules.instances(nn.ModuleList)
+    for path, stack in stacks.items():
+        # A list inside of a layer holds the parts of the layer.
+        if not stacks.keys().isdisjoint(_above(path)):
+            continue
+        layers = [f"{path}.{name}" for name in stack._modules]
+        if not holding.isdisjoint(layers):
+            found += [layer for layer in layers if layer not in holding]
+    return tuple(found)
 
 
 def describe_unwatched(names: Sequence[str], verb: str = "watch") -> str:

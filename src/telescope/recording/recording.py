@@ -18,6 +18,7 @@ from .call_tokens import with_kinds
 from .find_sources import find_sources
 from .heads import Heads, heads_of
 from .names import HeadNumbers, Layers, UnknownNameError, attentions_inside, describe_unwatched
+from .printing import table_of
 from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import RecordedCall, nbytes_of
 from .saving import save_recording
@@ -76,6 +77,8 @@ class Recording(Mapping[str, Watched]):
         self.decode = decode
         self.token_name = token_name
         """Returns the tokenizer's name of a token, for tokens without text, such as </s>."""
+        self.other_layers: tuple[str, ...] = ()
+        """The paths of layers that mix tokens without an attention, beside layers that hold one."""
         self._is_mark: tuple[Any, IsMark | None] = (None, None)  # by the `decode` it is made of
         self._left_out: dict[str, str] = {}
         self.expected_bytes = 0
@@ -425,23 +428,8 @@ class Recording(Mapping[str, Watched]):
 
     def __rich__(self) -> Table:
         title = f'{self.model}, keep="{self.keep}": {format_bytes(self.nbytes)}'
-        table = Table(title=title, box=None, pad_edge=False, title_justify="left")
-        for column in ("name", "heads", "queries x keys", "definition", "calls"):
-            right = column in ("heads", "calls")
-            table.add_column(
-                column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
-            )
-        for watched in self.values():
-            table.add_row(*watched.cells())
-        for edit in self.edits:
-            table.add_row("edited", "", "", str(edit), "")
-        for name, reason in self._left_out.items():
-            # A watched attention without a call has the reason in its own row, above.
-            if name not in self._watched:
-                table.add_row(name, "", "", f"not watched: {reason}", "")
-            elif self._watched[name].calls:
-                table.add_row(name, "", "", f"not watched in every run: {reason}", "")
-        return table
+        watched = dict(self)
+        return table_of(title, watched, self.edits, self._left_out, self.other_layers)
 
     def __repr__(self) -> str:
         return render_text(self.__rich__())
