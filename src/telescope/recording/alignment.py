@@ -53,8 +53,7 @@ def alignments(recording: Recording, *, queries: slice = slice(None)) -> list[Al
     texts = {tuple(one.shape[1:] for one in each) for each in places.values()}
     if len(texts) > 1:
         raise ValueError(
-            "alignments: the cross-attentions have different numbers of queries, and cannot be "
-            "compared"
+            "alignments: the cross-attentions have other numbers of queries, and cannot be compared"
         )
     numbers = [(name, number) for name in names for number in recording[name].calls[0].heads]
     # All heads below each other, for each text.

@@ -90,5 +90,5 @@ def test_attentions_over_other_numbers_of_queries_are_not_compared():
     model = Two()
     with ts.watch(model) as recording:
         model()
-    with pytest.raises(ValueError, match="the cross-attentions have different numbers of queries"):
+    with pytest.raises(ValueError, match="the cross-attentions have other numbers of queries"):
         ts.alignments(recording)
