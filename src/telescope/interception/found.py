@@ -110,8 +110,16 @@ def check_not_compiled(
     """Raise a ValueError that names the first compiled module; the first that has to do with one of
     the attentions, if these are given.
     """
+    # Of functions, only those that torch.compile returns have `get_compiler_config`, so
+    # torch._dynamo is not imported. Classes are few.
+    forwards = {kind for kind in modules.by_class if hasattr(kind.forward, "get_compiler_config")}
     for path, module in modules.items():
-        is_compiled = path in modules.compiled or _is_compiled(module)
+        is_compiled = (
+            path in modules.compiled
+            or module._compiled_call_impl is not None  # by module.compile()
+            or hasattr(vars(module).get("forward"), "get_compiler_config")
+            or type(module) in forwards
+        )
         if is_compiled and (around is None or _meet(path, around)):
             what = f'its part "{path}"' if path else type(module).__name__
             raise ValueError(
@@ -127,13 +135,3 @@ def _meet(path: str, attentions: Iterable[str]) -> bool:
     if path == "" or ALONE in attentions:
         return True
     return any(f"{one}.".startswith(f"{path}.") or path.startswith(f"{one}.") for one in attentions)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Return whether a module is compiled by module.compile() or torch.compile(module.forward).
-
-    Of functions, only those that torch.compile returns have `get_compiler_config`, so torch._dynamo
-    is not imported.
-    """
-    is_compiled_in_place = module._compiled_call_impl is not None
-    return is_compiled_in_place or hasattr(module.forward, "get_compiler_config")

@@ -71,7 +71,7 @@ def check(function, given, weights, lse, *, heads_after_tokens=False):
     with ts.watch(model) as recording:
         assert torch.equal(model(*given), plain)
     assert [*recording] == ["attention"]
-    assert_statistics(recording["attention"], weights, lse)
+    assert_statistics("attention", recording["attention"].survey(), weights, lse)
     values = four(given[2].transpose(1, 2) if heads_after_tokens else given[2]).double()
     values = values.repeat_interleave(weights.shape[1] // values.shape[1], 1)
     close(plain, shaped(weights @ values, plain, heads_after_tokens), "the context")
@@ -227,7 +227,7 @@ def test_dropout_is_noted_and_weights_are_those_before_it():
     with torch.no_grad(), ts.watch(model) as recording:
         torch.manual_seed(7)
         assert torch.equal(model(*given), plain)
-    assert_statistics(recording["attention"], *by_hand(*given[:2]))
+    assert_statistics("attention", recording["attention"].survey(), *by_hand(*given[:2]))
 
 
 def test_gradients_pass_through_a_watch_and_an_edit():

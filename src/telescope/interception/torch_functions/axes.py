@@ -27,6 +27,10 @@ class FourAxes(NamedTuple):
         """
         parts = (queries, keys, values)
         leads = [part.shape[:-2] for part in parts]
+        # As nearly every call has it.
+        batch = [lead[0] for lead in leads if len(lead) == 2 and (grouped or lead == leads[0])]
+        if len(batch) == 3 and batch[0] == batch[1] == batch[2]:
+            return cls(parts, leads[0])
         if not leads[0] == leads[1] == leads[2]:
             # Heads that share keys stay apart; every other axis is broadcast.
             own = 1 if grouped else 0
@@ -37,7 +41,7 @@ class FourAxes(NamedTuple):
                 part.expand(*common, *part.shape[part.ndim - 2 - own :]) for part in parts
             )  # type: ignore[assignment]
         lead = tuple(parts[0].shape[:-2])
-        folded = tuple(_fold(part) for part in parts)
+        folded = tuple(fold(part) for part in parts)
         return cls(folded, lead)  # type: ignore[arg-type]
 
     def fold_mask(self, mask: Tensor) -> Tensor:
@@ -53,14 +57,15 @@ class FourAxes(NamedTuple):
         mask = mask.expand(*mask.shape[:-1], self.tensors[1].shape[-2])
         if len(self.lead) > 2:
             mask = mask.expand(*self.lead, *mask.shape[-2:])
-        return _fold(mask)
+        return fold(mask)
 
     def unfold(self, context: Tensor) -> Tensor:
         """Return a context of four axes with the axes that the queries had."""
         return context.reshape(*self.lead, *context.shape[-2:])
 
 
-def _fold(part: Tensor) -> Tensor:
+def fold(part: Tensor) -> Tensor:
+    """Return a tensor with the axes (batch, heads, token, feature)."""
     lead = part.ndim - 2
     if lead == 2:
         return part

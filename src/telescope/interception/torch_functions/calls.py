@@ -18,7 +18,7 @@ from ..observer import SHORT
 from ..proof import OutputChecks
 from ..sdpa_lse import attend_with_lse
 from ..text import KeyMemory
-from .axes import FourAxes, UnreadableCallError
+from .axes import FourAxes, UnreadableCallError, fold
 from .definition import FunctionReader, causal_of_arguments, function_mask
 
 # What a call that has run needs, to be recorded.
@@ -191,7 +191,7 @@ class SdpaCall(FunctionCall):
             self.returned, self.lse = attend_with_lse(*self.passed, *options, **more)
         else:
             self.returned = self.original(*self.passed, *options, **more)
-        return _fold(self.returned)
+        return fold(self.returned)
 
     def result(self, context: Tensor) -> Tensor:
         return self.axes.unfold(context)
@@ -312,8 +312,3 @@ class TelescopeCall(FunctionCall):
 
     def _definition(self, reader: FunctionReader) -> Attention:
         return self.attention
-
-
-def _fold(context: Tensor) -> Tensor:
-    """Return what scaled_dot_product_attention returned with four axes."""
-    return FourAxes.of(context, context, context, grouped=False).tensors[0]

@@ -34,7 +34,7 @@ from .axes import UnreadableCallError
 from .call_log import CallLog
 from .calls import FunctionCall, ReadingInterceptor
 from .definition import FunctionReader, is_alike_for_queries
-from .patches import owned, owners, patched, state
+from .patches import blocks, patched, running, state
 from .reach import FoundModules, describe_by_hand, find_attending, find_beside, seen_attending
 
 WAYS_OUT = "call torch.nn.functional.scaled_dot_product_attention there, or ts.attend"
@@ -152,8 +152,8 @@ def _active(module: nn.Module) -> list[FunctionInterceptor]:
     """Return the interceptors that a call of this module is to be handed to."""
     key = id(module)
     found = []
-    for one in owners.get(key, ()):
-        if not one.is_active():
+    for one in tuple(blocks):
+        if key not in one.paths or not one.is_active():
             continue
         if key not in one.names and not _is_claimed(key):
             one.adopt(module)
@@ -303,7 +303,7 @@ def intercepting(
             embeddings = _token_embeddings(modules)
             undo.enter_context(handler.text.listening(embeddings, handler.is_active))
         undo.enter_context(registered(modules, interceptor))
-        undo.enter_context(owned(modules, interceptor))
+        undo.enter_context(running(interceptor))
         undo.enter_context(patched(modules.notes[FoundModules].bindings, intercept))
         if handler.order == EDIT:
             undo.enter_context(_without_fast_path())

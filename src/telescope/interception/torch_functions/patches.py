@@ -7,7 +7,7 @@ frames of the interpreter tell: the innermost method of such a module.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from inspect import signature
@@ -29,8 +29,8 @@ from .reach import Binding
 Intercept = Callable[[nn.Module, Callable[[], FunctionCall], Callable[[], Any]], Any]
 """intercept(module, make, run): hand the call that `make` returns on, or `run` it as it is."""
 
-owners: dict[int, list[Any]] = {}
-"""The interceptors of every module of an intercepted model, by the id of the module."""
+blocks: list[Any] = []
+"""The interceptors of all blocks that run; each has the ids of its model's modules in `paths`."""
 _intercept: list[Intercept] = []  # one, set by interception.py
 
 
@@ -56,7 +56,7 @@ def caller(frame: FrameType | None) -> nn.Module | None:
         code = frame.f_code
         if code.co_argcount:
             first = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(first, nn.Module) and id(first) in owners:
+            if isinstance(first, nn.Module) and any(id(first) in one.paths for one in blocks):
                 return first
         frame = frame.f_back
     return None
@@ -64,7 +64,7 @@ def caller(frame: FrameType | None) -> nn.Module | None:
 
 def _is_watched() -> bool:
     """Return whether a call may belong to a block. Code that is being compiled is left alone."""
-    return not torch.compiler.is_compiling() and bool(owners) and not state.inside
+    return not torch.compiler.is_compiling() and bool(blocks) and not state.inside
 
 
 @cache
@@ -271,18 +271,12 @@ def patched(bindings: Sequence[Binding], intercept: Intercept) -> Iterator[None]
 
 
 @contextmanager
-def owned(modules: Mapping[str, nn.Module], interceptor: Any) -> Iterator[None]:
-    """Take calls of these modules as those of an interceptor's model while the block runs."""
+def running(interceptor: Any) -> Iterator[None]:
+    """Take calls of the modules of an interceptor's model as its own while the block runs."""
     with lock:
-        for module in modules.values():
-            owners[id(module)] = [*owners.get(id(module), ()), interceptor]
+        blocks[:] = [*blocks, interceptor]
     try:
         yield
     finally:
         with lock:
-            for module in modules.values():
-                left = [one for one in owners[id(module)] if one is not interceptor]
-                if left:
-                    owners[id(module)] = left
-                else:
-                    del owners[id(module)]
+            blocks[:] = [one for one in blocks if one is not interceptor]

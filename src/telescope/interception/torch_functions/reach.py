@@ -6,7 +6,7 @@ function in a table is not understood: its modules are found when they run.
 """
 
 import dis
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import getattr_static, unwrap
 from itertools import pairwise
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -193,38 +193,40 @@ class FoundModules(NamedTuple):
 
 def find_attending(modules: Modules) -> FoundModules:
     """Find the modules of a model that attend."""
-    return _find(modules.items())
+    return _find(_not_of(modules, KNOWN))
 
 
 def find_beside(modules: Modules, known: Sequence[nn.Module]) -> FoundModules:
     """Find the modules that attend beside those that are known of a model of transformers or of
     Telescope. Attentions of transformers that do not use its interface may be among them.
     """
+    others = _not_of(modules, (*KNOWN, WITH_INTERFACE))
+    others |= {path: modules[path] for path in unwatched_attentions(modules, known)}
     attentions = set(map(id, known))
-    unwatched = {*unwatched_attentions(modules, known)}
+    return _find({path: one for path, one in others.items() if id(one) not in attentions})
 
-    def may_attend(kind: type[nn.Module]) -> bool:
-        return issubclass(kind, nn.MultiheadAttention) or not f"{kind.__module__}.".startswith(
-            (*KNOWN, WITH_INTERFACE)
+
+def _not_of(modules: Modules, packages: tuple[str, ...]) -> dict[str, nn.Module]:
+    """Return torch's attentions, and the modules of classes that are of none of these packages."""
+    # Models have many modules and few classes.
+    return modules.of_classes(
+        lambda kind: (
+            issubclass(kind, nn.MultiheadAttention)
+            or not f"{kind.__module__}.".startswith(packages)
         )
-
-    # As a rule there is none: models have few classes.
-    others = modules.of_classes(may_attend).keys() | unwatched
-    return _find((path, modules[path]) for path in others if id(modules[path]) not in attentions)
+    )
 
 
-def _find(modules: Iterable[tuple[str, nn.Module]]) -> FoundModules:
+def _find(modules: Mapping[str, nn.Module]) -> FoundModules:
     attending: dict[str, nn.Module] = {}
     weighing = []
     bindings: list[Binding] = []
     may_attend = False
     known: dict[type, Reach] = {}
-    for path, module in modules:
+    for path, module in modules.items():
         kind = type(module)
         if isinstance(module, nn.MultiheadAttention) or module in seen_attending:
             attending[path] = module
-            continue
-        if f"{kind.__module__}.".startswith(KNOWN):
             continue
         # Attributes of a module may be functions of its own: only classes without any share a read.
         own = any(callable(value) for value in vars(module).values())
