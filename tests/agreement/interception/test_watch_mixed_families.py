@@ -136,3 +136,4 @@ def test_a_model_that_reads_images(make):
     recording = assert_watched(numbered(model), inputs | {"use_cache": False}, doubles=False)
     assert sum("vision" in name or "visual" in name for name in recording) >= 2
     assert sum("language_model" in name for name in recording) == 2
+    assert_edited(numbered(model), inputs | {"use_cache": False}, doubles=False)

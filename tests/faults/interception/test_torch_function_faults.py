@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from functools import partial
 from re import escape
 from threading import Thread
 from types import ModuleType
@@ -68,7 +69,12 @@ def test_a_function_that_torch_compiled():
         return functional.scaled_dot_product_attention(q, k, v)
 
     model = Calls(compiled)
-    left_out(model, lambda: model(X), "called no attention function outside of compiled code", "without torch.compile")
+    left_out(model, lambda: model(X), "called no attention function where it can be seen", "without torch.compile")
+
+
+def test_a_partial_of_a_function_is_not_missed_in_silence():
+    model = Calls(partial(functional.scaled_dot_product_attention, scale=1.0))
+    left_out(model, lambda: model(X), "called no attention function where it can be seen")
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
@@ -59,3 +60,8 @@ def call_of(value: Any) -> type[FunctionCall] | None:
 def is_attention_function(value: Any) -> bool:
     """Return whether a value is one of the functions, compiled or not."""
     return call_of(value) is not None
+
+
+def holds_attention_function(value: Any) -> bool:
+    """Return whether a value is a partial of one of the functions, which runs past replacements."""
+    return isinstance(value, partial) and is_attention_function(value.func)

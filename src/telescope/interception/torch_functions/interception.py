@@ -39,8 +39,8 @@ from .reach import FoundModules, describe_by_hand, find_attending, find_beside, 
 
 WAYS_OUT = "call torch.nn.functional.scaled_dot_product_attention there, or ts.attend"
 FUNCTIONS = Route(
-    missing="called no attention function outside of compiled code",
-    remedy=f"{WAYS_OUT}, without torch.compile",
+    missing="called no attention function where it can be seen",
+    remedy=f"{WAYS_OUT}, by its own name and without torch.compile",
 )
 ALONE = "attention"
 """The name of an attention that is a whole model."""

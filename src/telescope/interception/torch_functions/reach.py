@@ -17,7 +17,7 @@ from torch import nn
 
 from ...anatomy import Modules
 from ...recording import list_names, unwatched_attentions
-from .functions import NAMES, is_attention_function
+from .functions import NAMES, holds_attention_function, is_attention_function
 
 # Classes of these packages call no attention function in code of their own, or are known here.
 KNOWN = ("torch.", "telescope.")
@@ -128,6 +128,7 @@ class Reach:
                 value = namespace.get(name)
                 if value is None:
                     continue
+                self.attends |= holds_attention_function(value)
                 if is_attention_function(value):
                     self.attends = True
                     self.bindings.append(Binding(namespace, name))
@@ -138,6 +139,7 @@ class Reach:
                 self._look_at(vars(base).get(name), owner, depth + 1)
         for cell in cells:
             value = cell.cell_contents
+            self.attends |= holds_attention_function(value)
             if is_attention_function(value):
                 self.attends = True
                 self.bindings.append(Binding(Variable(cell), ""))
