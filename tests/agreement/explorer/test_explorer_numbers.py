@@ -223,7 +223,8 @@ def test_habits_and_the_threshold_of_kinds_are_those_of_heads():
     asked, run = serving(recorded(9))
     answer = got(asked, f"/runs/{run}/heads", l=0)
     assert answer["clear"] == CLEAR
-    assert list(answer["habit_keys"]) == list(HABITS) == [field.name for field in fields(Head)][3:-5]
+    assert list(answer["habit_keys"]) == [*HABITS, "neighbours"]
+    assert [field.name for field in fields(Head)][3 : 3 + len(HABITS)] == list(HABITS)
     for head in answer["habits"]:
         shares = {name: head[name] or 0.0 for name in answer["habit_keys"]}
         assert head["kind"] == "mixed" or shares[head["kind"]] >= answer["clear"]
@@ -384,7 +385,8 @@ def test_a_summary_gives_what_it_has_and_refuses_the_rest_with_the_reason():
     explorer, run = serving(recording)
     reply = got(explorer, f"/runs/{run}")["attentions"][0]
     assert reply["has"] == {"trace": False, "context": False, "map": True, "geometry": False, "alignment": True,
-                           "tokens": True, "after": False, "tiles": True, "positions": False}  # fmt: skip
+                           "tokens": True, "after": False, "tiles": True, "positions": False,
+                           "image": False}  # fmt: skip
     heads = got(explorer, f"/runs/{run}/heads", l=0)
     assert (heads["rows"], heads["columns"], len(heads["maps"]), len(heads["habits"])) == (6, 6, 4, 4)
     answer = explorer.answer("GET", f"/runs/{run}/trace", {"l": "0", "h": "0", "i": "0"})

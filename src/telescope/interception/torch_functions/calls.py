@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ...attention import Attention, Bias, Mask, causal, everyone
+from ...attention import Attention, Mask, causal, everyone
 from ...engines import attend, torch_modes
 from ...recording import AttentionCall
 from ..interceptor import HandledCall, Interceptor, ModelCall, StoredKeys
@@ -19,7 +19,12 @@ from ..proof import OutputChecks
 from ..sdpa_lse import attend_with_lse
 from ..text import KeyMemory
 from .axes import FourAxes, UnreadableCallError, fold
-from .definition import FunctionReader, causal_of_arguments, function_mask
+from .definition import (
+    FunctionReader,
+    ReadMask,
+    causal_of_arguments,
+    read_mask_function,
+)
 
 # What a call that has run needs, to be recorded.
 KEPT = {"module", "tensors", "known", "lse", "across", "is_recorded", "has_waited", "dropout"}
@@ -91,10 +96,18 @@ class FunctionCall(ModelCall):
     # ------------------------------------------------------------------------------- of all of them
 
     def _read_mask(
-        self, reader: FunctionReader, given: Tensor, fold: Callable[[Tensor], Tensor]
-    ) -> tuple[Mask, Bias | None]:
+        self,
+        reader: FunctionReader,
+        given: Tensor,
+        fold: Callable[[Tensor], Tensor],
+        *,
+        may_have_room: bool = False,
+    ) -> ReadMask:
         """Translate a mask tensor; `fold` gives it four axes."""
-        return reader.mask_tensor(self.module, given, fold, batch=len(self.tensors[0]))
+        rows, _ = self.size
+        queries = rows if may_have_room and not self.across else None
+        batch = len(self.tensors[0])
+        return reader.mask_tensor(self.module, given, fold, batch=batch, queries=queries)
 
     def release(self) -> None:
         """Let go of everything but queries, keys, values and what was read of the call."""
@@ -197,12 +210,14 @@ class SdpaCall(FunctionCall):
         return self.axes.unfold(context)
 
     def _definition(self, reader: FunctionReader) -> Attention:
-        if self.mask is not None:
-            mask, bias = self._read_mask(reader, self.mask, self.axes.fold_mask)
-            return reader.definition(self.scale, mask, bias)
         rows, columns = self.size
+        if self.mask is not None:
+            fold = self.axes.fold_mask
+            mask, bias, written = self._read_mask(reader, self.mask, fold, may_have_room=True)
+            return reader.definition(self.scale, mask, bias, written=written, keys=columns)
         if self.is_causal:
-            return reader.definition(self.scale, causal_of_arguments(rows, columns))
+            mask, _, written = causal_of_arguments(rows, columns, across=self.across)
+            return reader.definition(self.scale, mask, written=written, keys=columns)
         return reader.definition(self.scale, self._everyone(rows, columns))
 
     def _everyone(self, rows: int, columns: int) -> Mask:
@@ -262,14 +277,18 @@ class FlexCall(FunctionCall):
 
     def _definition(self, reader: FunctionReader) -> Attention:
         rows, columns = self.size
-        ahead = rows - columns
         mask: Mask = everyone
+        written = None
         if self.block_mask is not None:
-            mask = function_mask(self.block_mask.mask_mod, ahead)
+            batch, heads = self.tensors[0].shape[:2]
+            device = self.tensors[0].device
+            mask, _, written = read_mask_function(
+                self.block_mask.mask_mod, self.size, batch, heads, device, across=self.across
+            )
         softcap = bias = None
         if self.score_mod is not None:
-            softcap, bias = reader.score_edit(self.score_mod, ahead)
-        return reader.definition(self.scale, mask, bias, softcap)
+            softcap, bias = reader.score_edit(self.score_mod, rows - (written or columns))
+        return reader.definition(self.scale, mask, bias, softcap, written=written, keys=columns)
 
 
 class TelescopeCall(FunctionCall):

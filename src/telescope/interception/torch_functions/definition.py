@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,10 +21,13 @@ from ...attention import (
     causal,
     everyone,
     from_additive,
+    restrict_to_written_keys,
 )
 from ..mask_tensors import FunctionMask, MaskFunction, Translations, read_mask
 from .axes import UnreadableCallError
 
+ROWS = 256  # of a mask that a function gives, looked at together
+SHORT = 2**20  # queries times keys: all of a shorter mask is looked at
 PROBES = (-3.0, 0.0, 1.0, 20.0)  # scores that tell what a function of scores does to them
 
 
@@ -32,8 +35,9 @@ class FunctionReader:
     """Read the calls of one model."""
 
     def __init__(self) -> None:
-        self._translations = Translations()
+        self._translations = {cut: Translations() for cut in (False, True)}
         self._last = Attention()
+        self._over_caches: dict[tuple[int, int], Attention] = {}  # of the last definition
         self._across: dict[str, bool] = {}  # by the name of the attention
         self._score_edits: WeakKeyDictionary[Any, tuple[float | None, bool]] = WeakKeyDictionary()
 
@@ -58,15 +62,17 @@ class FunctionReader:
         fold: Callable[[Tensor], Tensor],
         *,
         batch: int,
-    ) -> tuple[Mask, Bias | None]:
+        queries: int | None = None,
+    ) -> "ReadMask":
         """Translate a mask tensor, which all layers of a pass may share; `fold` gives it four axes,
-        and the call has `batch` sequences.
+        and the call has `batch` sequences. With `queries`, of a self-attention, keys at the end that
+        nobody sees are the free end of a cache.
         """
         # With gradients an edit runs this definition, and learns by the bias.
         if given.requires_grad and torch.is_grad_enabled():
-            return everyone, from_additive(fold(given))
-        found: tuple[Mask, Bias | None] = self._translations.once(
-            module, given, lambda: _read(fold(given.detach()), batch)
+            return ReadMask(everyone, from_additive(fold(given)))
+        found: ReadMask = self._translations[queries is not None].once(
+            module, given, lambda: _read(fold(given.detach()), batch, queries)
         )
         return found
 
@@ -76,8 +82,12 @@ class FunctionReader:
         mask: Mask,
         bias: Bias | None = None,
         softcap: float | None = None,
+        *,
+        written: int | None = None,
+        keys: int = 0,
     ) -> Attention:
-        """Return a definition, the object of the layer before if it has the same parts.
+        """Return a definition, the object of the layer before if it has the same parts. Of a cache
+        of `keys` keys, the first `written` may be all that are written.
 
         Reuse one object, so that the equality test is an identity test.
         """
@@ -85,7 +95,14 @@ class FunctionReader:
         is_same = (scale, softcap) == (last.scale, last.softcap)
         if not is_same or mask is not last.mask or bias is not last.bias:
             self._last = Attention(scale=scale, softcap=softcap, bias=bias, mask=mask)
-        return self._last
+            self._over_caches.clear()
+        if written is None:
+            return self._last
+        known = self._over_caches.get((written, keys))
+        if known is None:
+            known = restrict_to_written_keys(self._last, keys, torch.tensor(written))
+            self._over_caches[written, keys] = known
+        return known
 
     def score_edit(self, function: Any, ahead: int) -> tuple[float | None, Bias | None]:
         """Return what a `score_mod` of flex attention does: a softcap, or a bias that it adds.
@@ -99,8 +116,20 @@ class FunctionReader:
         return softcap, added_by(function, ahead) if adds else None
 
 
-def _read(given: Tensor, batch: int) -> tuple[Mask, Bias | None]:
+class ReadMask(NamedTuple):
+    """What a mask tensor says."""
+
+    mask: Mask
+    bias: Bias | None = None
+    written: int | None = None
+    """How many keys of a cache are written; None if that are all."""
+
+
+def _read(given: Tensor, batch: int, queries: int | None) -> ReadMask:
     """Translate a mask tensor of four axes; a causal one by its name, which kernels know."""
+    written = None if queries is None else _written_keys(_seen(given), queries)
+    if written is not None:
+        given = given[..., :written]
     # Models repeat one mask for each sequence, head or query.
     for axis in range(3):
         first = given.narrow(axis, 0, min(1, given.shape[axis]))
@@ -110,13 +139,34 @@ def _read(given: Tensor, batch: int) -> tuple[Mask, Bias | None]:
     if given.shape[1:3] == (1, 1):
         given = given.expand(batch, -1, -1, -1)
     mask, bias = read_mask(given)
-    queries, keys = given.shape[2:]
-    if bias is None and given.shape[:2] == (1, 1) and 1 < queries <= keys:
-        written = torch.ones(queries, keys, dtype=torch.bool, device=given.device)
-        seen = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
-        if torch.equal(seen[0, 0], written.tril(keys - queries)):
-            return causal, None
-    return mask, bias
+    rows, keys = given.shape[2:]
+    if bias is None and given.shape[:2] == (1, 1) and 1 < rows <= keys:
+        lower = torch.ones(rows, keys, dtype=torch.bool, device=given.device).tril(keys - rows)
+        if torch.equal(_seen(given)[0, 0], lower):
+            mask = causal
+    # A single query that sees all that is written is the last of a text.
+    if written is not None and queries == 1 and mask == everyone:
+        mask = causal
+    return ReadMask(mask, bias, written)
+
+
+def _seen(given: Tensor) -> Tensor:
+    return given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+
+
+def _written_keys(seen: Tensor, queries: int) -> int | None:
+    """Return the number of keys up to the last that some query sees; None if that are all, or if
+    the keys behind it need not be the free end of a cache.
+    """
+    keys = seen.shape[-1]
+    # What hides the same keys from several queries is padding.
+    if queries >= keys or (queries > 1 and seen.shape[-2] == 1):
+        return None
+    if queries > 1 and bool((seen == seen[..., :1, :]).all()):
+        return None
+    visible = seen.flatten(0, -2).any(0).nonzero()
+    written = int(visible[-1]) + 1 if len(visible) else keys
+    return written if queries <= written < keys else None
 
 
 def is_alike_for_queries(attention: Attention) -> bool:
@@ -129,11 +179,50 @@ def is_alike_for_queries(attention: Attention) -> bool:
     )
 
 
-def causal_of_arguments(queries: int, keys: int) -> Mask:
+def causal_of_arguments(queries: int, keys: int, *, across: bool | None) -> ReadMask:
     """Return the mask of `is_causal=True`: torch counts both from the first, and so hides the last
     keys where there are more keys than queries.
     """
-    return causal if queries == keys else function_mask(_at_or_before, queries - keys)
+    if queries > keys or (across and queries < keys):
+        return ReadMask(function_mask(_at_or_before, queries - keys))
+    return ReadMask(causal, written=queries if queries < keys else None)
+
+
+def read_mask_function(
+    function: MaskFunction,
+    size: tuple[int, int],
+    batch: int,
+    heads: int,
+    device: torch.device,
+    *,
+    across: bool | None,
+) -> ReadMask:
+    """Translate a `mask_mod` of flex attention; that of a short call by its name, if it is causal,
+    so that steps continue their prompt.
+    """
+    queries, keys = size
+    mask = function_mask(function, queries - keys)
+
+    def seen(rows: range, columns: range) -> Tensor:
+        at = Pairs.block(rows, columns, of=size, batch=batch, heads=heads, device=device)
+        found = mask.sees(at)
+        return found.expand(*found.shape[:2], len(rows), len(columns))
+
+    written = None
+    if (
+        not across
+        and queries < keys
+        and not bool(seen(range(queries), range(keys - 1, keys)).any())
+    ):
+        blocks = [range(row, min(row + ROWS, queries)) for row in range(0, queries, ROWS)]
+        visible = torch.cat([seen(rows, range(keys)).any(0).any(0) for rows in blocks])
+        written = _written_keys(visible, queries)
+    last = keys if written is None else written
+    if not across and queries <= last and queries * last <= SHORT:
+        lower = torch.ones(queries, last, dtype=torch.bool, device=device).tril(last - queries)
+        if bool((seen(range(queries), range(last)) == lower).all()):
+            return ReadMask(causal, written=written)
+    return ReadMask(function_mask(function, queries - last), written=written)
 
 
 @lru_cache(maxsize=64)

@@ -77,7 +77,7 @@ class WeighingCall(FunctionCall):
             return reader.definition(1.0, everyone)
         # One mask for all sequences and heads, or one for each.
         fold = self._by_heads if len(mask) == len(self._passed[0]) else lambda one: one[None]
-        found, bias = self._read_mask(reader, mask, fold)
+        found, bias, _ = self._read_mask(reader, mask, fold)
         return reader.definition(1.0, found, bias)
 
 
@@ -145,5 +145,4 @@ class FastCall(FunctionCall):
             return padding_mask(~hidden.bool())
         seen = ~hidden.bool()
         fold = (lambda one: one[None, None]) if seen.ndim == 2 else (lambda one: one)
-        mask, _ = self._read_mask(reader, seen, fold)
-        return mask
+        return self._read_mask(reader, seen, fold).mask

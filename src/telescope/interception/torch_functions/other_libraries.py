@@ -147,10 +147,12 @@ class XformersCall(FunctionCall):
         if self.mask is None:
             return reader.definition(self.scale, everyone)
         if isinstance(self.mask, Tensor):
-            mask, bias = self._read_mask(reader, self.mask, self.axes.fold_mask)
-            return reader.definition(self.scale, mask, bias)
+            fold = self.axes.fold_mask
+            mask, bias, written = self._read_mask(reader, self.mask, fold, may_have_room=True)
+            return reader.definition(self.scale, mask, bias, written=written, keys=columns)
         if kind == "LowerTriangularMask":
-            return reader.definition(self.scale, causal_of_arguments(rows, columns))
+            mask, _, written = causal_of_arguments(rows, columns, across=self.across)
+            return reader.definition(self.scale, mask, written=written, keys=columns)
         if kind == "LowerTriangularFromBottomRightMask":
             return reader.definition(self.scale, causal)
         raise UnreadableCallError(f"its mask is a {kind} of xformers, which is not known here")
