@@ -65,8 +65,10 @@ class FunctionReader:
         queries: int | None = None,
     ) -> "ReadMask":
         """Translate a mask tensor, which all layers of a pass may share; `fold` gives it four axes,
-        and the call has `batch` sequences. With `queries`, of a self-attention, keys at the end that
-        nobody sees are the free end of a cache.
+        and the call has `batch` sequences.
+
+        queries  how many a self-attention has: keys at the end that nobody sees are then the free
+                 end of a cache
         """
         # With gradients an edit runs this definition, and learns by the bias.
         if given.requires_grad and torch.is_grad_enabled():
