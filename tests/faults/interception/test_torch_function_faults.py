@@ -258,6 +258,37 @@ def test_nothing_of_a_model_is_kept_alive():
     assert gone() is None
 
 
+# ------------------------------------------------------------------------------------------- output projections
+
+
+class Projected(nn.Module):
+    """Self-attention of two heads, and an output projection, maybe of a gated context."""
+
+    def __init__(self, gated) -> None:
+        super().__init__()
+        self.out_proj = nn.Linear(8, 8)
+        self.gated = gated
+
+    def forward(self, x):
+        y = functional.scaled_dot_product_attention(x, x, x).transpose(1, 2).flatten(2)
+        return self.out_proj(y * torch.sigmoid(y) if self.gated else y)
+
+
+def test_norms_of_an_output_projection_that_does_not_project_the_context():
+    x = X[:, :2]
+    model = Projected(gated=False)
+    with ts.watch(model, keep="queries-keys", also="norms") as recording:
+        model(x)
+    norms = recording["attention"].call.parts["norms"].tensor
+    weight = model.out_proj.weight.unflatten(1, (2, 4)).transpose(0, 1)  # (head, feature, d_v)
+    torch.testing.assert_close(norms, torch.einsum("hfd,bhkd->bhkf", weight, x).norm(dim=-1))
+    sentence = 'also="norms" needs the output projection of "attention", and what goes into the module'
+    model = Projected(gated=True)
+    with pytest.raises(ValueError, match=sentence) as problem, ts.watch(model, keep="queries-keys", also="norms"):
+        model(x)
+    assert is_one_sentence(str(problem.value))
+
+
 # --------------------------------------------------------------------------------------- code that does not tell
 
 

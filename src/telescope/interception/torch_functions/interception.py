@@ -35,6 +35,7 @@ from .call_log import CallLog
 from .calls import FunctionCall, ReadingInterceptor
 from .definition import FunctionReader, is_alike_for_queries
 from .patches import blocks, patched, running, state
+from .projections import Projections
 from .reach import FoundModules, describe_by_hand, find_attending, find_beside, seen_attending
 
 WAYS_OUT = "call torch.nn.functional.scaled_dot_product_attention there, or ts.attend"
@@ -74,6 +75,7 @@ class FunctionInterceptor(ReadingInterceptor):
         self.log: CallLog | None = None
         """The calls that wait, of a block that records."""
         self.steps = None  # a compiled run is not seen
+        self.projections = Projections(handler.carriers if isinstance(handler, Observer) else {})
         self._calls: dict[str, int] = {}  # of each attention in the running pass
         self._depth = 0  # of modules that run whose passes are counted
 
@@ -184,6 +186,8 @@ def intercept(module: nn.Module, make: Callable[[], FunctionCall], run: Callable
         is_edited = made.described is not None
         context = made.run_described() if is_edited else made.run()
         found = end_call(handled, context)
+        for one in active:
+            one.projections.note(one.names[id(module)], found)
         # The very object that the function returned, unless an edit changed something.
         if found is context and not is_edited:
             return made.returned
@@ -308,6 +312,7 @@ def intercepting(
         if handler.order == EDIT:
             undo.enter_context(_without_fast_path())
         undo.enter_context(_hooks(modules, interceptor))
+        undo.enter_context(interceptor.projections.checked())
         try:
             yield
         except BaseException:
