@@ -144,7 +144,7 @@ def habits(
 
     heads  `recording.heads()`, `atlas.heads()`, or a part of them
     habit  a column of the table: itself, previous, first, sink, same, induction, punctuation, far,
-           streaming, retrieval, spread, largest_logit
+           streaming, retrieval, spread, largest_logit, neighbours, patches, seconds
 
     Example:
         >>> import torch, telescope as ts
