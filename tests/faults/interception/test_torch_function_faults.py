@@ -1,6 +1,7 @@
 """Calls of attention functions that cannot be recorded or edited: one sentence each, and nothing recorded wrongly."""
 
 import gc
+import subprocess
 import sys
 from functools import partial
 from re import escape
@@ -140,11 +141,43 @@ def test_a_compiled_part_is_refused_before_anything_runs():
     assert is_one_sentence(str(problem.value))
 
 
+class Products(nn.Module):
+    """Call a function that is replaced inside of a block."""
+
+    def forward(self, x):
+        return torch.bmm(x.flatten(0, 1), x.flatten(0, 1).mT)
+
+
 def test_a_compiled_part_that_has_nothing_to_do_with_attention():
-    model = nn.Sequential(Calls(), torch.compile(nn.Linear(4, 4), backend="eager"))
+    """It is compiled in one graph, before the block and inside of it, and runs after it."""
+    model = nn.Sequential(Calls(), torch.compile(Products(), backend="eager", fullgraph=True))
+    before = model(X)
     with ts.watch(model) as recording:
-        model(X)
+        assert torch.equal(model(X), before)
     assert [*recording] == ["0"]
+    fresh = nn.Sequential(Calls(), torch.compile(Products(), backend="eager", fullgraph=True))
+    with ts.watch(fresh):
+        assert torch.equal(fresh(X), before)
+    assert torch.equal(fresh(X), before)
+
+
+FIRST_COMPILED_INSIDE = """
+import torch, telescope as ts
+attention = torch.nn.MultiheadAttention(4, 2).eval()
+x = torch.randn(3, 2, 4)
+with torch.no_grad():
+    with ts.watch(attention):
+        attention(x, x, x)
+        torch.compile(lambda a: a + 1, backend="eager", fullgraph=True)(x)
+    torch.compile(lambda a: torch.bmm(a, a.mT), backend="eager", fullgraph=True)(x)
+    torch.compile(attention, backend="eager", fullgraph=True)(x, x, x)
+"""
+
+
+def test_what_is_first_compiled_inside_of_a_block_spoils_nothing_after_it():
+    """Dynamo finds torch's functions by name, once in a process."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", FIRST_COMPILED_INSIDE], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_model_that_never_attends():

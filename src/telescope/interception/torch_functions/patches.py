@@ -7,8 +7,8 @@ frames of the interpreter tell: the innermost method of such a module.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, wraps
 from inspect import signature
 from threading import local
@@ -21,7 +21,7 @@ from torch.nn.functional import layer_norm
 
 from ...engines import torch_modes
 from ..interceptor import lock
-from .calls import FunctionCall
+from .calls import FlexCall, FunctionCall
 from .functions import FUNCTIONS, call_of
 from .multi_head import FastCall, Weighing, WeighingCall
 from .reach import Binding
@@ -108,7 +108,9 @@ def _multi_head(original: Callable[..., Any]) -> Callable[..., Any]:
             weighing = state.weighing = Weighing(module, given["num_heads"], dropout)
         state.across = not _are_one(given["query"], given["key"])
         try:
-            output, weights = original(*args, **kwargs)
+            # Others see a product of torch replaced for this one call alone.
+            with _replaced(_PRODUCTS) if weighing is not None else nullcontext():
+                output, weights = original(*args, **kwargs)
         finally:
             state.weighing = None
             state.across = None
@@ -136,8 +138,11 @@ def _product(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        # Asked first: compiled code has a constant there.
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
         weighing = state.weighing
-        if weighing is None or torch.compiler.is_compiling():
+        if weighing is None:
             return original(*args, **kwargs)
         # The first product gives the scores.
         if weighing.scored is None:
@@ -204,10 +209,9 @@ def _fast_layer(original: Any) -> Callable[..., Any]:
     return call
 
 
+_PRODUCTS = [(Binding(vars(torch), name), _product) for name in ("bmm", "baddbmm")]
 _PARTS = (
     (torch.nn.functional, "multi_head_attention_forward", _multi_head),
-    (torch, "bmm", _product),
-    (torch, "baddbmm", _product),
     (torch, "_native_multi_head_attention", _fast),
     (torch, "_transformer_encoder_layer_fwd", _fast_layer),
 )
@@ -244,9 +248,41 @@ def _wanted(bindings: Sequence[Binding]) -> Iterator[tuple[Binding, Callable[...
 def patched(bindings: Sequence[Binding], intercept: Intercept) -> Iterator[None]:
     """Replace the attention functions while the block runs; other blocks may need that, too."""
     _intercept[:] = [intercept]
+    with _known_to_dynamo(bindings), _replaced(_wanted(bindings)):
+        yield
+
+
+@contextmanager
+def _known_to_dynamo(bindings: Sequence[Binding]) -> Iterator[None]:
+    """Keep what Dynamo knows of torch's functions right: it finds them by name, once, and must not
+    find ours.
+    """
+    # Without a compiler, flex_attention traces itself.
+    traces = any(call_of(one.namespace[one.name]) is FlexCall for one in bindings)
+    is_loaded = traces or "torch._dynamo" in sys.modules
+    if is_loaded:
+        _table_of_dynamo()()
+    try:
+        yield
+    finally:
+        # What it may have found in the block, it finds anew.
+        if not is_loaded and "torch._dynamo" in sys.modules:
+            _table_of_dynamo().cache_clear()
+
+
+def _table_of_dynamo() -> Any:
+    """Return the function that reads Dynamo's table of torch's functions, and keeps it."""
+    from torch._dynamo import trace_rules
+
+    return trace_rules.get_torch_obj_rule_map
+
+
+@contextmanager
+def _replaced(wanted: Iterable[tuple[Binding, Callable[..., Any]]]) -> Iterator[None]:
+    """Replace functions while the block runs: each place, and what makes the replacement."""
     taken = []
     with lock:
-        for binding, make in _wanted(bindings):
+        for binding, make in wanted:
             key = binding.key
             place = _places.get(key)
             if place is None:
