@@ -16,7 +16,7 @@ from .run import AttentionView, RunRequest
 from .weights import top_weights
 
 MOST_QUERIES = 64  # queries that are no patches, which the page lists
-MOST_OTHERS = 4  # tokens besides the patches whose weights are told
+MOST_OTHERS = 4  # weights of class tokens and words that are listed
 
 
 @dataclass(frozen=True)

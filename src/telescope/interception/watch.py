@@ -306,8 +306,7 @@ def record_calls(
             recording.wait()
         # Run the surveys that are still queued, if the block ended well.
         recording.flush(collects=tokens is not None)
-        # Names that do not fit are an error of this block, and not of whoever reads. Without names,
-        # what waits goes on waiting.
+        # Tokens that do not fit raise an error here, and not where somebody reads.
         if tokens is not None:
             check_kinds(tokens, {name: own.calls for name, own in recording.items()})
     if observer.bypasses:

@@ -109,6 +109,17 @@ class FunctionCall(ModelCall):
         batch = len(self.tensors[0])
         return reader.mask_tensor(self.module, given, fold, batch=batch, queries=queries)
 
+    def _with_tensor(self, reader: FunctionReader, scale: float | None, given: Tensor) -> Attention:
+        """Return the definition of a call with a mask tensor, over a cache maybe."""
+        fold = self.axes.fold_mask
+        mask, bias, written = self._read_mask(reader, given, fold, may_have_room=True)
+        return reader.definition(scale, mask, bias, written=written, keys=self.size[1])
+
+    def _causal_from_first(self, reader: FunctionReader, scale: float | None) -> Attention:
+        """Return the definition of a causal call that counts queries and keys from the first."""
+        mask, _, written = causal_of_arguments(*self.size, across=self.across)
+        return reader.definition(scale, mask, written=written, keys=self.size[1])
+
     def release(self) -> None:
         """Let go of everything but queries, keys, values and what was read of the call."""
         for name in vars(self).keys() - KEPT:
@@ -210,19 +221,13 @@ class SdpaCall(FunctionCall):
         return self.axes.unfold(context)
 
     def _definition(self, reader: FunctionReader) -> Attention:
-        rows, columns = self.size
         if self.mask is not None:
-            fold = self.axes.fold_mask
-            mask, bias, written = self._read_mask(reader, self.mask, fold, may_have_room=True)
-            return reader.definition(self.scale, mask, bias, written=written, keys=columns)
+            return self._with_tensor(reader, self.scale, self.mask)
         if self.is_causal:
-            mask, _, written = causal_of_arguments(rows, columns, across=self.across)
-            return reader.definition(self.scale, mask, written=written, keys=columns)
-        return reader.definition(self.scale, self._everyone(rows, columns))
-
-    def _everyone(self, rows: int, columns: int) -> Mask:
+            return self._causal_from_first(reader, self.scale)
         # A single query over a cache sees every key, as a causal one does.
-        return causal if rows == 1 and not self.across else everyone
+        is_step = self.size[0] == 1 and not self.across
+        return reader.definition(self.scale, causal if is_step else everyone)
 
 
 class FlexCall(FunctionCall):

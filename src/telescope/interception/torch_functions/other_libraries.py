@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...attention import Alibi, Attention, Bias, Mask, causal, everyone, window
 from .axes import UnreadableCallError
 from .calls import FunctionCall
-from .definition import FunctionReader, causal_of_arguments
+from .definition import FunctionReader
 
 
 class FlashCall(FunctionCall):
@@ -142,17 +142,13 @@ class XformersCall(FunctionCall):
         return context.transpose(1, 2) if self._has_heads else context[:, 0]
 
     def _definition(self, reader: FunctionReader) -> Attention:
-        rows, columns = self.size
         kind = type(self.mask).__name__
         if self.mask is None:
             return reader.definition(self.scale, everyone)
         if isinstance(self.mask, Tensor):
-            fold = self.axes.fold_mask
-            mask, bias, written = self._read_mask(reader, self.mask, fold, may_have_room=True)
-            return reader.definition(self.scale, mask, bias, written=written, keys=columns)
+            return self._with_tensor(reader, self.scale, self.mask)
         if kind == "LowerTriangularMask":
-            mask, _, written = causal_of_arguments(rows, columns, across=self.across)
-            return reader.definition(self.scale, mask, written=written, keys=columns)
+            return self._causal_from_first(reader, self.scale)
         if kind == "LowerTriangularFromBottomRightMask":
             return reader.definition(self.scale, causal)
         raise UnreadableCallError(f"its mask is a {kind} of xformers, which is not known here")
