@@ -19,6 +19,7 @@ HOUSE = [
     ["engines", "files"],
     ["layers", "traces", "surveys"],
     ["models", "tiles", "anatomy", "measures"],
+    ["attribution"],
     ["recording", "decoding", "text"],
     ["interception"],
     ["editing"],

@@ -29,13 +29,14 @@ torch_functions/interception.py, `intercept`.
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from ..anatomy import Modules, find_output_projections
+from ..attribution import StreamLog
 from ..recording import (
     ALSO,
     KEEP,
@@ -64,6 +65,7 @@ from . import huggingface
 from .found import find_attentions
 from .interceptor import describe_bypasses
 from .observer import Observer
+from .residual_log import noting_streams
 
 # Parts of a call that all processes have alike.
 WITHOUT_HEADS = ("query_ids", "key_ids", "before", "after")
@@ -295,10 +297,15 @@ def record_calls(
         # The queries of a cross-attention are the tokens of a self-attention before it.
         selected |= others
     # Only "steps" keeps the residual stream.
+    keeps_stream = keep == StepsCall.keep
     residuals = observer.residuals.recording(
-        modules if keep == StepsCall.keep else Modules(), observer.is_active
+        modules if keeps_stream else Modules(), observer.is_active
     )
-    with residuals, found.intercepting(selected, observer):
+    noting: AbstractContextManager[None] = nullcontext()
+    if keeps_stream:
+        recording.stream = StreamLog(modules[""])
+        noting = noting_streams(recording.stream, modules, attentions, observer.is_active)
+    with residuals, noting, found.intercepting(selected, observer):
         try:
             yield recording
         finally:

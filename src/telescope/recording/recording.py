@@ -8,6 +8,7 @@ from jaxtyping import Bool
 from rich.table import Table
 from torch import Tensor
 
+from ..attribution import StreamLog
 from ..files import frame
 from ..measures import IsMark, punctuation_test
 from ..token_kinds import TokenNames, space_of_sides
@@ -91,6 +92,8 @@ class Recording(Mapping[str, Watched]):
         """The edits that changed a recorded call, each once, in the order of their first use."""
         self.is_part = False
         """Whether several processes divide the heads of the model, and these are those of one."""
+        self.stream: StreamLog | None = None
+        """The residual streams, with keep="steps"."""
         self.options = KeepOptions() if options is None else options
         self.queue = SurveyQueue(self.options)
         self._watched = {name: Watched(name, self.unwatched_threads, self.queue) for name in names}
@@ -150,9 +153,20 @@ class Recording(Mapping[str, Watched]):
             calls.append(KEEP[self.keep](name, call, self.options, self.queue))
             calls[-1].facts.tokens = sides
         self._last_run[name] = self._run
+        if self.stream is not None:
+            self._note_stream(self.stream, calls, len(call.queries), call.size[0])
         if self.on_call is not None:
             self.on_call(name)
         return calls[-1]
+
+    def _note_stream(
+        self, log: StreamLog, calls: list[RecordedCall], batch: int, queries: int
+    ) -> None:
+        """Note in which pass of the residual stream the latest call of an attention ran."""
+        last = calls[-1]
+        before = last.size[0] - queries
+        rows = [row - before for row in last.rows if row >= before]
+        log.note_call(last.name, len(calls) - 1, (batch, queries), before, rows)
 
     def last_call(self, name: str) -> RecordedCall | None:
         """Return the latest call of an attention, if there is one."""

@@ -1,0 +1,203 @@
+"""`why`: one score of an attention, split into a sum over who wrote what the query and the key read.
+
+A score is a dot product of two linear maps of the residual stream, once the norms are held as they
+ran. The stream is a sum over its authors, so the score is a sum over pairs: an author of what the
+query reads, and an author of what the key reads.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from ..attention import Attention, dot
+from ..files import frame
+from ..traces import render_text
+from ..words import whole_number
+from .following import REST, Author, LostError, Written
+from .labels import Labels
+from .projections import Projected
+from .streams import CallColumns, Streams
+
+CLEAR = 0.3  # of the largest term: a score below is a difference of terms, which are no shares of it
+
+
+class Term(NamedTuple):
+    """One term of a score."""
+
+    query_author: str
+    key_author: str
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class Why:
+    """One score before softmax, as the sum of its terms. Returned by `recording.why`.
+
+    `terms[a, b]` is what author a of the query side and author b of the key side have to do with
+    it: the part of the query that a wrote, times the part of the key that b wrote, times the scale.
+    """
+
+    layer: str
+    head: int
+    query: str
+    key: str
+    score: float
+    """The sum of all terms: q · k · scale, before softcap, bias and mask."""
+    masked: float
+    """The score after softcap, bias and mask, of which softmax makes the weight."""
+    weight: float | None
+    """The weight of the key, where the row is short enough to be formed."""
+    query_authors: tuple[str, ...]
+    key_authors: tuple[str, ...]
+    terms: Float[Tensor, "query_author key_author"]
+
+    def by(self, side: str) -> dict[str, float]:
+        """Return the score summed to the authors of one side, "query" or "key", the largest first."""
+        if side not in ("query", "key"):
+            raise ValueError(f'there is no side "{side}"; there are query and key')
+        names = self.query_authors if side == "query" else self.key_authors
+        sums = self.terms.sum(1 if side == "query" else 0).tolist()
+        return dict(sorted(zip(names, sums, strict=True), key=lambda one: -abs(one[1])))
+
+    def top(self, count: int = 8) -> list[Term]:
+        """Return the largest terms by absolute value, the largest first."""
+        count = min(whole_number("count", count), self.terms.numel())
+        found = self.terms.abs().flatten().topk(max(count, 0)).indices.tolist()
+        width = self.terms.shape[1]
+        return [self._term(place // width, place % width) for place in found]
+
+    def _term(self, one: int, other: int) -> Term:
+        value = float(self.terms[one, other])
+        return Term(self.query_authors[one], self.key_authors[other], value)
+
+    def table(self, *, library: str = "pandas") -> Any:
+        """Return every term as a row of a frame of pandas or polars."""
+        every = self.top(self.terms.numel())
+        names = ("query_author", "key_author", "value")
+        return frame({name: [getattr(one, name) for one in every] for name in names}, library)
+
+    @property
+    def sentence(self) -> str:
+        """What the largest terms say, in words."""
+        start = f"{self.query} looks at {self.key} with a score of {self.score:.3g}"
+        parts = []
+        for term in self.top(3):
+            # A share of the score is clear only where the terms do not cancel.
+            amount = (
+                f"{term.value / self.score:.0%}"
+                if abs(self.score) > CLEAR * abs(self.top(1)[0].value)
+                else f"{term.value:+.3g}"
+            )
+            parts.append(f"{amount} is {term.query_author} on {term.key_author}")
+        return f"{start}: {', '.join(parts)}"
+
+    def __rich__(self) -> Group:
+        table = Table(box=None, pad_edge=False)
+        for name, side in (("of the query", "left"), ("of the key", "left"), ("score", "right")):
+            table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
+        shown = self.top(8)
+        for term in shown:
+            table.add_row(term.query_author, term.key_author, f"{term.value:+.4f}")
+        rest = self.terms.numel() - len(shown)
+        left = self.score - sum(term.value for term in shown)
+        if rest:
+            table.add_row(f"{rest:,} other terms", "", f"{left:+.4f}")
+        table.add_row("sum", "", f"{self.score:+.4f}")
+        return Group(Text(f"{self.layer}, head {self.head}: {self.sentence}"), table)
+
+    def __repr__(self) -> str:
+        return render_text(self.__rich__())
+
+
+class Cell(NamedTuple):
+    """One score of a recorded call, and what is known of its query and its key."""
+
+    call: CallColumns
+    head: int
+    """Its place among the heads that are recorded."""
+    number: int
+    """Its number in the model."""
+    query: int
+    """The column of the query, padding included."""
+    key: int
+    """The column of the key."""
+    ran: Mapping[str, Mapping[str, Float[Tensor, "heads d_k"]]]
+    """The recorded queries and keys of all heads, for the token of each side: those of "query" at
+    the query's token, and so on.
+    """
+    attention: Attention
+    group: int
+    """How many heads share a key."""
+    masked: float
+    weight: float | None
+
+
+def split_score(
+    streams: Streams, cell: Cell, names: tuple[str, str], labels: Labels
+) -> Why:
+    """Return the terms of one score.
+
+    names   what the query and the key are called
+    """
+    attention = cell.attention
+    if attention.score != dot:
+        raise LostError(
+            f'"{cell.call.name}" has the score {attention.score}, which is no dot product of a '
+            "query and a key, so it is no sum of products"
+        )
+    asked, query = _side(streams, cell, "query")
+    answered, key = _side(streams, cell, "key")
+    # The bias of a projection has a term of its own.
+    queries, of_query = _with_constant(asked, query, cell.call.name, labels, "W_q")
+    keys, of_key = _with_constant(answered, key, cell.call.name, labels, "W_k")
+    scale = attention.scale_for(queries.shape[-1])
+    terms = scale * (queries @ keys.mT)
+    # What rounding made of the sum is a term, too, so that all add up to what ran.
+    ran_query = cell.ran["query"]["query"][cell.head]
+    ran_key = cell.ran["key"]["key"][cell.head // cell.group]
+    score = float(scale * (ran_query @ ran_key))
+    place = of_query.index(labels(REST)), of_key.index(labels(REST))
+    terms[place] += score - float(terms.sum())
+    return Why(
+        cell.call.name,
+        cell.number,
+        *names,
+        score,
+        cell.masked,
+        cell.weight,
+        tuple(of_query),
+        tuple(of_key),
+        terms,
+    )
+
+
+def _side(streams: Streams, cell: Cell, side: str) -> tuple[Written, Projected]:
+    find: Callable[..., Any] = streams.query if side == "query" else streams.key
+    spot = find(cell.call, cell.query if side == "query" else cell.key)
+    # A query's head is numbered among all heads of the model, and its key's by its group.
+    head = cell.number if side == "query" else cell.number // cell.group
+    return streams.project(cell.call.name, side, head, spot, cell.ran[side])
+
+
+def _with_constant(
+    written: Written, projected: Projected, name: str, labels: Labels, matrix: str
+) -> tuple[Tensor, list[str]]:
+    parts = projected.parts
+    names = [labels(author) for author in written.authors]
+    if bool(projected.constant.abs().max() > 0):
+        parts = torch.cat([parts, projected.constant[None]])
+        names.append(f"bias of {matrix}")
+    if labels(REST) not in names:
+        parts = torch.cat([parts, torch.zeros_like(parts[:1])])
+        names.append(labels(REST))
+    return parts, names
+
+
+__all__ = ["Author", "Cell", "Term", "Why", "split_score"]

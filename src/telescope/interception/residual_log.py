@@ -1,0 +1,87 @@
+"""Hooks that note the residual streams of a model, for `ts.watch(keep="steps")`."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..anatomy import Modules, StreamParts, count_heads, find_stream_parts, token_embeddings
+from ..attribution import Event, StreamLog
+from ..attribution import log as events
+from ..engines import torch_modes
+from .module_hook import AFTER, BEFORE, listen
+
+
+@contextmanager
+def noting_streams(
+    log: StreamLog,
+    modules: Modules,
+    attentions: Mapping[str, nn.Module],
+    is_active: Callable[[], bool],
+) -> Iterator[None]:
+    """Note what the modules of the residual streams are given and return while the block runs."""
+    parts = find_stream_parts(modules, attentions)
+    paths = {id(module): path for path, module in modules.items()}
+    log.layers = {name: paths[id(layer)] for name, layer in parts.layers.items()}
+    log.projections = {name: paths[id(one)] for name, one in parts.projections.items()}
+    counts = {name: count_heads(modules, attention) for name, attention in attentions.items()}
+    log.heads = {name: count for name, count in counts.items() if count is not None}
+    log.unembedding = None if parts.unembedding is None else parts.unembedding[0]
+
+    def is_noted() -> bool:
+        return not log.is_paused and is_active()
+
+    def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if is_noted():
+            log.begin()
+
+    def read(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if is_noted():
+            running = log.current
+            running.add(Event(events.READS, path, running.keep(_first_tensor(args, kwargs)), None))
+
+    def ran(kind: str, path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not is_noted():
+            return
+        running = log.current
+        written = output[0] if isinstance(output, tuple | list) and output else output
+        given = _first_tensor(args, kwargs)
+        # What a module hands on as it is was written by another.
+        if written is given:
+            return
+        with torch_modes.recording_mode(_device(written)):
+            returned = None if kind == events.LOGITS else running.keep(written)
+            taken = None if kind in (events.WRITE, events.EMBEDDING) else running.keep(given)
+            if returned is not None or taken is not None:
+                running.add(Event(kind, path, taken, returned))
+
+    with ExitStack() as hooks:
+        starts = {id(one): one for one in (modules[""], *token_embeddings(modules))}
+        hooks.callback(listen(starts.values(), begin, BEFORE))
+        for name, layer in parts.layers.items():
+            hooks.callback(listen([layer], partial(read, name), BEFORE))
+        for kind, found in _modules_of(parts):
+            for path, module in found:
+                hooks.callback(listen([module], partial(ran, kind, path), AFTER))
+        yield
+
+
+def _modules_of(parts: StreamParts) -> Iterable[tuple[str, Iterable[tuple[str, nn.Module]]]]:
+    yield events.EMBEDDING, parts.embeddings.items()
+    yield events.POSITIONS, parts.positions.items()
+    yield events.NORM, parts.norms.items()
+    yield events.WRITE, parts.writers.items()
+    yield events.HEADS, parts.projections.items()
+    yield events.LOGITS, () if parts.unembedding is None else (parts.unembedding,)
+
+
+def _first_tensor(args: Any, kwargs: Any) -> Tensor | None:
+    """Return the tensor that a module was given first, which is the stream in all that is known."""
+    every = (*args, *kwargs.values())
+    return next((one for one in every if isinstance(one, Tensor)), None)
+
+
+def _device(output: Any) -> Any:
+    return output.device if isinstance(output, Tensor) else "cpu"
