@@ -48,7 +48,7 @@ def attention_layer(modules: Modules, attention: nn.Module) -> nn.Module:
 def find_stream_parts(modules: Modules, attentions: Mapping[str, nn.Module]) -> StreamParts:
     """Return the modules of the residual streams of a model with these attentions."""
     layers = {name: attention_layer(modules, one) for name, one in attentions.items()}
-    projections = {}
+    projections: dict[str, nn.Module] = {}
     for name, attention in attentions.items():
         try:
             projections |= {name: find_output_projections(modules, {name: attention})[name].module}

@@ -5,21 +5,30 @@ splits a state of the residual stream into what each author wrote; projections.p
 through the projections of an attention.
 """
 
-from .following import LostError
+from .following import Author, LostError, SplitHead
 from .labels import Labels
+from .lens import Lens, read_states
 from .log import Event, StreamLog
 from .streams import CallColumns, Streams
 from .why import Cell, Term, Why, split_score
+from .writes import Writes, Wrote, split_logits
 
 __all__ = [
+    "Author",
     "CallColumns",
     "Cell",
     "Event",
     "Labels",
+    "Lens",
     "LostError",
+    "SplitHead",
     "StreamLog",
     "Streams",
     "Term",
     "Why",
+    "Writes",
+    "Wrote",
+    "read_states",
+    "split_logits",
     "split_score",
 ]

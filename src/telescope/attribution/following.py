@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..anatomy import Modules, OutputProjection
-from .log import EMBEDDING, HEADS, NORM, POSITIONS, WRITES, Event, StreamPass
+from .log import EMBEDDING, HEADS, NORM, POSITIONS, WRITES, Event, State, StreamPass
 from .norms import TOLERANCE, NormFormula
 
 BASES = 8  # states of the stream that are tried as the one before
@@ -58,13 +58,6 @@ def joined(several: Iterable[tuple[Author, Tensor]]) -> Written:
     return Written(tuple(sums), torch.stack([*sums.values()]))
 
 
-class State(NamedTuple):
-    """A state of the stream: what a module was given, or what a norm returned."""
-
-    event: int
-    is_output: bool
-
-
 class Write(NamedTuple):
     """One term of a sum: what a module wrote, times a number."""
 
@@ -82,6 +75,14 @@ class Sum(NamedTuple):
     writes: tuple[Write, ...]
     is_whole: bool = False
     """Whether the state is where a stack of layers begins, and has one author."""
+
+
+class SplitHead(NamedTuple):
+    """A head, with the weight times the value of each key that it read."""
+
+    name: str
+    head: int
+    contexts: Float[Tensor, "key d_v"]
 
 
 class LostError(ValueError):
@@ -108,6 +109,8 @@ class FollowedPass:
     states: list[State] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
     """By the number of an event, why the state that it was given is not understood."""
+    split: "SplitHead | None" = None
+    """A head whose writing is divided among the keys that it read."""
     _formulas: dict[int, NormFormula] = field(default_factory=dict)
     _tensors: dict[State, Tensor] = field(default_factory=dict)
 
@@ -155,9 +158,7 @@ class FollowedPass:
 
     def _explain(self, given: Tensor, writes: Sequence[Write]) -> Sum | None:
         """Return the sum that agrees with a tensor; None if none does."""
-        states = [
-            one for one in reversed(self.states) if self._tensor(one).shape == given.shape
-        ]
+        states = [one for one in reversed(self.states) if self._tensor(one).shape == given.shape]
         # The same state again, as two norms of parallel layers are given it.
         for state in states:
             if torch.equal(self._tensor(state), given):
@@ -200,8 +201,9 @@ class FollowedPass:
         factors = (found.solution[:, 0] / sizes.cpu()).tolist()
         roundings = min(1e3 * torch.finfo(self.dtype).eps, 0.02)
         # Factors that rounding explains are 0 or 1.
-        near = [next((float(one) for one in (0, 1) if abs(f - one) <= roundings), f) for f in factors]
-        return near
+        return [
+            next((float(one) for one in (0, 1) if abs(f - one) <= roundings), f) for f in factors
+        ]
 
     def _agrees(self, given: Tensor, terms: Sequence[Tensor], factors: Sequence[float]) -> bool:
         """Return whether a sum is a tensor in every feature, but for rounding."""
@@ -231,15 +233,46 @@ class FollowedPass:
     def read(self, state: State, rows: Sequence[int]) -> Tensor:
         """Return a state, or what a module wrote, in some rows."""
         event = self.noted.events[state.event]
-        kept = event.returned if state.is_output else event.given
-        assert kept is not None
-        found = kept.rows(self.batch, rows)
+        found = self.noted.kept(state).rows(self.batch, rows)
         if event.kind == POSITIONS and state.is_output and event.given is not None:
             found = found - event.given.rows(self.batch, rows)
         return found
 
     def _write(self, write: Write) -> Tensor:
         return self._tensor(State(write.event if write.norm is None else write.norm, True))
+
+    # ------------------------------------------------------------------------------ around attentions
+
+    def stream_before(self, given: State) -> State:
+        """Return the state to which an attention's output is added, by what the attention was
+        given: the state before a norm, or the same.
+        """
+        found = given
+        while not found.is_output and self.sums[found.event].base is not None:
+            of = self.sums[found.event]
+            if of.writes or of.factor != 1.0:
+                break
+            assert of.base is not None
+            found = of.base
+        if not found.is_output:
+            return found
+        # Behind the norm of a pre-norm block, the sums go on from what the norm was given.
+        used = [one.base for one in self.sums.values() if one.writes]
+        return found if found in used else State(found.event, False)
+
+    def stream_around(self, given: State, name: str) -> tuple[State, State]:
+        """Return the state before an attention, and the first that its output was added to."""
+        before = self.stream_before(given)
+        used = [one.base for one in self.sums.values() if one.writes]
+        for number, found in self.sums.items():
+            wrote = [self.noted.events[write.event] for write in found.writes]
+            if number > given.event and any(
+                one.kind == HEADS and one.path == name for one in wrote
+            ):
+                # A model that normalises every sum goes on from what the norm returned.
+                normed = State(number, True)
+                return before, normed if normed in used else State(number, False)
+        raise LostError(f'the residual stream behind "{name}" cannot be followed')
 
     # ------------------------------------------------------------------------------------ authorship
 
@@ -306,12 +339,17 @@ class FollowedPass:
             raise LostError(f'the number of heads of "{event.path}" is not known')
         projection = OutputProjection(module, event.path, "why()")
         weight = projection.read(self.dtype).detach().double()
+        by_head = weight.reshape(len(weight), heads, -1)
         each = torch.einsum(
             "ohd,hd->ho",
-            weight.unflatten(-1, (heads, -1)),
-            contexts.unflatten(-1, (heads, -1)).to(weight.device),
+            by_head,
+            contexts.reshape(heads, -1).to(weight.device),
         ).to(whole.device)
         terms = [(Author("head", event.path, head), part) for head, part in enumerate(each)]
+        if self.split is not None and self.split.name == event.path:
+            terms[self.split.head : self.split.head + 1] = self._split_head(
+                self.split, by_head, each
+            )
         bias = getattr(module, "bias", None)
         if isinstance(bias, Tensor):
             own = bias.detach().double().to(whole.device)
@@ -324,6 +362,23 @@ class FollowedPass:
                 "heads wrote; its weights have changed since, or it does more than multiply"
             )
         return joined([*terms, (REST, rest)])
+
+    def _split_head(
+        self, split: "SplitHead", weight: Tensor, each: Tensor
+    ) -> list[tuple[Author, Tensor]]:
+        """Return what a head wrote of the value of each key."""
+        head = split.head
+        parts = split.contexts.to(weight.device) @ weight[:, head].mT
+        whole = each[head]
+        if not bool((parts.sum(0) - whole).norm() <= TOLERANCE[self.dtype] * whole.norm() + 1e-12):
+            raise LostError(
+                f'"{split.name}" changes the context of its heads before the output projection, so '
+                "that a head does not write the sum of its keys' values"
+            )
+        return [
+            (Author("key", split.name, key), part.to(whole.device))
+            for key, part in enumerate(parts)
+        ]
 
     def _normed(self, number: int, written: Written, row: int) -> Written:
         """Return what is left of every author's part behind a norm, whose denominator is held."""

@@ -4,6 +4,18 @@ from collections.abc import Collection
 
 from .following import Author
 
+# What models call the embedding of tokens.
+WORDS = (
+    "embedding",
+    "target_embedding",
+    "wte",
+    "embed_tokens",
+    "embed_in",
+    "tok_embeddings",
+    "word_embeddings",
+    "shared",
+)
+
 
 class Labels:
     """Short names of the authors of one model: "head 0.3" is head 3 of layer 0.
@@ -35,7 +47,7 @@ class Labels:
         if author.kind == "bias":
             return f"bias of W_O {self.attention(author.name)}"
         if author.kind == "feed-forward":
-            stack, number, rest = _place(author.name)
+            stack, number, _ = _place(author.name)
             if not number:
                 return author.name
             return " ".join([self._stacks.get(stack, ""), "feed-forward", number]).strip()
@@ -43,7 +55,16 @@ class Labels:
             return f"attention {author.name}"
         if author.kind in ("norm", "rest"):
             return author.name
-        return {"embedding": "word", "positions": "position"}.get(author.kind, author.name)
+        last = author.name.rpartition(".")[2]
+        if author.kind == "positions" or (author.kind == "embedding" and _is_of_positions(last)):
+            return "position"
+        if author.kind == "embedding" and last in WORDS:
+            return "word"
+        return last
+
+
+def _is_of_positions(last: str) -> bool:
+    return "pos" in last or last == "wpe"
 
 
 def _place(path: str) -> tuple[str, str, str]:

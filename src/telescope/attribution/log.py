@@ -7,6 +7,7 @@ that writes. Nothing is computed while the model runs; `following.py` reads the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
@@ -18,7 +19,6 @@ NORM = "norm"
 WRITE = "write"
 EMBEDDING = "embedding"
 POSITIONS = "positions"
-LOGITS = "logits"  # the end of the stream is given to the unembedding
 WRITES = (HEADS, WRITE, EMBEDDING, POSITIONS)
 
 
@@ -57,6 +57,13 @@ class Event:
         return [one for one in (self.given, self.returned) if one is not None]
 
 
+class State(NamedTuple):
+    """A state of the stream: what a module was given, or what a norm returned."""
+
+    event: int
+    is_output: bool
+
+
 @dataclass(eq=False)
 class CallPlace:
     """Where a recorded call of an attention stands in a pass."""
@@ -79,10 +86,19 @@ class StreamPass:
     """Which of them are kept; None is all."""
     calls: dict[tuple[str, int], CallPlace] = field(default_factory=dict)
     """By the name of an attention and the number of its call in the recording."""
+    end: Kept | None = None
+    """What the unembedding was given: the states of the last tokens, or of all."""
     _known: dict[int, tuple["ReferenceType[Tensor]", Kept]] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         self.events.append(event)
+
+    def kept(self, state: State) -> Kept:
+        """Return the tensor of a state."""
+        event = self.events[state.event]
+        kept = event.returned if state.is_output else event.given
+        assert kept is not None
+        return kept
 
     def keep(self, tensor: object) -> Kept | None:
         """Return what is kept of a tensor that a module was given or returned; None of anything
@@ -107,9 +123,22 @@ class StreamPass:
             return tensor
         # The tokens of all sequences below each other, as in OPT.
         if self.length is not None and len(tensor) == self.batch * self.length:
-            return tensor.unflatten(0, (self.batch, self.length))
+            return tensor.reshape(self.batch, self.length, -1)
         # The embeddings of positions, for all sequences.
         return tensor[None]
+
+    def keep_end(self, tensor: Tensor) -> None:
+        """Keep what the unembedding is given, of the rows that are kept."""
+        rows = self._as_rows(tensor.detach())
+        if rows.ndim == 3 and rows.shape[1] == self.length:
+            self.end = self._select(Kept(rows, version_of(tensor)))
+        elif rows.ndim == 3 and self.rows is None:
+            self.end = Kept(rows.clone(), None)
+        elif rows.ndim == 3 and self.length is not None and self.rows is not None:
+            # The last tokens alone, of which some may be kept.
+            first = self.length - rows.shape[1]
+            own = [row - first for row in self.rows if row >= first]
+            self.end = Kept(rows[:, own], None) if own else None
 
     def begin_rows(self, batch: int, length: int, rows: list[int] | None) -> None:
         """Drop what came so far of rows that are not kept, and all later rows."""
@@ -140,7 +169,7 @@ class StreamPass:
         """How many bytes the pass keeps; a tensor that several modules share counts once."""
         held = {}
         for event in self.events:
-            for kept in event.kept():
+            for kept in (*event.kept(), *([] if self.end is None else [self.end])):
                 held[kept.tensor.data_ptr()] = kept.tensor.nbytes
         return sum(held.values())
 

@@ -55,7 +55,7 @@ def _side(found: QueryKeyProjections, side: str, norms: list[tuple[str, nn.Modul
     weight = values.mT if rows.axis == 1 else values
     bias = None if biases is None else biases.values().double().reshape(heads, -1)
     norm = next((one for one in norms if one[0].startswith(side[0])), None)
-    return Side(weight.unflatten(0, (heads, -1)), bias, norm)
+    return Side(weight.reshape(heads, -1, weight.shape[-1]), bias, norm)
 
 
 def _norms(children: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..anatomy import Modules
-from .following import FollowedPass, LostError, State, Written
-from .log import LOGITS, NORM, READS, StreamLog, StreamPass
+from .following import FollowedPass, LostError, Written
+from .log import State, StreamLog, StreamPass
+from .norms import TOLERANCE
 from .projections import Position, Projected, Side, sides_of
 
 NEAR = 16  # rows around the one that is asked for, in which sums are checked
@@ -30,6 +31,22 @@ class Spot(NamedTuple):
 
     def vector(self) -> Float[Tensor, " d_model"]:
         return self.followed.read(self.state, [self.row])[0]
+
+
+class End(NamedTuple):
+    """The end of the stream at one token, and the matrix that turns it into logits."""
+
+    spot: Spot
+    factor: float
+    weight: Float[Tensor, "vocabulary d_model"]
+    bias: Tensor | None
+
+
+class Around(NamedTuple):
+    """The residual stream before an attention and after its output was added."""
+
+    before: Float[Tensor, "batch query d_model"]
+    after: Float[Tensor, "batch query d_model"]
 
 
 class CallColumns(NamedTuple):
@@ -116,17 +133,74 @@ class Streams:
         own = [i for i, one in enumerate(passes) if (call.name, call.number) in one.calls]
         return passes[: own[0]] if own else []
 
-    def end(self, call: CallColumns, column: int) -> Spot:
-        """Return the last state of the stream at one query: what its final norm returned."""
-        spot = self.query(call, column)
-        noted = spot.followed.noted
-        found = [one for one in spot.followed.states if noted.events[one.event].kind != LOGITS]
-        last = found[-1]
-        if noted.events[last.event].kind == READS:
+    def around(self, call: CallColumns) -> "Around":
+        """Return the residual stream before and after an attention, at the queries that are kept."""
+        before = []
+        after = []
+        for noted in self.log.passes:
+            place = noted.calls.get((call.name, call.number))
+            if place is None:
+                continue
+            followed = self.follow(noted, 0)
+            states = followed.stream_around(State(place.event, False), call.name)
+            found = [followed.noted.kept(state) for state in states]
+            before.append(found[0].tensor)
+            after.append(found[1].tensor)
+        if not before:
             raise LostError(
-                "the model has no norm behind its last layer, and what leaves that is not noted"
+                f'"{call.name}" has no residual stream: what compiled code runs is not noted'
             )
-        return Spot(spot.followed, last, spot.row)
+        return Around(torch.cat(before, 1), torch.cat(after, 1))
+
+    def is_beside(self, name: str, other: str) -> bool:
+        """Return whether two attentions ran in one pass: in one stack of layers."""
+        return any(
+            any(key[0] == name for key in one.calls) and any(key[0] == other for key in one.calls)
+            for one in self.log.passes
+        )
+
+    def end(self, call: CallColumns, column: int) -> "End":
+        """Return what the unembedding is given at one query: the last state of its stack."""
+        model: Any = self.modules[""]
+        spot = self.query(call, column)
+        followed = spot.followed
+        last = followed.states[-1]
+        own_head = getattr(model, "head_weight", None)
+        if isinstance(own_head, Tensor):
+            bias = getattr(model, "head_bias", None)
+            return End(Spot(followed, last, spot.row), 1.0, own_head, bias)
+        module: Any = None if self.log.unembedding is None else self.modules[self.log.unembedding]
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or not weight.is_floating_point():
+            raise LostError(
+                f"{type(model).__name__} has no unembedding, a matrix that turns the end of its "
+                "residual stream into logits"
+            )
+        factor = self._end_factor(followed, last)
+        return End(Spot(followed, last, spot.row), factor, weight, getattr(module, "bias", None))
+
+    def _end_factor(self, followed: FollowedPass, last: State) -> float:
+        """Return the number by which the last state is multiplied before it is unembedded."""
+        noted = followed.noted
+        path = self.log.unembedding
+        if noted.end is None:
+            raise LostError(
+                f'"{path}" was not given a position whose residual stream was kept, so what comes '
+                "before it is not known; leave out queries=, or let them hold the last position; "
+                "of two stacks, ask the decoder"
+            )
+        kept = noted.end.tensor.shape[1]
+        count = min(kept, NEAR)
+        total = noted.kept(last).tensor.shape[1]
+        given = noted.end.rows(self.sequence, range(kept - count, kept))
+        state = followed.read(last, range(total - count, total))
+        factor = float((given * state).sum() / state.square().sum().clamp(min=1e-300))
+        if not bool((given - factor * state).norm() <= TOLERANCE[followed.dtype] * given.norm()):
+            raise LostError(
+                f'between its last norm and "{path}" the model computes more than a product, so '
+                "that its logits are no sums over what was written"
+            )
+        return factor
 
     def follow(self, noted: StreamPass, row: int) -> FollowedPass:
         """Return the sums of a pass, checked around a row."""
@@ -178,8 +252,3 @@ def _row(noted: StreamPass, row: int) -> int | None:
     if noted.rows is None:
         return row
     return noted.rows.index(row) if row in noted.rows else None
-
-
-def is_norm_output(followed: FollowedPass, state: State) -> bool:
-    """Return whether a state is what a norm returned."""
-    return state.is_output and followed.noted.events[state.event].kind == NORM

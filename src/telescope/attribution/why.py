@@ -25,7 +25,9 @@ from .labels import Labels
 from .projections import Projected
 from .streams import CallColumns, Streams
 
-CLEAR = 0.3  # of the largest term: a score below is a difference of terms, which are no shares of it
+CLEAR = (
+    0.3  # of the largest term: a score below is a difference of terms, which are no shares of it
+)
 
 
 class Term(NamedTuple):
@@ -139,9 +141,7 @@ class Cell(NamedTuple):
     weight: float | None
 
 
-def split_score(
-    streams: Streams, cell: Cell, names: tuple[str, str], labels: Labels
-) -> Why:
+def split_score(streams: Streams, cell: Cell, names: tuple[str, str], labels: Labels) -> Why:
     """Return the terms of one score.
 
     names   what the query and the key are called

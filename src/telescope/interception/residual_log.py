@@ -52,12 +52,20 @@ def noting_streams(
         if written is given:
             return
         with torch_modes.recording_mode(_device(written)):
-            returned = None if kind == events.LOGITS else running.keep(written)
+            returned = running.keep(written)
             taken = None if kind in (events.WRITE, events.EMBEDDING) else running.keep(given)
             if returned is not None or taken is not None:
                 running.add(Event(kind, path, taken, returned))
 
+    def unembedded(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = _first_tensor(args, kwargs)
+        if is_noted() and given is not None:
+            with torch_modes.recording_mode(given.device):
+                log.current.keep_end(given)
+
     with ExitStack() as hooks:
+        if parts.unembedding is not None:
+            hooks.callback(listen([parts.unembedding[1]], unembedded, BEFORE))
         starts = {id(one): one for one in (modules[""], *token_embeddings(modules))}
         hooks.callback(listen(starts.values(), begin, BEFORE))
         for name, layer in parts.layers.items():
@@ -74,7 +82,6 @@ def _modules_of(parts: StreamParts) -> Iterable[tuple[str, Iterable[tuple[str, n
     yield events.NORM, parts.norms.items()
     yield events.WRITE, parts.writers.items()
     yield events.HEADS, parts.projections.items()
-    yield events.LOGITS, () if parts.unembedding is None else (parts.unembedding,)
 
 
 def _first_tensor(args: Any, kwargs: Any) -> Tensor | None:

@@ -2,15 +2,29 @@
 would say.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
 
-from ..attribution import CallColumns, Cell, Labels, LostError, StreamLog, Streams, Why, split_score
-from ..attention import key_heads_of
-from ..words import check_index, hint
+from ..attribution import (
+    Author,
+    CallColumns,
+    Cell,
+    Labels,
+    Lens,
+    SplitHead,
+    StreamLog,
+    Streams,
+    Why,
+    Writes,
+    read_states,
+    split_logits,
+    split_score,
+)
+from ..words import check_index, hint, whole_number
 from .names import select_layers
 from .queries_keys_call import StepsCall, one_head
 from .recorded_call import RecordedCall
@@ -31,7 +45,7 @@ class Asked:
         sequence: SupportsIndex,
         what: str,
     ) -> None:
-        names = select_layers(list(attentions), layer)  # type: ignore[arg-type]
+        names = select_layers(list(attentions), layer)
         if len(names) > 1:
             raise ValueError(f"layer={layer!r} names {len(names)} attentions: {', '.join(names)}")
         self.name = names[0]
@@ -74,6 +88,14 @@ class Asked:
     def key_column(self, position: SupportsIndex) -> int:
         own = self.columns.keys
         return own[check_index("key", position, len(own), of=f'"{self.name}"')]
+
+    def next_token(self, column: int) -> int | None:
+        """Return the id of the token after a query, where the text goes on."""
+        ids = self.call.query_ids
+        after = column + 1
+        if ids is None or after >= self.columns.queries.stop:
+            return None
+        return int(ids[self.sequence, after])
 
     def token(self, side: str, column: int, decode: Decode, token_name: Any) -> str:
         """Return what a token is called: its text, or its position."""
@@ -147,4 +169,162 @@ def _ran_at_key(asked: Asked, column: int) -> dict[str, Tensor]:
     return found
 
 
-__all__ = ["Asked", "LostError", "hint", "key_heads_of", "why"]
+# -------------------------------------------------------------------------------------------- writes
+
+
+@torch.no_grad()
+def writes(
+    asked: Asked,
+    layers: Collection[str],
+    head: SupportsIndex | None,
+    position: SupportsIndex,
+    tokens: Sequence[int | str] | int | str | None,
+    against: int | str | None,
+    decode: Decode,
+    token_name: Any,
+) -> Writes:
+    """Return what each author adds to the logits after a token; see `Recording.writes`."""
+    column = asked.query_column(position, "position")
+    words = Words(decode, token_name)
+    split = None
+    names: list[str] = []
+    number = None
+    if head is not None:
+        split, names = _split_head(asked, head, column, decode, token_name)
+        number = asked.call.heads[asked.call.head_index(head)]
+    following = asked.next_token(column)
+
+    def choose(logits: Tensor) -> list[int]:
+        count = len(logits)
+        given = [tokens] if isinstance(tokens, int | str) else tokens
+        if given is not None:
+            chosen = [words.id_of("tokens", one, count) for one in given]
+        else:
+            chosen = [int(logits.argmax()) if following is None else following]
+        if against is not None:
+            return [chosen[0], words.id_of("against", against, count)]
+        if given is not None:
+            return chosen
+        # The rival of a token is the likeliest of the others.
+        order = logits.topk(min(2, count)).indices.tolist()
+        return [chosen[0], *[one for one in order if one != chosen[0]][:1]]
+
+    def is_shown(author: Author) -> bool:
+        if number is not None:
+            return author.kind == "key"
+        return author.name in layers if layers else True
+
+    is_difference = against is not None or tokens is None
+    return split_logits(
+        asked.streams,
+        asked.place,
+        column,
+        choose,
+        words.name,
+        asked.labels,
+        asked.token("query", column, decode, token_name),
+        is_shown=is_shown,
+        is_difference=is_difference,
+        split=split,
+        key_names=names,
+    )
+
+
+def _split_head(
+    asked: Asked, head: SupportsIndex, column: int, decode: Decode, token_name: Any
+) -> tuple[SplitHead, list[str]]:
+    """Return a head's weights times its values at one query, and what its keys are called."""
+    call = asked.call
+    place = call.head_index(head)
+    if column not in call.rows:
+        raise ValueError(f'"{asked.name}" did not keep this query: queries= selects others')
+    found = row_in_float64(one_head(call, head, asked.sequence), call.rows.index(column))
+    assert found.value is not None
+    contexts = found.steps["weights"][:, None] * found.value
+    names = [asked.token("key", key, decode, token_name) for key in found.keys.tolist()]
+    # Of a long text, the keys with small weights are one.
+    if found.rest is not None:
+        contexts = torch.cat([contexts, found.rest[None]])
+        names.append("other keys")
+    # One name, one key: words that stand twice have their position.
+    counted = Counter(names)
+    positions = [*found.keys.tolist(), -1]
+    names = [
+        name if counted[name] == 1 else f"{name} [{at - asked.columns.keys.start}]"
+        for name, at in zip(names, positions, strict=False)
+    ]
+    return SplitHead(asked.name, call.heads[place], contexts), names
+
+
+class Words:
+    """The tokens of a vocabulary by id, and ids by their text."""
+
+    def __init__(self, decode: Decode, token_name: Any) -> None:
+        self.decode = decode
+        self.token_name = token_name
+
+    def name(self, token: int) -> str:
+        if self.decode is None:
+            return str(token)
+        text = self.decode([token]).strip()
+        return text or (self.token_name(token) if self.token_name else None) or str(token)
+
+    def id_of(self, argument: str, given: int | str, count: int) -> int:
+        """Return the id of a token, given by id or text; raise a ValueError if it is not in a
+        vocabulary of `count`.
+        """
+        if not isinstance(given, str):
+            if not 0 <= whole_number(argument, given) < count:
+                raise ValueError(
+                    f"{argument}={given} is no token: the vocabulary has ids 0 to {count - 1}"
+                )
+            return int(given)
+        if self.decode is None:
+            raise ValueError(
+                f"{argument}={given!r} is text, and the recording has no tokenizer; give the id, "
+                "or ts.watch(tokenizer=...)"
+            )
+        texts = [self.decode([token]) for token in range(count)]
+        # A token with a space in front is the word within a text.
+        for wanted in (given, f" {given}", given.strip()):
+            found = [i for i, text in enumerate(texts) if text in (wanted, f" {wanted}")]
+            if found:
+                return found[-1] if f" {given}" in (texts[found[-1]],) else found[0]
+        raise ValueError(
+            f"{argument}={given!r} is no single token of the vocabulary; "
+            f"{hint(given, [text.strip() for text in texts if text.strip()][:50_000])}"
+        )
+
+
+# ---------------------------------------------------------------------------------------------- lens
+
+
+@torch.no_grad()
+def lens(
+    asked: Asked,
+    attentions: Mapping[str, Sequence[RecordedCall]],
+    position: SupportsIndex,
+    token: int | str | None,
+    top: int,
+    decode: Decode,
+    token_name: Any,
+) -> Lens:
+    """Return what each state of the stream would say; see `Recording.lens`."""
+    words = Words(decode, token_name)
+    column = asked.query_column(position, "position")
+    following = asked.next_token(column)
+    calls = [
+        (asked.labels.attention(name), CallColumns(name, 0, own[0].size, own[0].across), column)
+        for name, own in attentions.items()
+        if own
+        and own[0].size[0] == asked.call.size[0]
+        and asked.streams.is_beside(name, asked.name)
+    ]
+
+    def choose(logits: Tensor) -> int:
+        if token is not None:
+            return words.id_of("token", token, len(logits))
+        return int(logits.argmax()) if following is None else following
+
+    after = asked.token("query", column, decode, token_name)
+    return read_states(asked.streams, calls, choose, words.name, after, top)

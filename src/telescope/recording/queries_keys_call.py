@@ -21,6 +21,7 @@ from ..attention import (
     restrict_to_sequences,
     tensors,
 )
+from ..attribution import CallColumns, StreamLog, Streams
 from ..engines import torch_modes
 from ..measures import Places, head_sums, streaming_share
 from ..surveys import Size, Survey, survey
@@ -164,6 +165,8 @@ class StepsCall(QueriesKeysCall):
 
     keep = "steps"
     has_values = True
+    stream: tuple[StreamLog, int] | None = None
+    """The log of the residual streams, and the number of this call in its recording."""
     _widths: tuple[int, ...] = ()
     """The features of each set of values, where "values" joins several that are multiplied by the
     same weights.
@@ -268,9 +271,13 @@ class StepsCall(QueriesKeysCall):
 
     def _residual_stream(self, name: str) -> Tensor:
         if name not in self.parts:
-            raise ValueError(
-                f'"{self.name}" has no residual stream: it was not called by an AddNorm'
-            )
+            if self.stream is None:
+                raise ValueError(
+                    f'"{self.name}" has no residual stream: it was not called by an AddNorm'
+                )
+            log, number = self.stream
+            around = Streams(log, 0).around(CallColumns(self.name, number, self.size, self.across))
+            return around.before if name == "before" else around.after
 
         # Positions can only be assigned to queries if there is one for each.
         stream = self.parts[name].tensor

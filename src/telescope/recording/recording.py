@@ -18,13 +18,14 @@ from .attention_call import AttentionCall, KeepOptions
 from .call_tokens import with_kinds
 from .find_sources import find_sources
 from .heads import Heads, heads_of
+from .memory import check_memory
 from .names import HeadNumbers, Layers, UnknownNameError, attentions_inside, describe_unwatched
 from .printing import table_of
 from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import RecordedCall, nbytes_of
 from .saving import save_recording
 from .sources import Sources, segments_of_calls
-from .storage import STORES
+from .stream_answers import StreamAnswers
 from .summaries_call import SummariesCall
 from .survey_queue import SurveyQueue
 from .tables import joined, table_parts, write_tables
@@ -36,7 +37,7 @@ KEEP: dict[str, type[RecordedCall]] = {
 """The class of recorded calls for each value of `ts.watch(keep=...)`."""
 
 
-class Recording(Mapping[str, Watched]):
+class Recording(StreamAnswers, Mapping[str, Watched]):
     """Everything that was kept of a watched model, a mapping from the name of each attention to a
     `Watched`.
 
@@ -92,8 +93,7 @@ class Recording(Mapping[str, Watched]):
         """The edits that changed a recorded call, each once, in the order of their first use."""
         self.is_part = False
         """Whether several processes divide the heads of the model, and these are those of one."""
-        self.stream: StreamLog | None = None
-        """The residual streams, with keep="steps"."""
+        self.stream = None
         self.options = KeepOptions() if options is None else options
         self.queue = SurveyQueue(self.options)
         self._watched = {name: Watched(name, self.unwatched_threads, self.queue) for name in names}
@@ -166,6 +166,8 @@ class Recording(Mapping[str, Watched]):
         last = calls[-1]
         before = last.size[0] - queries
         rows = [row - before for row in last.rows if row >= before]
+        if isinstance(last, StepsCall):
+            last.stream = log, len(calls) - 1
         log.note_call(last.name, len(calls) - 1, (batch, queries), before, rows)
 
     def last_call(self, name: str) -> RecordedCall | None:
@@ -199,41 +201,10 @@ class Recording(Mapping[str, Watched]):
                 call.finish()
 
     def check_memory(self, call: AttentionCall) -> None:
-        """When a run begins, raise a ValueError if what it will keep exceeds the free memory.
-
-        The estimate takes all attentions to be like the first.
-        """
-        # Estimate once in a run, at its first call.
-        if self._run in self._last_run.values():
-            return
-        count = len(self._watched)
-        device = call.queries.device
-        self.expected_bytes = count * KEEP[self.keep].expected_bytes(call, self.options)
-        if self.options.store.has_room(self.expected_bytes, device):
-            return
-        free, where = self.options.store.free_bytes(device)
-        # Look for a way out that has room: another store, or less to keep.
-        stores = [
-            name for name in STORES if STORES[name]().free_bytes(device)[0] > self.expected_bytes
-        ]
-        less = (
-            count * KEEP["summaries"].expected_bytes(call, self.options) <= free
-            and self.keep != "summaries"
-        )
-        way = (
-            f'store="{stores[-1]}" has room'
-            if stores
-            else 'keep="summaries" takes less'
-            if less
-            else ""
-        )
-        raise ValueError(
-            f'keep="{self.keep}" of {count} attentions, {call.size[0]:,} queries x '
-            f"{call.size[1]:,} keys, takes "
-            f"{format_bytes(self.expected_bytes)}, and {format_bytes(free)} of {where} are free; "
-            + (f"{way}, or " if way else "")
-            + "choose fewer with layers=, heads= or queries="
-        )
+        """When a run begins, raise a ValueError if what it will keep exceeds the free memory."""
+        if self._run not in self._last_run.values():
+            count = len(self._watched)
+            self.expected_bytes = check_memory(KEEP, self.keep, count, call, self.options)
 
     def __getitem__(self, name: str) -> Watched:
         """Return the attention of this name, or the only attention inside this path of the model.
@@ -434,7 +405,8 @@ class Recording(Mapping[str, Watched]):
     @property
     def nbytes(self) -> int:
         """How many bytes are kept, in memory or in files."""
-        return nbytes_of([call for calls in self._calls.values() for call in calls])
+        stream = 0 if self.stream is None else self.stream.nbytes
+        return stream + nbytes_of([call for calls in self._calls.values() for call in calls])
 
     @property
     def _calls(self) -> dict[str, list[RecordedCall]]:

@@ -1,0 +1,141 @@
+"""`writes`: what every author of the residual stream adds to the logits of the next token."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from rich.table import Table
+from torch import Tensor
+
+from ..files import frame
+from ..traces import render_text
+from ..words import whole_number
+from .following import REST, SplitHead
+from .labels import Labels
+from .streams import CallColumns, End, Streams
+
+DIFFERENCE = "difference"
+
+
+class Wrote(NamedTuple):
+    """What one author adds to the logit of each token."""
+
+    author: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Writes:
+    """What each author of the residual stream adds to some logits after one token. Returned by
+    `recording.writes`.
+
+    The values of a token, of all authors, add up to its logit, which `logits` has.
+    """
+
+    after: str
+    """The token after which the logits are."""
+    tokens: tuple[str, ...]
+    """The tokens of the columns; "difference" is the first less the second."""
+    authors: tuple[str, ...]
+    values: Float[Tensor, "author token"]
+    logits: dict[str, float]
+    """The logit of each token, as the unembedding returned it: before a cap or a factor that a
+    model may put behind it.
+    """
+    shown: tuple[int, ...]
+    """The authors that were asked for; the others are summed when printed."""
+
+    def top(self, count: int = 10) -> list[Wrote]:
+        """Return the authors that were asked for with the largest values in the last column."""
+        last = self.values[:, -1].abs()
+        order = sorted(self.shown, key=lambda i: -float(last[i]))
+        return [self._row(i) for i in order[: whole_number("count", count)]]
+
+    def _row(self, number: int) -> Wrote:
+        values = self.values[number].tolist()
+        return Wrote(self.authors[number], dict(zip(self.tokens, values, strict=True)))
+
+    def table(self, *, library: str = "pandas") -> Any:
+        """Return a row for each author as a frame of pandas or polars."""
+        rows = [self._row(i) for i in range(len(self.authors))]
+        columns = {name: [row.values[name] for row in rows] for name in self.tokens}
+        return frame({"author": [row.author for row in rows]} | columns, library)
+
+    def __rich__(self) -> Table:
+        table = Table(box=None, pad_edge=False, title=f'after "{self.after}"', title_justify="left")
+        table.add_column("author", no_wrap=True)
+        for token in self.tokens:
+            table.add_column(token, justify="right", no_wrap=True)
+        largest = self.top(10)
+        for row in largest:
+            table.add_row(row.author, *(f"{value:+.3f}" for value in row.values.values()))
+        rest = len(self.authors) - len(largest)
+        if rest:
+            left = [
+                self.logits[name] - sum(row.values[name] for row in largest) for name in self.tokens
+            ]
+            table.add_row(f"{rest:,} others", *(f"{value:+.3f}" for value in left))
+        table.add_row("logit", *(f"{self.logits[name]:+.3f}" for name in self.tokens))
+        return table
+
+    def __repr__(self) -> str:
+        return render_text(self.__rich__())
+
+
+def split_logits(
+    streams: Streams,
+    call: CallColumns,
+    column: int,
+    choose: Callable[[Float[Tensor, " vocabulary"]], Sequence[int]],
+    name_of: Callable[[int], str],
+    labels: Labels,
+    after: str,
+    *,
+    is_shown: Callable[[Any], bool],
+    is_difference: bool,
+    split: SplitHead | None = None,
+    key_names: Sequence[str] = (),
+) -> Writes:
+    """Return what each author adds to the logits after one query.
+
+    choose    from all logits, which tokens to split
+    is_shown  whether an author was asked for
+    split     a head to divide among its keys, which are called `key_names`
+    """
+    end: End = streams.end(call, column)
+    followed = end.spot.followed
+    with streams.reading():
+        followed.split = split
+        try:
+            written = end.spot.authors()
+        finally:
+            followed.split = None
+        state = end.factor * end.spot.vector()
+        weight = end.weight.detach()
+        every = (weight @ state.to(weight)).double()
+        if end.bias is not None:
+            every = every + end.bias.detach().double().flatten()
+        tokens = [*choose(every)]
+        rows = weight[tokens].double()
+        values = end.factor * written.parts @ rows.mT.to(written.parts)
+    names = [
+        key_names[author.head or 0] if author.kind == "key" else labels(author)
+        for author in written.authors
+    ]
+    # The bias of the unembedding is an author, too.
+    if end.bias is not None:
+        own = end.bias.detach().double().flatten()[tokens].to(values)
+        values = torch.cat([values, own[None]])
+        names.append("bias of logits")
+    columns = [name_of(token) for token in tokens]
+    if is_difference:
+        values = torch.cat([values, (values[:, 0] - values[:, 1])[:, None]], 1)
+        columns.append(DIFFERENCE)
+    sums = dict(zip(columns, values.sum(0).tolist(), strict=True))
+    shown = tuple(i for i, author in enumerate(written.authors) if is_shown(author))
+    return Writes(after, tuple(columns), tuple(names), values, sums, shown)
+
+
+__all__ = ["DIFFERENCE", "REST", "Writes", "Wrote", "split_logits"]
