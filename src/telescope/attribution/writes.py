@@ -12,7 +12,7 @@ from torch import Tensor
 from ..files import frame
 from ..traces import render_text
 from ..words import whole_number
-from .following import REST, SplitHead
+from .following import SplitHead
 from .labels import Labels
 from .streams import CallColumns, End, Streams
 
@@ -136,6 +136,3 @@ def split_logits(
     sums = dict(zip(columns, values.sum(0).tolist(), strict=True))
     shown = tuple(i for i, author in enumerate(written.authors) if is_shown(author))
     return Writes(after, tuple(columns), tuple(names), values, sums, shown)
-
-
-__all__ = ["DIFFERENCE", "REST", "Writes", "Wrote", "split_logits"]
