@@ -167,6 +167,11 @@ class Streams:
         last = followed.states[-1]
         own_head = getattr(model, "head_weight", None)
         if isinstance(own_head, Tensor):
+            if call.name.startswith("encoder."):
+                raise LostError(
+                    f'"{call.name}" is of the encoder, whose end gives no logits; ask an attention '
+                    "of the decoder"
+                )
             bias = getattr(model, "head_bias", None)
             return End(Spot(followed, last, spot.row), 1.0, own_head, bias)
         module: Any = None if self.log.unembedding is None else self.modules[self.log.unembedding]
