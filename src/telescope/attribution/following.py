@@ -272,7 +272,9 @@ class FollowedPass:
                 # A model that normalises every sum goes on from what the norm returned.
                 normed = State(number, True)
                 return before, normed if normed in used else State(number, False)
-        raise LostError(f'the residual stream behind "{name}" cannot be followed')
+        raise LostError(
+            f'"{name}" has no residual stream: its output is added to nothing that was noted'
+        )
 
     # ------------------------------------------------------------------------------------ authorship
 

@@ -152,6 +152,9 @@ class StreamPass:
             event.returned = self._cut(event.returned)
         self._known.clear()
 
+    def finish(self) -> None:
+        self._known.clear()
+
     def _cut(self, kept: Kept | None) -> Kept | None:
         if kept is None or kept.tensor.shape[1] != self.length:
             return None
@@ -166,11 +169,12 @@ class StreamPass:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the pass keeps; a tensor that several modules share counts once."""
+        """How many bytes the pass keeps; memory that several tensors share counts once."""
         held = {}
         for event in self.events:
             for kept in (*event.kept(), *([] if self.end is None else [self.end])):
-                held[kept.tensor.data_ptr()] = kept.tensor.nbytes
+                storage = kept.tensor.untyped_storage()
+                held[storage.data_ptr()] = storage.nbytes()
         return sum(held.values())
 
 
@@ -226,6 +230,11 @@ class StreamLog:
         reads = next((i for i in range(last, -1, -1) if running.events[i].kind == READS), None)
         if reads is not None:
             running.calls[name, number] = CallPlace(reads, before)
+
+    def finish(self) -> None:
+        """Forget which tensors are known: the model has run."""
+        for one in self.passes:
+            one.finish()
 
     @property
     def nbytes(self) -> int:

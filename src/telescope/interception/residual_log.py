@@ -55,9 +55,9 @@ def noting_streams(
         written = output[0] if isinstance(output, tuple | list) and output else output
         given = _first_tensor(args, kwargs)
         # What a module hands on as it is was written by another.
-        if written is given:
+        if written is given or not isinstance(written, Tensor):
             return
-        with torch_modes.recording_mode(_device(written)):
+        with torch_modes.recording_mode(written.device):
             returned = running.keep(written)
             taken = None if kind in (events.WRITE, events.EMBEDDING) else running.keep(given)
             if returned is not None or taken is not None:
@@ -70,6 +70,7 @@ def noting_streams(
                 log.current.keep_end(given)
 
     with ExitStack() as hooks:
+        hooks.callback(log.finish)
         if parts.unembedding is not None:
             hooks.callback(listen([parts.unembedding[1]], unembedded, BEFORE))
         starts = {id(modules[""]): modules[""], **tokens}
@@ -94,7 +95,3 @@ def _first_tensor(args: Any, kwargs: Any) -> Tensor | None:
     """Return the tensor that a module was given first, which is the stream in all that is known."""
     every = (*args, *kwargs.values())
     return next((one for one in every if isinstance(one, Tensor)), None)
-
-
-def _device(output: Any) -> Any:
-    return output.device if isinstance(output, Tensor) else "cpu"

@@ -182,8 +182,9 @@ def watch(
             token of the prompt, and then every generated token; None is all.
         keep: what to keep of each call. "summaries": the numbers of a survey, computed while the
             model runs, in memory that grows with n. "queries-keys": queries and keys, for rows,
-            maps and any survey afterwards. "steps": values too, for traces; of Telescope's models
-            also the residual stream around each attention.
+            maps and any survey afterwards. "steps": values too, for traces, and the residual
+            stream, for `why`, `writes` and `lens`: several times the memory of queries, keys and
+            values, unless `queries` selects positions.
         top: with "summaries", how many of the largest weights of each query to keep; 8 unless
             given.
         map: with "summaries", keep a map of the weights of at most (rows, columns).

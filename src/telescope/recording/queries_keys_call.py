@@ -34,6 +34,10 @@ from .recorded_call import RecordedCall
 from .storage import GrowingTensor
 from .survey_queue import SurveyQueue
 
+# States of the residual stream that a layer keeps: what its norms, its attention and its
+# feed-forward network are given and return.
+STREAM = 7
+
 
 class QueriesKeysCall(RecordedCall):
     """Keep queries and keys; surveys, rows and maps are computed on request, on the model's
@@ -229,12 +233,14 @@ class StepsCall(QueriesKeysCall):
 
     @classmethod
     def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
-        """Return how many bytes would be kept, without the residual stream, whose width an
-        attention cannot tell.
+        """Return how many bytes would be kept; the residual stream is taken to be as wide as the
+        contexts of all heads.
         """
-        return super().expected_bytes(call, options) + _bytes_with_evicted(
-            call.values, call.evicted
-        )
+        values = _bytes_with_evicted(call.values, call.evicted)
+        batch, heads, queries, _ = call.queries.shape
+        kept = batch * heads * len(options.queries(queries, 0))
+        stream = STREAM * kept * call.values.shape[-1] * call.values.element_size()
+        return super().expected_bytes(call, options) + values + stream
 
     def add_residual_stream(
         self, before: Float[Tensor, "batch n d_model"], after: Float[Tensor, "batch n d_model"]
