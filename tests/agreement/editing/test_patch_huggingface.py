@@ -1,0 +1,263 @@
+"""Patched models of transformers, on sdpa, against eager attention in float64 that is patched by hand."""
+
+from functools import cache
+
+import pytest
+import torch
+
+import telescope as ts
+from support.patching import PARTS, Swap, eager_steps, same
+from support.watched import CROSS, FAMILIES, IDS, PADDED_LEFT, WRITERS
+from telescope.anatomy import Modules
+from telescope.interception.huggingface.attention_modules import attentions
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+OTHER = IDS.flip(1) + torch.tensor([[1], [0]])
+
+
+@cache
+def model_of(family):
+    """Return the family's model; one for all tests, since edits leave a model as it was.
+
+    Gemma is eager, and its weights of a query that sees nothing are NaN in float64.
+    """
+    model = FAMILIES[family].model()
+    return model if family in ("gpt-oss", "gemma2") else model.double()
+
+
+@cache
+def eager_of(family):
+    """Return the eager model in float64; gpt-oss has no experts in float64, and only its attention is computed so."""
+    model = FAMILIES[family].model("eager")
+    return model if family == "gpt-oss" else model.double()
+
+
+def names_of(model):
+    return {id(module): name for name, module in attentions(Modules.of(model)).items()}
+
+
+def doubled(inputs, dtype):
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+
+
+def by_hand(family, inputs, *swaps):
+    """Return the logits of the eager model in float64, and the steps of its attentions."""
+    model = eager_of(family)
+    with eager_steps(model, names_of(model), *swaps) as kept:
+        return model(**doubled(inputs, next(model.parameters()).dtype)).logits, kept
+
+
+def run(family, inputs):
+    model = model_of(family)
+    return model(**doubled(inputs, next(model.parameters()).dtype)).logits
+
+
+def another(family):
+    """Return inputs of the same shape with another content."""
+    swapped = {}
+    for name, value in FAMILIES[family].inputs.items():
+        swapped[name] = value if name.endswith("mask") else value.flip(1)
+    return swapped
+
+
+def record(family, inputs, **options):
+    with ts.watch(model_of(family), keep="steps", **options) as recording:
+        run(family, inputs)
+    return recording
+
+
+def error(logits, truth):
+    return float((logits.double() - truth).norm() / truth.norm())
+
+
+def pairs_of(kept, name, side, batch):
+    """Pair the tokens of equal places of one attention."""
+    return same(batch, getattr(kept[name], "queries" if side == "queries" else "keys").shape[2])
+
+
+def swaps_of(family, kept, what, heads):
+    """Return a swap for each attention: they may have different numbers of queries and keys."""
+    batch = len(next(iter(kept.values())).queries)
+    mask = FAMILIES[family].inputs.get("attention_mask")
+    swaps = []
+    for name in kept:
+        queries, keys = (pairs_of(kept, name, side, batch) for side in ("queries", "keys"))
+        # Padding stays as it runs: of the source, and of the encoder's own queries.
+        if mask is not None:
+            reads_source = name.endswith(CROSS) or "decoder" not in name
+            keys = [pair for pair in keys if not reads_source or mask[pair[0], pair[1]]]
+            own_text = "decoder" not in name
+            queries = [pair for pair in queries if not own_text or mask[pair[0], pair[1]]]
+        only = lambda other, name=name: other != name  # noqa: E731
+        swaps.append(Swap(kept, what, heads, queries=queries, keys=keys, across=only))
+    return swaps
+
+
+@pytest.mark.parametrize("heads", [None, [1]], ids=["all", "one head"])
+@pytest.mark.parametrize("what", PARTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family, what, heads):
+    """All positions of texts of equal length; one head of a group leaves the others their keys and values."""
+    inputs = FAMILIES[family].inputs
+    _, kept = by_hand(family, another(family))
+    truth, _ = by_hand(family, inputs, *swaps_of(family, kept, what, heads))
+    expected = run(family, inputs)
+    edit = ts.patch(record(family, another(family)), heads=heads, what=what)
+    with ts.edit(model_of(family), edit):
+        logits = run(family, inputs)
+    keep = inputs["attention_mask"].bool() if family == "bert" else slice(None)
+    assert error(logits[keep], truth[keep]) < 1e-5
+    assert float((logits - expected).abs().max()) > 1e-4  # the edit changed something
+    assert torch.equal(run(family, inputs), expected)
+
+
+@pytest.mark.parametrize("what", ["output", "weights", "queries"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "gpt-oss"])
+def test_some_queries(family, what):
+    """A recording of one text serves both sequences; the other queries stay, and a watch sees what ran."""
+    other = {"input_ids": OTHER[:1]}
+    _, kept = by_hand(family, other)
+    queries = [(row, column, 0, column) for row in range(2) for column in (2, 3, 6)]
+    keys = [(row, column, 0, column) for row in range(2) for column in range(8)]
+    inputs = {"input_ids": IDS}
+    truth, steps = by_hand(family, inputs, Swap(kept, what, [0, 2], queries=queries, keys=keys))
+    with (
+        ts.edit(model_of(family), ts.patch(record(family, other), heads=[0, 2], what=what, queries=[2, 3, 6])),
+        ts.watch(model_of(family), keep="queries-keys") as seen,
+    ):
+        logits = run(family, inputs)
+    assert error(logits, truth) < 1e-5
+    for name, watched in seen.items():
+        assert error(watched.survey().received, steps[name].weights.sum(2)) < 1e-5
+
+
+@pytest.mark.parametrize("what", PARTS)
+@pytest.mark.parametrize("family", WRITERS)
+def test_padding_on_the_left(family, what):
+    """Positions count from the first token that is no padding, of each text, in both runs."""
+    inputs = {"input_ids": IDS, "attention_mask": PADDED_LEFT}
+    # Texts of 8 and 5 tokens again, with one column of padding more.
+    wide = torch.cat([torch.zeros_like(OTHER[:, :1]), OTHER], 1)
+    padded = torch.cat([torch.zeros_like(PADDED_LEFT[:, :1]), PADDED_LEFT], 1)
+    other = {"input_ids": wide, "attention_mask": padded}
+    pairs = [(row, column, row, column + 1) for row in range(2) for column in range(8) if PADDED_LEFT[row, column]]
+    _, kept = by_hand(family, other)
+    truth, _ = by_hand(family, inputs, Swap(kept, what, [1], queries=pairs, keys=pairs))
+    with ts.edit(model_of(family), ts.patch(record(family, other), heads=1, what=what)):
+        logits = run(family, inputs)
+    keep = PADDED_LEFT.bool()
+    assert error(logits[keep], truth[keep]) < 1e-5
+
+
+@pytest.mark.parametrize("what", ["output", "queries", "keys", "values"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+def test_texts_of_other_lengths(family, what):
+    """A map of positions; those that are not in it stay."""
+    inputs, other = {"input_ids": IDS}, {"input_ids": OTHER[:, :5]}
+    align = {1: 4, 2: 0, 7: 3}
+    pairs = [(row, here, row, there) for row in range(2) for here, there in align.items()]
+    _, kept = by_hand(family, other)
+    truth, _ = by_hand(family, inputs, Swap(kept, what, queries=pairs, keys=pairs))
+    with ts.edit(model_of(family), ts.patch(record(family, other), what=what, align=align)):
+        logits = run(family, inputs)
+    assert error(logits, truth) < 1e-5
+
+
+CACHES = [
+    ("llama", None),
+    ("llama", "static"),
+    ("mistral", "static"),
+    ("gpt2", None),
+    ("gemma2", None),
+    ("qwen2", None),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", PARTS)
+@pytest.mark.parametrize(("family", "cache"), CACHES)
+def test_generate(family, cache, what):
+    """A patched prompt, then two steps whose positions were recorded, then three that stay as they run."""
+    model = model_of(family)
+    options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {} if cache is None else {"cache_implementation": cache}
+    with ts.watch(model, keep="steps") as recording:
+        told = model.generate(OTHER, max_new_tokens=3, **options)  # the last token is not read
+    _, kept = by_hand(family, {"input_ids": told[:, :-1]})
+    with ts.edit(model, ts.patch(recording, heads=[0, 2], what=what)):
+        written = model.generate(IDS, max_new_tokens=5, **options)
+    ids = IDS
+    for _ in range(5):
+        pairs = same(2, min(ids.shape[1], 10))
+        logits, _ = by_hand(family, {"input_ids": ids}, Swap(kept, what, [0, 2], queries=pairs, keys=pairs))
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+    assert written.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("what", ["output", "values"])
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_translators_generate(family, what, beams):
+    """Encoders are patched with the text of another source, row by row, and beams read on from there."""
+    model, eager = model_of(family), eager_of(family)
+    inputs = {name: FAMILIES[family].inputs[name] for name in ("input_ids", "attention_mask")}
+    options = {"max_new_tokens": 4, "num_beams": beams, "do_sample": False, "min_new_tokens": 4}
+    recording = record(family, another(family), layers="*encoder.*")
+    _, kept = by_hand(family, another(family))
+    mask = inputs["attention_mask"]
+    pairs = [pair for pair in same(2, 8) if mask[pair[0], pair[1]]]
+    swap = Swap(kept, what, [0], queries=pairs, keys=pairs, across=lambda name: not name.startswith(ENCODERS))
+    with eager_steps(eager, names_of(eager), swap):
+        truth = eager.generate(**inputs, **options)
+    layers = [name for name in recording if name.startswith(ENCODERS)]
+    with ts.edit(model, ts.patch(recording, layers, 0, what=what)):
+        assert model.generate(**inputs, **options).tolist() == truth.tolist()
+
+
+ENCODERS = ("encoder.", "model.encoder.")
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_gradients_flow(family):
+    """Through what is patched: to the inputs of every token that stays."""
+    models = model_of(family), eager_of(family)
+    inputs = FAMILIES[family].inputs
+    _, kept = by_hand(family, another(family))
+    recording = record(family, another(family))
+    names = [name for name in kept if name.endswith(CROSS) or family == "llama"]
+    found = []
+    for what in ("output", "values"):
+        length = {"output": "queries", "values": "keys"}[what]
+        mask = inputs.get("attention_mask")
+        pairs = [
+            pair
+            for pair in pairs_of(kept, names[0], length, 2)
+            if mask is None or what == "output" or mask[pair[0], pair[1]]
+        ]
+        swap = Swap(kept, what, [1], queries=pairs, keys=pairs, across=lambda name: name not in names)
+        with torch.enable_grad():
+            with ts.edit(models[0], ts.patch(recording, names, 1, what=what)):
+                models[0](**inputs).logits.square().sum().backward()
+            with eager_steps(models[1], names_of(models[1]), swap):
+                models[1](**inputs).logits.square().sum().backward()
+        for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            if one.grad is not None:
+                found.append(error(one.grad, two.grad.double()))
+        for model in models:
+            model.zero_grad()
+    assert max(found) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "t5"])
+def test_effects_in_one_batch(family):
+    """Patches of single heads run together, each on its own copy of the inputs."""
+    model, inputs = model_of(family), FAMILIES[family].inputs
+    edits = ts.patch.each(model, record(family, another(family)))[:6]
+    edits += ts.patch.each(model, record(family, another(family)), what="values")[:3]
+    together = ts.effect(model, inputs, edits)
+    for row, edit in zip(together.rows[1:], edits, strict=True):
+        with ts.edit(model, edit):
+            logits = run(family, inputs)
+        alone = ts.effect(model, inputs, [edit]).rows[1]
+        assert row["kl"] == pytest.approx(alone["kl"], rel=1e-9, abs=1e-12)
+        assert not torch.equal(logits, run(family, inputs))
