@@ -120,7 +120,7 @@ def eager_steps(model: Any, names: dict[int, str], *swaps: Swap):
 
 @contextmanager
 def own_steps(attends: dict[int, str], *swaps: Swap):
-    """Let Telescope's layers attend by hand; the mask of the model's own definition is the only thing taken."""
+    """Let Telescope's layers attend by hand; mask and matrix of the model's own definition are taken."""
     own, kept = Attend.forward, {}
 
     def forward(self, queries, keys, values, attention, *, across=None):
@@ -130,7 +130,9 @@ def own_steps(attends: dict[int, str], *swaps: Swap):
             formed = steps(queries, keys, values, attention)
             assert attention.bias is None
             assert attention.softcap is None
-            scores = q @ k.mT * attention.scale_for(k.shape[-1])
+            # Luong's score has a matrix between the query and the key.
+            between = getattr(attention.score, "W", torch.eye(k.shape[-1], dtype=k.dtype))
+            scores = q @ between @ k.mT * attention.scale_for(k.shape[-1])
             return softmax(scores.masked_fill(formed.masked == -torch.inf, -torch.inf))
 
         return run(attends[id(self)], kept, list(swaps), queries, keys, values, weigh)

@@ -8,12 +8,13 @@ first: the values and the order in which they apply; then edit.py: the way of on
 from .ablation import Resample, resample
 from .edit import edit, running_edits
 from .edits import Edit
-from .effect import Effects, LikelyToken, divergence, effect, likeliest, log_probability
+from .effect import Effects, effect
 from .hidden_sources import falls_when_hidden, hiding_edits
 from .key_edits import boost, hide
 from .muting import mute
 from .patches import patch
 from .pattern_edits import frozen, redefine
+from .predictions import LikelyToken, divergence, likeliest, log_probability
 from .spans import tokens
 
 __all__ = [
