@@ -261,3 +261,66 @@ def test_effects_in_one_batch(family):
         alone = ts.effect(model, inputs, [edit]).rows[1]
         assert row["kl"] == pytest.approx(alone["kl"], rel=1e-9, abs=1e-12)
         assert not torch.equal(logits, run(family, inputs))
+
+
+@pytest.mark.parametrize("into", ["queries", "keys", "values"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
+def test_a_path(family, into):
+    """From a head of the first layer to one of the second: held by hand is everything but the sender."""
+    inputs, other = {"input_ids": IDS}, {"input_ids": OTHER}
+    _, kept = by_hand(family, other)
+    expected, clean = by_hand(family, inputs)
+    first, second = kept
+    heads = kept[first].queries.shape[1]
+    tokens = same(2, 8)
+    rest = [head for head in range(heads) if head != 1]
+    swaps = [
+        Swap(kept, "output", [1], first, queries=tokens),
+        Swap(clean, "output", rest, first, queries=tokens),
+        Swap(clean, "output", None, second, queries=tokens),
+    ]
+    _, held = by_hand(family, inputs, *swaps)
+    truth, _ = by_hand(family, inputs, Swap(held, into, [2], second, queries=tokens, keys=tokens))
+    model = model_of(family)
+    edit = ts.patch.path(model, inputs, record(family, other), (0, 1), (1, 2), into)
+    with ts.edit(model, edit):
+        logits = run(family, inputs)
+    assert error(logits, truth) < 1e-5
+    assert float((truth - expected).abs().max()) > 1e-6
+
+
+def test_a_module_that_calls_torchs_attention():
+    """nn.MultiheadAttention, whose calls are intercepted by the function of torch, with a batch and padding."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).double().eval()
+    one, two = torch.randn(2, 2, 5, 8, dtype=torch.float64)
+    attention = layer.self_attn
+
+    def contexts(x):
+        """Return the context of each head, (batch, query, head, feature), from the projections written out."""
+        q, k, v = (x @ attention.in_proj_weight.mT + attention.in_proj_bias).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in (q, k, v))
+        return ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2)
+
+    patched = contexts(one)
+    patched[:, 1:3, 1] = contexts(two)[:, 1:3, 1]
+    output = attention.out_proj(patched.flatten(-2))
+    x = layer.norm1(one + output)
+    truth = layer.norm2(x + layer.linear2(torch.relu(layer.linear1(x))))
+    with ts.watch(layer, keep="steps") as recording:
+        layer(two)
+    with ts.edit(layer, ts.patch(recording, heads=1, queries=[1, 2])):
+        torch.testing.assert_close(layer(one), truth, rtol=1e-12, atol=1e-12)
+
+
+def test_compiled_code_says_that_it_cannot():
+    model = FAMILIES["llama"].model()
+    with ts.watch(model, keep="steps") as recording:
+        model(OTHER)
+    compiled = torch.compile(model, backend="eager")
+    for edit in (ts.patch(recording), ts.patch(recording, what="values"), ts.mute(by=recording)):
+        with (
+            pytest.raises(ValueError, match=r"cannot be done inside of compiled code, which can do .*torch\.compile"),
+            ts.edit(compiled, edit),
+        ):
+            compiled(IDS)

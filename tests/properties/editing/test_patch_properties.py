@@ -236,3 +236,29 @@ def test_a_definition_of_some_heads():
             ts.edit(model, weights),
         ):
             assert model(IDS).isfinite().all()
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_a_long_text_forms_no_matrix(what):
+    """8,192 tokens of another text: no allocation comes near n x n."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, tuple) else (result,):
+                if isinstance(tensor, torch.Tensor):
+                    self.numbers = max(self.numbers, tensor.numel())
+            return result
+
+    n = 8192
+    texts = torch.randn(2, 1, 2, n, 8, generator=torch.Generator().manual_seed(0))
+    model = Attending(ts.Attention(mask=ts.causal))
+    with torch.no_grad():
+        with ts.watch(model, keep="steps") as recording:
+            model(*[texts[1]] * 3)
+        with Largest() as seen, ts.edit(model, ts.patch(recording, heads=1, what=what)):
+            model(*[texts[0]] * 3)
+    assert seen.numbers < n * n / 16
