@@ -44,8 +44,7 @@ class PatchEdits:
         are patched position by position; others need `align`. A recording of one text serves every
         sequence of a batch; a recording of a batch serves a batch of the same size, row by row.
         What a model generates is patched as long as the recording has the position, and stays as
-        it runs after that. Edits of one attention apply in the order redefine, boost, hide,
-        queries, keys, values and weights, then output.
+        it runs after that.
 
         Args:
             recording: of the same model, by ts.watch(model, keep="steps"); "queries-keys" is enough

@@ -96,12 +96,15 @@ class RecordedEdit(Edit):
         """Raise a ValueError if contexts of these attentions were changed while they were
         recorded: they are computed again from queries, keys and values, without that change.
         """
+        recorded = self.recorded_names
         for one in self.recorded.edits:
             edit = from_json(one.contents) if isinstance(one, SavedEdit) else one
             if not isinstance(edit, Edit) or edit.changes is not Part.CONTEXT:
                 continue
-            changed = select_layers(self.recorded_names, edit.layers)
-            if not {*changed}.isdisjoint(names):
+            # Some layers of the edit may not have been recorded.
+            layers = [None] if edit.layers is None else edit.layers
+            changed = {name for layer in layers for name in _selected(recorded, layer)}
+            if _may_share_a_head(self.heads, edit.heads) and not changed.isdisjoint(names):
                 raise ValueError(
                     f'{self.verb}: the run was recorded with "{one}", which changed what heads '
                     "put out after their attention, and that is not kept; record the run without it"
@@ -112,3 +115,20 @@ class RecordedEdit(Edit):
         # The first pass is recorded by the name of its attention.
         attention, number = split_pass(name, names)
         return name if number > 1 else attention
+
+
+def _selected(names: Sequence[str], layer: str | int | None) -> list[str]:
+    """Return the names that one item of `layers` selects; none if it selects nothing."""
+    # "name.1" is the first pass, which is recorded by the name of the attention.
+    layer = layer.removesuffix(".1") if isinstance(layer, str) and layer not in names else layer
+    try:
+        return select_layers(names, layer)
+    except ValueError:
+        return []
+
+
+def _may_share_a_head(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
+    # -1 may be any head.
+    if one is None or other is None or min(*one, *other) < 0:
+        return True
+    return not {*one}.isdisjoint(other)

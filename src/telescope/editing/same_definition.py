@@ -51,6 +51,9 @@ def check_same_definition(
     # A recording hides padding queries, which the model computes.
     then = include_padding_queries(recorded.attention)
     now = without_other_heads(call.attention, heads)
+    count = call.queries.shape[1]
+    if len(recorded.heads) != count:
+        now = restrict_to_heads(now, torch.tensor(recorded.heads), count)
     same = then == now or (
         replace(then, mask=everyone) == replace(now, mask=everyone)
         and _see_the_same(call, now, recorded, then, queries, keys)
@@ -77,9 +80,6 @@ def _see_the_same(
     keys: TokenPairs,
 ) -> bool:
     """Return whether paired queries see the same paired keys in both."""
-    # Masks may differ between heads: compare those of the recorded ones.
-    if len(recorded.heads) != call.queries.shape[1]:
-        now = restrict_to_heads(now, torch.tensor(recorded.heads), call.queries.shape[1])
     for row in {*queries.rows.tolist()}:
         own = (queries.rows == row).nonzero().flatten()
         chosen = own[torch.linspace(0, len(own) - 1, min(SAMPLE, len(own))).long()]

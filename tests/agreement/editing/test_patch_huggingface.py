@@ -324,3 +324,64 @@ def test_compiled_code_says_that_it_cannot():
             ts.edit(compiled, edit),
         ):
             compiled(IDS)
+
+
+def test_a_prompt_in_chunks():
+    """`generate` says how long the prompt is; it is patched as if it were read at once."""
+    model = FAMILIES["llama"].model()
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    with ts.watch(model, keep="steps") as recording:
+        model(OTHER)
+    for edit in (ts.patch(recording, heads=[1, 2]), ts.mute(0, 1, by=ts.resample(recording))):
+        with ts.edit(model, edit):
+            written = model.generate(IDS, **options)
+            assert model.generate(IDS, **options, prefill_chunk_size=3).tolist() == written.tolist()
+
+
+@pytest.mark.parametrize("by", ["mean", "resampled"])
+@pytest.mark.parametrize("family", ["llama", "bert", "t5"])
+def test_muted_by_a_recording(family, by):
+    """The mean of every counted position of two runs, against that of contexts by hand."""
+    model = model_of(family)
+    with ts.watch(model, keep="steps") as recording:
+        run(family, FAMILIES[family].inputs)
+        run(family, another(family))
+    runs = [by_hand(family, inputs)[1] for inputs in (FAMILIES[family].inputs, another(family))]
+    name = [name for name in runs[0] if not name.endswith(CROSS)][-1]
+    mask = FAMILIES[family].inputs.get("attention_mask") if family == "bert" else None
+    pool = [kept[name].output.transpose(1, 2) for kept in runs]
+    pool = torch.cat([one.flatten(0, 1) if mask is None else one[mask.bool()] for one in pool])
+    edit = ts.mute(name, 1, by=recording if by == "mean" else ts.resample(recording, seed=5))
+    with ts.edit(model, edit), ts.watch(model, keep="steps") as seen:
+        logits = run(family, FAMILIES[family].inputs)
+    assert seen.edits == (edit,)
+    if by == "mean":
+        steps = by_hand(family, FAMILIES[family].inputs)[1]
+        steps[name].output = pool.mean(0)[None, :, None].expand_as(steps[name].output)
+        tokens = same(2, steps[name].output.shape[2])
+        truth, _ = by_hand(family, FAMILIES[family].inputs, Swap(steps, "output", [1], name, queries=tokens))
+        keep = slice(None) if mask is None else mask.bool()
+        assert error(logits[keep], truth[keep]) < 1e-5
+    else:
+        assert error(logits, run(family, FAMILIES[family].inputs)) > 1e-4
+
+
+def test_restored_of_a_translator():
+    """Another source, of other padding; the logit difference after the last word that is written."""
+    model, inputs = model_of("t5"), FAMILIES["t5"].inputs
+    other = inputs | {"input_ids": inputs["input_ids"].flip(1)}
+    recording = record("t5", inputs)
+    found = ts.effect(model, inputs, ts.patch.each(model, recording), tokens=[7], against=9, corrupted=other)
+    _, kept = by_hand("t5", inputs)
+    values = [by_hand("t5", one)[0] for one in (inputs, other)]
+    for name, steps in kept.items():
+        for head in range(steps.queries.shape[1]):
+            pairs = same(2, steps.queries.shape[2])
+            if name.startswith("encoder"):
+                pairs = [pair for pair in pairs if inputs["attention_mask"][pair[0], pair[1]]]
+            swap = Swap(kept, "output", [head], queries=pairs, across=lambda one, name=name: one != name)
+            values.append(by_hand("t5", other, swap)[0])
+    truth = [float((logits[:, -1, 7] - logits[:, -1, 9]).mean()) for logits in values]
+    restored = [(value - truth[1]) / (truth[0] - truth[1]) for value in truth]
+    assert found.columns["difference"] == pytest.approx(truth, rel=1e-5, abs=1e-5)
+    assert found.columns["restored"] == pytest.approx(restored, rel=1e-4, abs=1e-4)

@@ -262,3 +262,67 @@ def test_a_long_text_forms_no_matrix(what):
         with Largest() as seen, ts.edit(model, ts.patch(recording, heads=1, what=what)):
             model(*[texts[0]] * 3)
     assert seen.numbers < n * n / 16
+
+
+# ---------------------------------------------------------------------------------------------------- recordings
+
+
+def test_a_saved_recording(tmp_path):
+    model = gpt()
+    with torch.no_grad():
+        with ts.watch(model, keep="steps") as recording:
+            model(OTHER)
+        recording.save(tmp_path / "run")
+        opened = ts.open(tmp_path / "run")
+        for make in (
+            lambda one: ts.patch(one, heads=[1, 2]),
+            lambda one: ts.patch(one, what="values"),
+            lambda one: ts.mute(0, by=one),
+            lambda one: ts.mute(0, by=ts.resample(one)),
+        ):
+            with ts.edit(model, make(recording)):
+                expected = model(IDS)
+            with ts.edit(model, make(opened)):
+                assert torch.equal(model(IDS), expected)
+
+
+def test_a_recording_of_some_heads():
+    """The heads that were recorded are the ones that are patched; heads that were muted then are not."""
+    model = gpt()
+    with torch.no_grad():
+        with ts.watch(model, keep="steps") as whole:
+            model(OTHER)
+        with ts.watch(model, keep="steps", heads=[1, 3], layers=1) as some, ts.edit(model, ts.mute(1, heads=2)):
+            model(OTHER)
+        for what in PARTS:
+            with ts.edit(model, ts.patch(whole, 1, [1, 3], what=what)):
+                expected = model(IDS)
+            with ts.edit(model, ts.patch(some, heads=[1, 3], what=what)):
+                assert_close(model(IDS), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_passes_through_one_layer():
+    """ALBERT runs one attention three times: each pass is patched by its own call."""
+    from support.huggingface import BERT, numbered, transformers
+
+    model = numbered(transformers.AlbertModel(transformers.AlbertConfig(**{**BERT, "num_hidden_layers": 3}))).double()
+    name = "encoder.albert_layer_groups.0.albert_layers.0.attention"
+    with torch.no_grad():
+        with ts.watch(model, keep="steps") as recording:
+            expected = model(OTHER).last_hidden_state
+        assert list(recording) == [name, f"{name}.2", f"{name}.3"]
+        # The last pass alone, by hand: its context is that of the other text.
+        patched = []
+        for layers in (None, name, f"{name}.3", f"{name}.1"):
+            with ts.edit(model, ts.patch(recording, layers)), ts.watch(model, keep="steps") as seen:
+                patched.append(model(IDS).last_hidden_state)
+            with ts.edit(model, ts.patch(recording, layers)):
+                assert_close(model(OTHER).last_hidden_state, expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(patched[0], patched[1])
+        assert not torch.equal(patched[2], patched[3])
+        with ts.edit(model, ts.patch(recording, f"{name}.3")), ts.watch(model, keep="steps") as seen:
+            model(IDS)
+        with ts.watch(model, keep="steps") as plain:
+            model(IDS)
+        # Before the third pass, nothing has changed.
+        assert torch.equal(seen[f"{name}.3"].call.queries, plain[f"{name}.3"].call.queries)
