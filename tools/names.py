@@ -54,6 +54,13 @@ def section(name, value):
     lines = [f"## `{name}`"]
     if callable(value):
         lines += [f"```python\n{name}{signature(value)}\n```"]
+    if is_function(value):
+        # A function that is an object has further functions: each in full.
+        lines += [markdown(inspect.getdoc(value.__call__))]
+        for key, part in vars(type(value)).items():
+            if inspect.isfunction(part) and not key.startswith("_"):
+                lines += [section(f"{name}.{key}", getattr(value, key))]
+        return "\n\n".join(filter(None, lines))
     lines += [markdown(own_docstring(value))]
     if inspect.isclass(value):
         members = [
@@ -61,6 +68,13 @@ def section(name, value):
         ]
         lines += ["\n".join(filter(None, members))]
     return "\n\n".join(filter(None, lines))
+
+
+def is_function(value):
+    """Return whether a value is an object that stands for a function, as `ts.hide` does: the
+    docstring of its class begins with that function.
+    """
+    return (inspect.getdoc(type(value)) or "").startswith("`ts.") and callable(value)
 
 
 def parts_of(value):

@@ -32,7 +32,19 @@ from .attention import (
     softmax,
     window,
 )
-from .editing import Effects, boost, edit, effect, frozen, hide, mute, redefine, tokens
+from .editing import (
+    Effects,
+    boost,
+    edit,
+    effect,
+    frozen,
+    hide,
+    mute,
+    patch,
+    redefine,
+    resample,
+    tokens,
+)
 from .engines import Plan, attend
 from .health import Health, HealthReport, qk_clip
 from .interception import watch
@@ -90,12 +102,14 @@ __all__ = [
     "models",
     "mute",
     "padding",
+    "patch",
     "plan",
     "prefix",
     "press",
     "qk_clip",
     "redefine",
     "relative",
+    "resample",
     "rotary",
     "sinusoidal",
     "softmax",

@@ -30,9 +30,9 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
     """Change the attentions of a model while a `with` block runs.
 
     Whatever the order in which edits are listed, one attention is edited in the order redefine,
-    boost, hide, frozen, mute; see telescope/editing/edits.py. A block inside another edits what the
-    other made. Gradients flow through edits. When the block is left, also by an exception, the
-    model is as it was. Only the thread that enters the block runs the model edited. Inside
+    boost, hide, frozen, patch, mute; see telescope/editing/edits.py. A block inside another edits
+    what the other made. Gradients flow through edits. When the block is left, also by an exception,
+    the model is as it was. Only the thread that enters the block runs the model edited. Inside
     `ts.watch`, or around it, the recording holds the calls as edited, and `recording.edits`. Edits
     name heads of the whole model, also where these are divided among processes (tensor
     parallelism): all processes enter the block, and each edits the heads it has. A layer that a
@@ -41,7 +41,7 @@ def edit(model: nn.Module, *edits: Edit, tokenizer: Any = None) -> Iterator[None
 
     Args:
         model: any model that `ts.watch` takes.
-        edits: of `ts.mute`, `ts.hide`, `ts.boost`, `ts.frozen` and `ts.redefine`, or of
+        edits: of `ts.mute`, `ts.hide`, `ts.boost`, `ts.frozen`, `ts.patch` and `ts.redefine`, or of
             `recording.edits`.
         tokenizer: an object with `decode`, by which texts are found; Telescope's models have their
             own.
@@ -145,8 +145,9 @@ def _checked_edit(given: Any) -> Edit:
     # An edit from a recording's file is still JSON.
     one = from_json(given.contents) if isinstance(given, SavedEdit) else given
     if not isinstance(one, Edit):
-        known = f"there are ts.{', ts.'.join(KINDS)}"
-        nearest = hint(given, [*KINDS]) if isinstance(given, str) else known
+        makers = [*dict.fromkeys(kind.made_by or name for name, kind in KINDS.items())]
+        known = f"there are ts.{', ts.'.join(makers)}"
+        nearest = hint(given, makers) if isinstance(given, str) else known
         raise TypeError(f"{given!r} is no edit; {nearest}")
     if one.kept_by_name and isinstance(getattr(one, one.kept_by_name), str):
         raise ValueError(

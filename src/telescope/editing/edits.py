@@ -8,13 +8,14 @@ Whatever the order in which edits are listed, one attention is edited in this or
     boost      some keys count more: ln(by) is added to their scores
     hide       some keys are hidden from some queries; the weights of the others sum to one again
     frozen     queries and keys are those of a recording, values those of this run
-    mute       after the attention, the context of some heads is multiplied, before W_O
+    patch      queries, keys, values or weights are those of a recording of another text
+    mute       after the attention, the context of some heads is multiplied, before W_O; or patched
 
 Each class says what it needs to know of a call and which part of it it changes, and does so.
-Boost and hide are in key_edits.py, redefine and frozen in pattern_edits.py.
+Boost and hide are in key_edits.py, redefine and frozen in pattern_edits.py, patch in patching.py;
+muting.py and ablation.py make mutes.
 """
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -24,11 +25,9 @@ from typing import Any, ClassVar, NamedTuple, SupportsIndex, TypeVar, get_args, 
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..anatomy import count_heads
-from ..attention import Attention, require_real
-from ..interception.found import find_attentions
+from ..attention import Attention
 from ..recording import (
     AttentionCall,
     Layers,
@@ -37,14 +36,12 @@ from ..recording import (
     numbers_of_heads,
     select_layers,
 )
-from ..words import hint, whole_number
+from ..words import whole_number
 from .prompts import Place
 from .spans import Span
 
 Heads = SupportsIndex | Sequence[SupportsIndex] | None
 """Numbers of heads, -1 for the last; None is all."""
-# What `by` may be: what remains of a head that is muted altogether.
-MEANS = ("zero", "mean")
 Shared = TypeVar("Shared")
 
 # --------------------------------------------------------------------------------------- every edit
@@ -139,6 +136,8 @@ class Edit:
 
     kind: ClassVar[str]
     """The name of the function that makes the edit, and of the edit in JSON."""
+    made_by: ClassVar[str] = ""
+    """The name of the function that makes the edit, where `kind` is another."""
     changes: ClassVar[Part]
     rank: ClassVar[int]
     """Edits of one attention apply in the order of their ranks; equal ranks as they are listed."""
@@ -429,60 +428,3 @@ class Mute(Edit):
         # Keep the mean for generated tokens, detached: the graph of this pass may be gone by then.
         means[key] = mean.detach()
         return mean
-
-
-class MuteEdits:
-    """`ts.mute`: make edits that multiply the context of heads."""
-
-    def __call__(
-        self, layers: Layers = None, heads: Heads = None, *, times: float = 0.0, by: str = "zero"
-    ) -> Mute:
-        """Return the edit that multiplies the context of some heads by `times`, before W_O.
-
-        Args:
-            layers: names, patterns or numbers of attentions, as in `ts.watch`; None is all. Of a
-                layer that a model runs several times in one forward pass, these edit every pass;
-                "name.2" edits the second pass alone, as it is named in a recording, and "name.1"
-                the first.
-            heads: the numbers of the heads, -1 for the last; None is all.
-            times: the factor; 0 switches the heads off.
-            by: what remains at times=0: "zero", or "mean", the mean of the head's context over the
-                queries of the prompt, of each sequence by itself and without padding. Generated
-                tokens get the mean of their prompt. With another factor, the distance from the mean
-                is multiplied. A prompt that is read in several forward passes is refused.
-
-        Example:
-            >>> import telescope as ts
-            >>> print(ts.mute("decoder.1.cross", heads=[2, 4]))
-            mute heads 2 and 4 of decoder.1.cross
-        """
-        if not math.isfinite(require_real("times", times)):
-            raise ValueError(
-                f"times={times} is not a finite number; 0 switches a head off, 1 leaves it as it is"
-            )
-        if by not in MEANS:
-            raise ValueError(f'there is no by="{by}"; {hint(str(by), MEANS)}')
-        return Mute(read_layers(layers), read_heads(heads), float(times), by)
-
-    def each(
-        self, model: nn.Module, layers: Layers = None, *, times: float = 0.0, by: str = "zero"
-    ) -> list[Mute]:
-        """Return one edit for each head of a model, of all passes through it, for `ts.effect`.
-
-        Raise a ValueError if a number of heads cannot be told before the model runs.
-        """
-        found = find_attentions(model, "edit")
-        edits = []
-        for name in select_layers(list(found.attentions), layers, found.unwatched):
-            count = count_heads(found.modules, found.attentions[name])
-            # Some modules tell how many heads they have only by the shape of a call.
-            if count is None:
-                raise ValueError(
-                    f'how many heads "{name}" has is not known before it runs; list them: '
-                    "ts.mute(name, head)"
-                )
-            edits += [self(name, head, times=times, by=by) for head in range(count)]
-        return edits
-
-
-mute = MuteEdits()

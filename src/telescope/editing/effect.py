@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,6 +27,8 @@ from .call_edits import SequencesHiddenError
 from .edit import editing
 from .edits import Edit, Needs
 from .model_inputs import ModelInputs
+from .predictions import divergence
+from .restored import RUNS, are_alike, check_measure, with_restored
 
 TOKENS = 8192  # of the inputs of one batch, at most, unless one edit takes more
 MAX_EDITS = 32  # of one batch
@@ -44,7 +46,7 @@ class Effects:
 
     `columns` maps the name of each column to its numbers, as the constructor of a pandas frame
     takes it. The first column, "edit", holds the edits themselves, with None for the model as it
-    is, in the first row.
+    is, in the first row, and "corrupted" for the corrupted inputs, in the second.
 
     Example:
         >>> import torch, telescope as ts
@@ -75,16 +77,16 @@ class Effects:
         return frame(self.columns | {"edit": edits}, library)
 
     def sort(self, column: str, *, descending: bool = True) -> "Effects":
-        """Return the table with its edits in the order of a column; the model as it is stays
+        """Return the table with its edits in the order of a column; rows without edits stay
         first.
         """
         if column not in self.columns:
             raise ValueError(f'there is no column "{column}"; {hint(column, self.columns)}')
-        order = sorted(
-            range(1, len(self)), key=lambda i: self.columns[column][i], reverse=descending
-        )
+        plain = [i for i, one in enumerate(self.columns["edit"]) if one in (None, "corrupted")]
+        edited = [i for i in range(len(self)) if i not in plain]
+        order = sorted(edited, key=lambda i: self.columns[column][i], reverse=descending)
         return Effects(
-            {name: [values[i] for i in (0, *order)] for name, values in self.columns.items()}
+            {name: [values[i] for i in (*plain, *order)] for name, values in self.columns.items()}
         )
 
     def __rich__(self) -> Table:
@@ -109,11 +111,18 @@ def effect(
     measure: str | Measure = "logits",
     *,
     tokens: Sequence[int] = (),
+    against: int | None = None,
     labels: Tensor | None = None,
+    corrupted: Any = None,
+    run: str = "corrupted",
     tokenizer: Any = None,
     progress: bool | None = None,
 ) -> Effects:
     """Run a model with each edit, and return a table of what changed.
+
+    With `corrupted`, each row also says how much of what lies between two inputs is restored, as
+    in activation patching: (value - corrupted) / (clean - corrupted), which is 1 for `inputs` and
+    0 for `corrupted`. `ts.patch.each` makes the edits.
 
     Args:
         model: a model that `ts.edit` takes.
@@ -127,8 +136,17 @@ def effect(
             mean cross-entropy of the next token, or of `labels`, in nats. A function of the model's
             output: a number, in the column "value", or several by name.
         tokens: the ids of the tokens whose probability and rank are tabulated.
+        against: the id of a rival of the only one of `tokens`: column "difference", the logit of
+            the token minus that of the rival after the last position, the mean over the batch.
         labels: (batch, n) what each position should predict, -100 for positions that do not count;
-            None for the input ids themselves, one position on.
+            None for the input ids themselves, one position on; with `corrupted` those of `inputs`
+            in every row.
+        corrupted: other inputs, such as a sentence with one word changed. The second row is the
+            model as it is on them, and the column "restored" is of the difference; without
+            `against`, of the probability of the first of `tokens`; without these, of "kl"; of
+            "loss", or of the value of the function, "restored(name)" of several.
+        run: which inputs run with the edits: "corrupted", patched from a recording of `inputs`
+            (denoising), or "clean", patched from a recording of `corrupted` (noising).
         tokenizer: for edits that name text, and for inputs that are text.
         progress: whether to show a progress bar; None shows one in a terminal.
 
@@ -137,7 +155,7 @@ def effect(
 
     Raises:
         TypeError, ValueError: as `ts.edit`; or the model returns no logits, and `measure` needs
-        them.
+        them; a token is not in the vocabulary; or the measure is the same for both inputs.
 
     Example:
         >>> import torch, telescope as ts
@@ -152,29 +170,54 @@ def effect(
             f'there is no measure "{measure}"; {hint(measure, MEASURES)}, or a function of the '
             "output"
         )
+    if run not in RUNS:
+        raise ValueError(f'there is no run="{run}"; {hint(str(run), RUNS)}')
+    if against is not None and (measure != "logits" or len(tokens) != 1):
+        raise ValueError(
+            f"against={against} is the rival of one token; give tokens=[...] with one id, and "
+            'leave measure= out, or measure="logits"'
+        )
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     call = ModelInputs.of(model, inputs, tokenizer)
     listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in edits]
-    run = Runs(
-        model, call, tokenizer, _measure(measure, call, tokens, labels), isinstance(measure, str)
-    )
-    rows: list[dict[str, float]] = [run.plain()]  # the first row: the model as it is
-    batches = _batches(listed, call)
+    measured = _measure(measure, call, tokens, labels, against)
+    clean = Runs(model, call, tokenizer, measured, isinstance(measure, str))
+    clean.run_plain()
+    runs = [clean]
+    if corrupted is not None:
+        other = ModelInputs.of(model, corrupted, tokenizer)
+        runs.append(Runs(model, other, tokenizer, measured, isinstance(measure, str)))
+        runs[1].run_plain()
+    named: list[Any] = [None, "corrupted"][: len(runs)]
+    # What each row is compared with: the clean output, where positions can be compared.
+    restores = _restored_column(measure, tokens, against)
+    if corrupted is not None:
+        logits = [_find_logits(one.plain) for one in runs]
+        alike = are_alike(logits[0], logits[1], [one.real for one in runs])
+        check_measure(restores, alike, labels)
+        for one in runs:
+            one.reference = clean.plain if alike else None
+    rows: list[dict[str, float]] = [one.measure_plain() for one in runs]
+    edited = runs[-1] if run == "corrupted" else clean
+    batches = _batches(listed, edited.call)
     show = sys.stderr.isatty() if progress is None else progress
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not show) as bar:
         task = bar.add_task("edits", total=len(listed))
         for batch in batches:
-            rows += run.edited(batch)
+            rows += edited.edited(batch)
             bar.update(task, advance=len(batch))
-    if run.idle:
+    if edited.idle:
         warnings.warn(
-            f"{len(run.idle)} of the edits changed nothing, since no attention that they name was "
-            f"called while the model ran: {list_names([*map(str, run.idle)])}; pass inputs that "
-            "reach these attentions, or restore the forward of the modules around them",
+            f"{len(edited.idle)} of the edits changed nothing, since no attention that they name "
+            f"was called while the model ran: {list_names([*map(str, edited.idle)])}; pass inputs "
+            "that reach these attentions, or restore the forward of the modules around them",
             stacklevel=2,
         )
-    named: list[Any] = [None, *(one[0] if len(one) == 1 else one for one in listed)]
-    return Effects({"edit": named} | {name: [row[name] for row in rows] for name in rows[0]})
+    named += [one[0] if len(one) == 1 else one for one in listed]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    if corrupted is not None:
+        columns = with_restored(columns, [restores] if restores in columns else [*columns])
+    return Effects({"edit": named} | columns)
 
 
 def _batches(edits: list[tuple[Edit, ...]], call: ModelInputs) -> list[list[tuple[Edit, ...]]]:
@@ -207,22 +250,28 @@ class Runs:
     """Whether `measure` reads nothing but the logits."""
     can_divide: bool = True
     """Whether the model's output can be divided into those of several edits, as far as is known."""
+    plain: Any = None
+    """What the model returns as it is."""
     reference: Any = None
+    """The output that others are compared with; None if their positions cannot be compared."""
     real: Tensor | None = None
     """At which positions a prediction counts; None if at all."""
     idle: list[Edit] = field(default_factory=list)
     """The edits whose attentions were not called."""
 
     @torch.no_grad()
-    def plain(self) -> dict[str, float]:
+    def run_plain(self) -> None:
         """Run the model as it is, and note which of its tokens are padding."""
         args, kwargs = self.call.repeated(1)
         with editing(self.model, (), self.tokenizer, notes_tokens=True) as session:
-            self.reference = self.model(*args, **kwargs)
-        logits = _find_logits(self.reference)
+            self.plain = self.reference = self.model(*args, **kwargs)
+        logits = _find_logits(self.plain)
         if logits is not None and logits.ndim == 3:
             self.real = session.text.real_predictions(*logits.shape[:2])
-        return self.measure(self.reference, self.reference, self.real)
+
+    def measure_plain(self) -> dict[str, float]:
+        """Return the row of the model as it is."""
+        return self.measure(self.plain, self.reference, self.real)
 
     @torch.no_grad()
     def edited(self, batch: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
@@ -277,42 +326,23 @@ def _part(output: Any, start: int, size: int, whole: int) -> Any:
 # ----------------------------------------------------------------------------------------- measures
 
 
-class LikelyToken(NamedTuple):
-    """A token that may come next, and its probability."""
-
-    token: int
-    probability: float
-
-
-def divergence(
-    before: Float[Tensor, "*place vocabulary"], after: Float[Tensor, "*place vocabulary"]
-) -> Float[Tensor, "*place"]:
-    """Return KL(before ‖ after) of the next token's distributions at each place, in nats.
-
-    Both are log-probabilities. Rounding may leave a number below 0 where the two are equal.
-    """
-    return (before.exp() * (before - after)).sum(-1)
-
-
-def likeliest(logs: Float[Tensor, " vocabulary"], count: int) -> list[LikelyToken]:
-    """Return the likeliest tokens of one distribution of log-probabilities, the likeliest first."""
-    found = logs.topk(count)
-    pairs = zip(found.indices.tolist(), found.values.exp().tolist(), strict=True)
-    return [LikelyToken(token, probability) for token, probability in pairs]
-
-
-def log_probability(logs: Float[Tensor, "token vocabulary"], tokens: Sequence[int]) -> float:
-    """Return the log-probability of tokens that follow each other, such as those of a word.
-
-    Row k of `logs` has the log-probabilities of the whole vocabulary at the place of the k-th
-    token.
-    """
-    chosen = torch.tensor(list(tokens), device=logs.device)
-    return float(logs.gather(-1, chosen[:, None]).sum())
+def _restored_column(measure: str | Measure, tokens: Sequence[int], against: int | None) -> str:
+    """Return the column whose restored part is told; "" for the columns of a function."""
+    if not isinstance(measure, str):
+        return ""
+    if measure == "loss":
+        return "loss"
+    if against is not None:
+        return "difference"
+    return f"p({tokens[0]})" if tokens else "kl"
 
 
 def _measure(
-    measure: str | Measure, call: ModelInputs, tokens: Sequence[int], labels: Tensor | None
+    measure: str | Measure,
+    call: ModelInputs,
+    tokens: Sequence[int],
+    labels: Tensor | None,
+    against: int | None = None,
 ) -> Callable[..., dict[str, float]]:
     """Return the function (output, output of the model as it is, positions that count) ->
     columns.
@@ -322,7 +352,12 @@ def _measure(
         if measure == "loss":
             return {"loss": _loss(_logits(output), call, labels, real)}
         if isinstance(measure, str):
-            return _compare_logits(_logits(output), _logits(reference), tokens, real)
+            before = None if reference is None else _logits(reference)
+            found = _compare_logits(_logits(output), before, tokens, real)
+            if against is not None:
+                difference = _logit_difference(_logits(output), tokens[0], against, real)
+                found["difference"] = float(difference)
+            return found
         value = measure(output)
         named = value if isinstance(value, Mapping) else {"value": value}
         return {str(name): float(number) for name, number in named.items()}
@@ -362,20 +397,52 @@ def _loss(logits: Tensor, call: ModelInputs, labels: Tensor | None, real: Tensor
 
 
 def _compare_logits(
-    logits: Tensor, reference: Tensor, tokens: Sequence[int], real: Bool[Tensor, "batch n"] | None
+    logits: Tensor,
+    reference: Tensor | None,
+    tokens: Sequence[int],
+    real: Bool[Tensor, "batch n"] | None,
 ) -> dict[str, float]:
     now = log_softmax(logits, -1)
-    divergences = divergence(log_softmax(reference, -1), now)
-    last = now[:, -1] if now.ndim == 3 else now
-    if real is not None:
-        real = real.to(divergences.device)
-        divergences = divergences[real]  # of the positions that are no padding
-        ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)  # last real position of each row
-        last = now[torch.arange(len(now), device=now.device), ends]
-    # Rounding may leave the divergence of equal distributions below 0.
-    columns: dict[str, float] = {"kl": float(divergences.mean().clamp(min=0.0))}
+    columns: dict[str, float] = {}
+    if reference is not None:
+        divergences = divergence(log_softmax(reference, -1), now)
+        if real is not None:
+            divergences = divergences[real.to(divergences.device)]
+        # Rounding may leave the divergence of equal distributions below 0.
+        columns["kl"] = float(divergences.mean().clamp(min=0.0))
+    last = _after_last(now, real)
     for token in tokens:
         own = last[:, token]
         columns[f"p({token})"] = float(own.exp().mean())
         columns[f"rank({token})"] = float((last > own[:, None]).sum(-1).float().mean())
     return columns
+
+
+def _after_last(
+    logits: Float[Tensor, "batch *n vocabulary"], real: Bool[Tensor, "batch n"] | None
+) -> Float[Tensor, "batch vocabulary"]:
+    """Return the predictions after the last position of each sequence that is no padding."""
+    if logits.ndim < 3 or real is None:
+        return logits[:, -1] if logits.ndim == 3 else logits
+    real = real.to(logits.device)
+    ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)
+    return logits[torch.arange(len(logits), device=logits.device), ends]
+
+
+def _logit_difference(
+    logits: Float[Tensor, "batch *n vocabulary"],
+    token: int,
+    against: int,
+    real: Bool[Tensor, "batch n"] | None,
+) -> Float[Tensor, ""]:
+    """Return the logit of a token minus that of its rival after the last position, the mean over
+    the batch.
+    """
+    vocabulary = logits.shape[-1]
+    for name, number in (("tokens", token), ("against", against)):
+        if not 0 <= number < vocabulary:
+            raise ValueError(
+                f"{name}: there is no token {number}; the model has {vocabulary:,}, from 0 on"
+            )
+    last = _after_last(logits, real)
+    return (last[:, token] - last[:, against]).mean()

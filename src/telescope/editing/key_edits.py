@@ -291,14 +291,16 @@ class Regions:
         heads = at.call.queries.shape[1]
 
         # The keys and queries of each sequence of the prompt.
-        keys = self._ranges(edit, at, "keys", edit.keys)
-        self._note(edit, "keys", keys, at.call.size[1])
+        keys = self.ranges(edit, at, "keys", edit.keys, new=edit.new)
+        self.note(edit, "keys", keys, at.call.size[1])
         queries: list[Ranges] | None = None
         if edit.queries is not None:
-            queries = self._ranges(edit, at, "queries", edit.queries, of_queries=across)
+            queries = self.ranges(
+                edit, at, "queries", edit.queries, new=edit.new, of_queries=across
+            )
             # The queries of a cross-attention count in their own text, not in that of the keys.
             reached = max(at.place.positions or [0]) + 1 if across else at.call.size[1]
-            self._note(edit, "queries", queries, reached)
+            self.note(edit, "queries", queries, reached)
         elif not edit.new:
             # Every query then means every query of the prompt.
             end = prompt.queries if across else prompt.keys
@@ -344,11 +346,18 @@ class Regions:
                 )
         return found
 
-    def _ranges(
-        self, edit: KeyEdit, at: EditedCall, what: str, span: Span, *, of_queries: bool = False
+    def ranges(
+        self,
+        edit: Edit,
+        at: EditedCall,
+        what: str,
+        span: Span,
+        *,
+        new: bool = True,
+        of_queries: bool = False,
     ) -> list[Ranges]:
         """Return where a span is in each sequence of the prompt, as indices of keys or,
-        `of_queries`, of queries.
+        `of_queries`, of queries; with `new`, ranges may hold tokens that the model generates.
         """
         assert at.place is not None
         prompt = at.place.prompt
@@ -371,7 +380,7 @@ class Regions:
             # Spans count from the first token that is no padding.
             own = [(start + first, None if stop is None else stop + first) for start, stop in found]
             # Without generated tokens, ranges end with the prompt.
-            ranges.append(tuple(own) if edit.new else _clip(own, end))
+            ranges.append(tuple(own) if new else _clip(own, end))
         prompt.ranges[id(at.own), what] = ranges
         return ranges
 
@@ -388,7 +397,7 @@ class Regions:
                 search.hints[text] = self.finder.hint(text, ids.tolist())
         return found
 
-    def _note(self, edit: Edit, what: str, ranges: Sequence[Ranges], length: int) -> None:
+    def note(self, edit: Edit, what: str, ranges: Sequence[Ranges], length: int) -> None:
         """Note whether some of the ranges begin before the end of the text, or wait for tokens to
         come after it.
         """

@@ -48,6 +48,9 @@ def check_edits(name: str, edits: Sequence[LayerEdit], count: int | None) -> Non
         check_heads(name, one.edit, count)
     for one in edits:
         for other in edits:
+            # Edits of other sequences never meet.
+            if None not in (one.sequences, other.sequences) and one.sequences != other.sequences:
+                continue
             why = one.edit.contradicts(other.edit) if one is not other else ""
             if why and _share_a_head(one.edit.heads, other.edit.heads, count):
                 raise ValueError(

@@ -268,6 +268,11 @@ class StepsCall(QueriesKeysCall):
         return self.parts["values"].tensor
 
     @property
+    def value_sets(self) -> int:
+        # Reading the parts joins the sets.
+        return len(self._widths) if "values" in self.parts and self._widths else 1
+
+    @property
     def before(self) -> Float[Tensor, "batch query d_model"]:
         return self._residual_stream("before")
 

@@ -556,6 +556,13 @@ class RecordedCall(ABC):
         raise self._not_kept("values", "steps")
 
     @property
+    def value_sets(self) -> int:
+        """How many sets of values, joined along the features, the weights were multiplied by; 1 in
+        a recording that was read from a file.
+        """
+        return 1
+
+    @property
     def before(self) -> Float[Tensor, "batch query d_model"]:
         """The residual stream before the attention's add & norm."""
         raise self._not_kept("before", "steps")

@@ -104,6 +104,12 @@ class Recording(StreamAnswers, Mapping[str, Watched]):
         for name in left_out:
             self.leave_out(name, "it computes its weights by code of its own")
 
+    # Edits hold recordings, and are compared and looked up: as the objects that they are.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
     @property
     def names(self) -> tuple[str, ...]:
         """The full names of the attentions, in the order of the model."""

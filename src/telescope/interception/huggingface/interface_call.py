@@ -123,18 +123,15 @@ class InterfaceCall(ModelCall):
         self.compare(handled, before)
         self.described = changed
         self.own_keys = self.own_keys and own_keys
-        # With the same definition, the model's own function runs on the changed queries and keys.
+        # With the same definition, the model's own function runs on the changed tensors.
         is_same = changed.attention is before.attention and changed.keys.shape == before.keys.shape
         if not is_same or self.runs_definition:
             self.runs_definition = True
             return
         _, keys, values = self.tensors
-        written = changed.keys.shape[-2]
-        if written < keys.shape[-2]:  # a cache of fixed size, whose end is not written yet
-            keys = keys.clone()
-            keys[:, :, :written] = changed.keys
-        else:
-            keys = changed.keys
+        keys = _written_over(keys, changed.keys)
+        if changed.values is not before.values:
+            values = _written_over(values, changed.values)
         self.tensors = changed.queries, keys, values
 
     def describe_edited(self, handled: HandledCall, edits: Iterable[ScoreEdit]) -> None:
@@ -227,6 +224,17 @@ def _checks_of(handled: HandledCall) -> OutputChecks:
 def share_memory(stored: Tensor, keys: Tensor) -> bool:
     """Return whether two tensors lie in one memory."""
     return stored.untyped_storage().data_ptr() == keys.untyped_storage().data_ptr()
+
+
+def _written_over(own: Tensor, changed: Tensor) -> Tensor:
+    """Return changed keys or values, at the length of the model's own."""
+    written = changed.shape[-2]
+    if written == own.shape[-2]:
+        return changed
+    # A cache of fixed size, whose end is not written yet.
+    whole = own.clone()
+    whole[:, :, :written] = changed
+    return whole
 
 
 def run_definition(call: AttentionCall) -> Tensor:
