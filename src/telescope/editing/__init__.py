@@ -7,9 +7,10 @@ first: the values and the order in which they apply; then edit.py: the way of on
 
 from .edit import edit, running_edits
 from .edits import Edit, mute
-from .effect import Effects, LikelyToken, divergence, effect, likeliest, log_probability
+from .effect import Effects, effect
 from .hidden_sources import falls_when_hidden, hiding_edits
 from .key_edits import boost, hide
+from .measured import LikelyToken, divergence, likeliest, log_probability
 from .pattern_edits import frozen, redefine
 from .spans import tokens
 

@@ -9,15 +9,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import log_softmax
 
 from ..files import frame
 from ..recording import list_names
@@ -26,6 +26,17 @@ from ..words import hint
 from .call_edits import SequencesHiddenError
 from .edit import editing
 from .edits import Edit, Needs
+from .estimated_effects import VERIFY, Drops, Verify, check_how, recall_of, verified_columns
+from .estimates import estimate
+from .measured import (
+    check_rivals,
+    divergence,
+    find_logits,
+    last_places,
+    logits_of,
+    mean_difference,
+    token_loss,
+)
 from .model_inputs import ModelInputs
 
 TOKENS = 8192  # of the inputs of one batch, at most, unless one edit takes more
@@ -80,12 +91,20 @@ class Effects:
         """
         if column not in self.columns:
             raise ValueError(f'there is no column "{column}"; {hint(column, self.columns)}')
-        order = sorted(
-            range(1, len(self)), key=lambda i: self.columns[column][i], reverse=descending
-        )
+        # A number that is not known, NaN, comes last either way.
+        values = self.columns[column]
+        known = [i for i in range(1, len(self)) if values[i] == values[i]]
+        order = sorted(known, key=lambda i: values[i], reverse=descending)
+        order += [i for i in range(1, len(self)) if values[i] != values[i]]
         return Effects(
             {name: [values[i] for i in (0, *order)] for name, values in self.columns.items()}
         )
+
+    def recall(self, top: int = 10, among: int = 20) -> float:
+        """Return which share of the `top` exactly largest effects, in absolute value, is `among`
+        the largest estimates of `how="gradient"`; every edit has to be verified.
+        """
+        return recall_of(self.columns, top, among)
 
     def __rich__(self) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -94,12 +113,18 @@ class Effects:
             table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")
         for row in self.rows:
             edit, *numbers = row.values()
-            cells = [str(one) if isinstance(one, int) else f"{one:.4g}" for one in numbers]
+            cells = [_cell(one) for one in numbers]
             table.add_row("as it is" if edit is None else str(edit), *cells)
         return table
 
     def __repr__(self) -> str:
         return render_text(self.__rich__())
+
+
+def _cell(number: float) -> str:
+    if number != number:
+        return "-"  # was not run
+    return str(number) if isinstance(number, int) else f"{number:.4g}"
 
 
 def effect(
@@ -109,11 +134,16 @@ def effect(
     measure: str | Measure = "logits",
     *,
     tokens: Sequence[int] = (),
+    against: Sequence[int] = (),
     labels: Tensor | None = None,
+    how: str = "exact",
+    verify: Verify = VERIFY,
+    drops: Drops = 0,
     tokenizer: Any = None,
     progress: bool | None = None,
 ) -> Effects:
-    """Run a model with each edit, and return a table of what changed.
+    """Run a model with each edit, and return a table of what changed; or estimate that of all edits
+    by one gradient, and run the edits with the largest estimates.
 
     Args:
         model: a model that `ts.edit` takes.
@@ -127,8 +157,23 @@ def effect(
             mean cross-entropy of the next token, or of `labels`, in nats. A function of the model's
             output: a number, in the column "value", or several by name.
         tokens: the ids of the tokens whose probability and rank are tabulated.
+        against: as many ids: a rival of each token. Column "difference": the logit of a token less
+            that of its rival after the last position, the mean over the pairs and the batch.
         labels: (batch, n) what each position should predict, -100 for positions that do not count;
             None for the input ids themselves, one position on.
+        how: "exact" runs the model with each edit. "gradient" runs it once as it is, and a backward
+            pass: the effect of an edit is estimated as Σ dO · (O' - O), over the contexts O that
+            it changes, with dO the derivative of the measure by O, and O' what the edit makes of O
+            in this run; layers above are taken to be linear. It knows ts.mute, ts.hide and
+            ts.boost, needs a model in evaluation mode, and a measure that can be differentiated:
+            "loss", `tokens` with `against`, one of `tokens` alone, its probability, or a function
+            that returns a tensor. The column of the measure holds estimates, in place of exact
+            values; column "exact" has the value of those that were run, and NaN for others, and
+            column "verified" tells which these are.
+        verify: how many of the largest estimates, in absolute value, are run exactly, or "all".
+        drops: of how many blocks the gradient is dropped, each in a backward pass of its own
+            (GradDrop, Kramár et al., 2024), or "all": the mean size of these estimates, with the
+            sign of the whole gradient's, finds effects whose direct and indirect parts cancel.
         tokenizer: for edits that name text, and for inputs that are text.
         progress: whether to show a progress bar; None shows one in a terminal.
 
@@ -137,7 +182,7 @@ def effect(
 
     Raises:
         TypeError, ValueError: as `ts.edit`; or the model returns no logits, and `measure` needs
-        them.
+            them; or the measure or an edit has no gradient.
 
     Example:
         >>> import torch, telescope as ts
@@ -152,20 +197,38 @@ def effect(
             f'there is no measure "{measure}"; {hint(measure, MEASURES)}, or a function of the '
             "output"
         )
+    check_how(how, verify, drops)
+    check_rivals(tokens, against)
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     call = ModelInputs.of(model, inputs, tokenizer)
     listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in edits]
     run = Runs(
-        model, call, tokenizer, _measure(measure, call, tokens, labels), isinstance(measure, str)
+        model,
+        call,
+        tokenizer,
+        _measure(measure, call, tokens, against, labels),
+        isinstance(measure, str),
     )
-    rows: list[dict[str, float]] = [run.plain()]  # the first row: the model as it is
-    batches = _batches(listed, call)
-    show = sys.stderr.isatty() if progress is None else progress
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not show) as bar:
-        task = bar.add_task("edits", total=len(listed))
-        for batch in batches:
-            rows += run.edited(batch)
-            bar.update(task, advance=len(batch))
+
+    def run_each(chosen: Sequence[tuple[Edit, ...]]) -> list[dict[str, float]]:
+        """Run the model as it is, for its row or to be compared with, and with each edit."""
+        rows: list[dict[str, float]] = [run.plain()]
+        show = sys.stderr.isatty() if progress is None else progress
+        with Progress(console=Console(file=sys.stderr), transient=True, disable=not show) as bar:
+            task = bar.add_task("edits", total=len(chosen))
+            for batch in _batches(chosen, call):
+                rows += run.edited(batch)
+                bar.update(task, advance=len(batch))
+        return rows
+
+    if how == "exact":
+        rows = run_each(listed)
+        columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
+    else:
+        name, value = _differentiable(measure, call, tokens, against, labels)
+        found = estimate(model, call, listed, tokenizer, value, drops)
+        columns = verified_columns(found, listed, name, verify, lambda some: run_each(some)[1:])
+        run.idle = found.idle
     if run.idle:
         warnings.warn(
             f"{len(run.idle)} of the edits changed nothing, since no attention that they name was "
@@ -174,10 +237,10 @@ def effect(
             stacklevel=2,
         )
     named: list[Any] = [None, *(one[0] if len(one) == 1 else one for one in listed)]
-    return Effects({"edit": named} | {name: [row[name] for row in rows] for name in rows[0]})
+    return Effects({"edit": named} | columns)
 
 
-def _batches(edits: list[tuple[Edit, ...]], call: ModelInputs) -> list[list[tuple[Edit, ...]]]:
+def _batches(edits: Sequence[tuple[Edit, ...]], call: ModelInputs) -> list[list[tuple[Edit, ...]]]:
     """Return the edits in groups that run together."""
     together = max(1, min(MAX_EDITS, TOKENS // max(call.batch * call.longest, 1)))
     if not call.can_repeat or call.longest > LONG:
@@ -219,7 +282,7 @@ class Runs:
         args, kwargs = self.call.repeated(1)
         with editing(self.model, (), self.tokenizer, notes_tokens=True) as session:
             self.reference = self.model(*args, **kwargs)
-        logits = _find_logits(self.reference)
+        logits = find_logits(self.reference)
         if logits is not None and logits.ndim == 3:
             self.real = session.text.real_predictions(*logits.shape[:2])
         return self.measure(self.reference, self.reference, self.real)
@@ -244,7 +307,7 @@ class Runs:
         own = [range(i * size, (i + 1) * size) for i, several in enumerate(batch) for _ in several]
         with editing(self.model, edits, self.tokenizer, own if count > 1 else None) as session:
             output = self.model(*args, **kwargs)
-        logits = _find_logits(output) if self.reads_logits else None
+        logits = find_logits(output) if self.reads_logits else None
         output = output if logits is None else logits
         parts = [_part(output, i * size, size, count * size) for i in range(count)]
         self.idle += session.idle_edits()
@@ -277,42 +340,12 @@ def _part(output: Any, start: int, size: int, whole: int) -> Any:
 # ----------------------------------------------------------------------------------------- measures
 
 
-class LikelyToken(NamedTuple):
-    """A token that may come next, and its probability."""
-
-    token: int
-    probability: float
-
-
-def divergence(
-    before: Float[Tensor, "*place vocabulary"], after: Float[Tensor, "*place vocabulary"]
-) -> Float[Tensor, "*place"]:
-    """Return KL(before ‖ after) of the next token's distributions at each place, in nats.
-
-    Both are log-probabilities. Rounding may leave a number below 0 where the two are equal.
-    """
-    return (before.exp() * (before - after)).sum(-1)
-
-
-def likeliest(logs: Float[Tensor, " vocabulary"], count: int) -> list[LikelyToken]:
-    """Return the likeliest tokens of one distribution of log-probabilities, the likeliest first."""
-    found = logs.topk(count)
-    pairs = zip(found.indices.tolist(), found.values.exp().tolist(), strict=True)
-    return [LikelyToken(token, probability) for token, probability in pairs]
-
-
-def log_probability(logs: Float[Tensor, "token vocabulary"], tokens: Sequence[int]) -> float:
-    """Return the log-probability of tokens that follow each other, such as those of a word.
-
-    Row k of `logs` has the log-probabilities of the whole vocabulary at the place of the k-th
-    token.
-    """
-    chosen = torch.tensor(list(tokens), device=logs.device)
-    return float(logs.gather(-1, chosen[:, None]).sum())
-
-
 def _measure(
-    measure: str | Measure, call: ModelInputs, tokens: Sequence[int], labels: Tensor | None
+    measure: str | Measure,
+    call: ModelInputs,
+    tokens: Sequence[int],
+    against: Sequence[int],
+    labels: Tensor | None,
 ) -> Callable[..., dict[str, float]]:
     """Return the function (output, output of the model as it is, positions that count) ->
     columns.
@@ -320,9 +353,9 @@ def _measure(
 
     def columns(output: Any, reference: Any, real: Tensor | None) -> dict[str, float]:
         if measure == "loss":
-            return {"loss": _loss(_logits(output), call, labels, real)}
+            return {"loss": float(_loss(logits_of(output), call, labels, real))}
         if isinstance(measure, str):
-            return _compare_logits(_logits(output), _logits(reference), tokens, real)
+            return _compare_logits(logits_of(output), logits_of(reference), tokens, against, real)
         value = measure(output)
         named = value if isinstance(value, Mapping) else {"value": value}
         return {str(name): float(number) for name, number in named.items()}
@@ -330,23 +363,48 @@ def _measure(
     return columns
 
 
-def _find_logits(output: Any) -> Tensor | None:
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    return logits if isinstance(logits, Tensor) else None
-
-
-def _logits(output: Any) -> Tensor:
-    """Return the logits of a model's output, (batch, n, vocabulary), in float32 or more."""
-    logits = _find_logits(output)
-    if logits is None:
-        raise ValueError(
-            f"the model returns {type(output).__name__} without logits; give measure= a function "
-            "of it"
+def _differentiable(
+    measure: str | Measure,
+    call: ModelInputs,
+    tokens: Sequence[int],
+    against: Sequence[int],
+    labels: Tensor | None,
+) -> tuple[str, Callable[..., Tensor]]:
+    """Return the column of a measure that can be differentiated, and the function (output, which
+    predictions count) -> its value.
+    """
+    if not isinstance(measure, str):
+        of_output: Any = measure
+        return "value", lambda output, real_predictions: of_output(output)
+    if measure == "logits" and not against and len(tokens) != 1:
+        known = (
+            "several tokens have several probabilities"
+            if tokens
+            else ("the divergence of the model from itself is at its least, where it has no slope")
         )
-    return logits.float() if logits.element_size() < 4 else logits
+        raise ValueError(
+            f'measure="logits" with how="gradient": {known}; give tokens=[one] for its '
+            'probability, tokens= with against= for a difference of logits, or measure="loss"'
+        )
+
+    def value(output: Any, real_predictions: Callable[[int, int], Tensor | None]) -> Tensor:
+        logits = find_logits(output)
+        real = None
+        if logits is not None and logits.ndim == 3:
+            real = real_predictions(*logits.shape[:2])
+        if measure == "loss":
+            return _loss(logits_of(output), call, labels, real)
+        last = last_places(logits_of(output), real)
+        if against:
+            return mean_difference(last, tokens, against)
+        return last.softmax(-1)[:, tokens[0]].mean()
+
+    if measure == "loss":
+        return "loss", value
+    return ("difference" if against else f"p({tokens[0]})"), value
 
 
-def _loss(logits: Tensor, call: ModelInputs, labels: Tensor | None, real: Tensor | None) -> float:
+def _loss(logits: Tensor, call: ModelInputs, labels: Tensor | None, real: Tensor | None) -> Tensor:
     labels = call.labels if labels is None else labels
     if labels is None:
         if call.ids is None:
@@ -358,24 +416,30 @@ def _loss(logits: Tensor, call: ModelInputs, labels: Tensor | None, real: Tensor
         if real is not None:  # neither the query nor the token that it predicts is padding
             own = real.to(labels.device)
             labels[~(own & own.roll(-1, 1))] = -100
-    return float(cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten()))
+    return token_loss(logits, labels)
 
 
 def _compare_logits(
-    logits: Tensor, reference: Tensor, tokens: Sequence[int], real: Bool[Tensor, "batch n"] | None
+    logits: Tensor,
+    reference: Tensor,
+    tokens: Sequence[int],
+    against: Sequence[int],
+    real: Bool[Tensor, "batch n"] | None,
 ) -> dict[str, float]:
     now = log_softmax(logits, -1)
     divergences = divergence(log_softmax(reference, -1), now)
-    last = now[:, -1] if now.ndim == 3 else now
+    last = last_places(now, real)
     if real is not None:
-        real = real.to(divergences.device)
-        divergences = divergences[real]  # of the positions that are no padding
-        ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)  # last real position of each row
-        last = now[torch.arange(len(now), device=now.device), ends]
+        divergences = divergences[
+            real.to(divergences.device)
+        ]  # of the positions that are no padding
     # Rounding may leave the divergence of equal distributions below 0.
     columns: dict[str, float] = {"kl": float(divergences.mean().clamp(min=0.0))}
     for token in tokens:
         own = last[:, token]
         columns[f"p({token})"] = float(own.exp().mean())
         columns[f"rank({token})"] = float((last > own[:, None]).sum(-1).float().mean())
+    if against:
+        difference = mean_difference(last_places(logits, real), tokens, against)
+        columns["difference"] = float(difference)
     return columns

@@ -12,8 +12,9 @@ from ..anatomy import Modules
 from ..interception import huggingface
 from ..recording import Calls, Question, head_places, source_kind, stack_of
 from .edits import Edit
-from .effect import effect, log_probability
+from .effect import effect
 from .key_edits import hide
+from .measured import log_probability
 
 
 @source_kind("hidden")
