@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import nan
-from typing import Any, Literal, SupportsIndex
+from typing import Any, SupportsIndex
 
 from ..words import hint, whole_number
 from .edits import Edit
 from .estimates import Estimate
 
 HOW = ("exact", "gradient")
-Verify = int | Literal["all"]
-Drops = int | Literal["all"]
+Verify = int | str
+"""How many of the largest estimates are run exactly, or "all"."""
+Drops = int | str
+"""Of how many blocks the gradient is dropped, or "all"."""
 RunExactly = Callable[[Sequence[tuple[Edit, ...]]], list[dict[str, float]]]
 
 

@@ -66,7 +66,7 @@ class _TokenLoss(torch.autograd.Function):
             if gradient is not None:
                 # (softmax - one at the label) / number
                 slopes = logs.exp_().scatter_add_(-1, label, -own.to(dtype))
-                gradient[block] = slopes.mul_(own / number).to(logits.dtype)
+                gradient[block] = slopes.mul_(own.to(dtype) / number).to(logits.dtype)
         ctx.save_for_backward(gradient)
         return -total / number
 
