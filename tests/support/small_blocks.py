@@ -16,6 +16,7 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
     "telescope.engines.dispatch": {"SMALL": 8},  # more scores than this are not left to `reference`
     "telescope.engines.chunked": {"SCORES": {"cpu": 60}, "MIN_ROWS": 2},
     "telescope.engines.sdpa": {"ROWS": 3},
+    "telescope.editing.changed_weights": {"SCORES": {"cpu": 60}},
     "telescope.recording.continuation": {"KEYS": 3},
     "telescope.interception.huggingface.definition": {"ROWS": 3},
     "telescope.interception.torch_functions.definition": {"ROWS": 3},

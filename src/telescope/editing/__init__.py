@@ -11,10 +11,10 @@ from .edits import Edit
 from .effect import Effects, effect
 from .hidden_sources import falls_when_hidden, hiding_edits
 from .key_edits import boost, hide
+from .measured import LikelyToken, divergence, likeliest, log_probability
 from .muting import mute
 from .patches import patch
 from .pattern_edits import frozen, redefine
-from .predictions import LikelyToken, divergence, likeliest, log_probability
 from .spans import tokens
 
 __all__ = [

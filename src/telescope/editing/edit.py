@@ -74,12 +74,14 @@ def editing(
     sequences: Sequence[range | None] | None = None,
     *,
     notes_tokens: bool = False,
+    kind: type[EditSession] = EditSession,
 ) -> Iterator[EditSession]:
     """Do what `edit` does.
 
     sequences     those sequences of a batch that each edit concerns, None for all
     notes_tokens  whether the session's `text` has to know the tokens of every attention, without an
                   edit that needs it
+    kind          the class of the session
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"edit takes a model, a torch.nn.Module, not {type(model).__name__}")
@@ -92,7 +94,7 @@ def editing(
         warnings.warn(
             f"{type(model).__name__}: {describe_unwatched(found.unwatched, 'edit')}", stacklevel=5
         )
-    session = EditSession(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
+    session = kind(found, given, tokenizer or getattr(model, "tokenizer", None), sequences)
     # A caller may ask for the tokens of every attention without an edit that needs them.
     session.follows_all |= notes_tokens
     session.follows_text |= notes_tokens

@@ -95,6 +95,8 @@ class Block:
         self.tokenizer = tokenizer
         self.checks: list[Callable[[], list[str]]] = []
         """Called when the block ends; return sentences on what went wrong."""
+        self.regions = 0
+        """How many regions the layers share at least, with their masks."""
         self.longest = 0
         """How long the texts are that compiled steps have written, in tokens."""
         self._shared: dict[Any, Any] = {}
@@ -366,7 +368,7 @@ class Mute(Edit):
         if not context.requires_grad or not torch.is_grad_enabled():
             part = context[rows]
             if self.by == "mean":
-                part[:, heads] = self._muted(part[:, heads], at, rows)
+                part[:, heads] = self.muted(part[:, heads], at, rows)
                 return context
             # Each head as a view: on a GPU, a list of heads would be copied there in every call.
             for view in [part] if len(heads) == count else [part[:, head] for head in heads]:
@@ -380,10 +382,10 @@ class Mute(Edit):
         chosen = torch.zeros(len(context), count, 1, 1, dtype=torch.bool, device=context.device)
         chosen[rows, heads] = True
         muted = torch.zeros_like(context)
-        muted[rows, heads] = self._muted(context[rows][:, heads], at, rows)
+        muted[rows, heads] = self.muted(context[rows][:, heads], at, rows)
         return torch.where(chosen, muted, context)
 
-    def _muted(
+    def muted(
         self, part: Float[Tensor, "some chosen query d_v"], at: EditedCall, rows: slice
     ) -> Tensor:
         """Return the context of the muted heads after the edit."""

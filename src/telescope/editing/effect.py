@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax
 
 from ..files import frame
 from ..recording import list_names
@@ -26,8 +24,14 @@ from ..words import hint
 from .call_edits import SequencesHiddenError
 from .edit import editing
 from .edits import Edit, Needs
+from .estimated_effects import VERIFY, Drops, Verify, check_how, recall_of, verified_columns
+from .estimates import estimate
+from .measured import (
+    check_rivals,
+    find_logits,
+)
+from .measures_of_effect import Measure, differentiable, measure_columns, restored_column
 from .model_inputs import ModelInputs
-from .predictions import divergence
 from .restored import RUNS, are_alike, check_measure, with_restored
 
 TOKENS = 8192  # of the inputs of one batch, at most, unless one edit takes more
@@ -35,9 +39,6 @@ MAX_EDITS = 32  # of one batch
 # Tokens beyond which edits run one at a time: masks that differ by sequence are slower than one.
 LONG = 2048
 MEASURES = ("logits", "loss")  # measures by name; others are functions of the model's output
-
-Measure = Callable[[Any], float | Mapping[str, float]]
-"""From the output of the model, edited, to a number or several by name."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,20 @@ class Effects:
             raise ValueError(f'there is no column "{column}"; {hint(column, self.columns)}')
         plain = [i for i, one in enumerate(self.columns["edit"]) if one in (None, "corrupted")]
         edited = [i for i in range(len(self)) if i not in plain]
-        order = sorted(edited, key=lambda i: self.columns[column][i], reverse=descending)
+        # A number that is not known, NaN, comes last either way.
+        values = self.columns[column]
+        known = [i for i in edited if values[i] == values[i]]
+        order = sorted(known, key=lambda i: values[i], reverse=descending)
+        order += [i for i in edited if values[i] != values[i]]
         return Effects(
             {name: [values[i] for i in (*plain, *order)] for name, values in self.columns.items()}
         )
+
+    def recall(self, top: int = 10, among: int = 20) -> float:
+        """Return which share of the `top` exactly largest effects, in absolute value, is `among`
+        the largest estimates of `how="gradient"`; every edit has to be verified.
+        """
+        return recall_of(self.columns, top, among)
 
     def __rich__(self) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -96,12 +107,18 @@ class Effects:
             table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")
         for row in self.rows:
             edit, *numbers = row.values()
-            cells = [str(one) if isinstance(one, int) else f"{one:.4g}" for one in numbers]
+            cells = [_cell(one) for one in numbers]
             table.add_row("as it is" if edit is None else str(edit), *cells)
         return table
 
     def __repr__(self) -> str:
         return render_text(self.__rich__())
+
+
+def _cell(number: float) -> str:
+    if number != number:
+        return "-"  # was not run
+    return str(number) if isinstance(number, int) else f"{number:.4g}"
 
 
 def effect(
@@ -111,14 +128,18 @@ def effect(
     measure: str | Measure = "logits",
     *,
     tokens: Sequence[int] = (),
-    against: int | None = None,
+    against: int | Sequence[int] = (),
     labels: Tensor | None = None,
     corrupted: Any = None,
     run: str = "corrupted",
+    how: str = "exact",
+    verify: Verify = VERIFY,
+    drops: Drops = 0,
     tokenizer: Any = None,
     progress: bool | None = None,
 ) -> Effects:
-    """Run a model with each edit, and return a table of what changed.
+    """Run a model with each edit, and return a table of what changed; or estimate that of all edits
+    by one gradient, and run the edits with the largest estimates.
 
     With `corrupted`, each row also says how much of what lies between two inputs is restored, as
     in activation patching: (value - corrupted) / (clean - corrupted), which is 1 for `inputs` and
@@ -136,8 +157,9 @@ def effect(
             mean cross-entropy of the next token, or of `labels`, in nats. A function of the model's
             output: a number, in the column "value", or several by name.
         tokens: the ids of the tokens whose probability and rank are tabulated.
-        against: the id of a rival of the only one of `tokens`: column "difference", the logit of
-            the token minus that of the rival after the last position, the mean over the batch.
+        against: the id of a rival of the token, or as many ids as there are tokens. Column
+            "difference": the logit of a token less that of its rival after the last position, the
+            mean over the pairs and the batch.
         labels: (batch, n) what each position should predict, -100 for positions that do not count;
             None for the input ids themselves, one position on; with `corrupted` those of `inputs`
             in every row.
@@ -147,6 +169,19 @@ def effect(
             "loss", or of the value of the function, "restored(name)" of several.
         run: which inputs run with the edits: "corrupted", patched from a recording of `inputs`
             (denoising), or "clean", patched from a recording of `corrupted` (noising).
+        how: "exact" runs the model with each edit. "gradient" runs it once as it is, and a backward
+            pass: the effect of an edit is estimated as Σ dO · (O' - O), over the contexts O that
+            it changes, with dO the derivative of the measure by O, and O' what the edit makes of O
+            in this run; layers above are taken to be linear. It knows ts.mute, ts.hide and
+            ts.boost, needs a model in evaluation mode, and a measure that can be differentiated:
+            "loss", `tokens` with `against`, one of `tokens` alone, its probability, or a function
+            that returns a tensor. The column of the measure holds estimates, in place of exact
+            values; column "exact" has the value of those that were run, and NaN for others, and
+            column "verified" tells which these are.
+        verify: how many of the largest estimates, in absolute value, are run exactly, or "all".
+        drops: of how many blocks the gradient is dropped, each in a backward pass of its own
+            (GradDrop, Kramár et al., 2024), or "all": the mean size of these estimates, with the
+            sign of the whole gradient's, finds effects whose direct and indirect parts cancel.
         tokenizer: for edits that name text, and for inputs that are text.
         progress: whether to show a progress bar; None shows one in a terminal.
 
@@ -155,7 +190,8 @@ def effect(
 
     Raises:
         TypeError, ValueError: as `ts.edit`; or the model returns no logits, and `measure` needs
-        them; a token is not in the vocabulary; or the measure is the same for both inputs.
+            them; a token is not in the vocabulary; the measure is the same for both inputs; or the
+            measure or an edit has no gradient.
 
     Example:
         >>> import torch, telescope as ts
@@ -170,42 +206,51 @@ def effect(
             f'there is no measure "{measure}"; {hint(measure, MEASURES)}, or a function of the '
             "output"
         )
+    check_how(how, verify, drops)
     if run not in RUNS:
         raise ValueError(f'there is no run="{run}"; {hint(str(run), RUNS)}')
-    if against is not None and (measure != "logits" or len(tokens) != 1):
+    if corrupted is not None and how != "exact":
         raise ValueError(
-            f"against={against} is the rival of one token; give tokens=[...] with one id, and "
-            'leave measure= out, or measure="logits"'
+            'how="gradient" estimates edits of one run; leave out corrupted=, or how="gradient"'
         )
+    rivals = (against,) if isinstance(against, int) else tuple(against)
+    check_rivals(tokens, rivals, measure)
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     call = ModelInputs.of(model, inputs, tokenizer)
     listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in edits]
-    measured = _measure(measure, call, tokens, labels, against)
+    measured = measure_columns(measure, call, tokens, rivals, labels)
     clean = Runs(model, call, tokenizer, measured, isinstance(measure, str))
-    clean.run_plain()
-    runs = [clean]
-    if corrupted is not None:
-        other = ModelInputs.of(model, corrupted, tokenizer)
-        runs.append(Runs(model, other, tokenizer, measured, isinstance(measure, str)))
-        runs[1].run_plain()
-    named: list[Any] = [None, "corrupted"][: len(runs)]
-    # What each row is compared with: the clean output, where positions can be compared.
-    restores = _restored_column(measure, tokens, against)
-    if corrupted is not None:
-        logits = [_find_logits(one.plain) for one in runs]
-        alike = are_alike(logits[0], logits[1], [one.real for one in runs])
-        check_measure(restores, alike, labels)
-        for one in runs:
-            one.reference = clean.plain if alike else None
-    rows: list[dict[str, float]] = [one.measure_plain() for one in runs]
-    edited = runs[-1] if run == "corrupted" else clean
-    batches = _batches(listed, edited.call)
-    show = sys.stderr.isatty() if progress is None else progress
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not show) as bar:
-        task = bar.add_task("edits", total=len(listed))
-        for batch in batches:
-            rows += edited.edited(batch)
-            bar.update(task, advance=len(batch))
+    named: list[Any] = [None]
+    if how == "gradient":
+        name, value = differentiable(measure, call, tokens, rivals, labels)
+        found = estimate(model, call, listed, tokenizer, value, drops)
+        clean.run_plain()
+        columns = verified_columns(
+            found, listed, name, verify, lambda some: _run_each(clean, some, progress)
+        )
+        clean.idle = found.idle
+        edited = clean
+    else:
+        clean.run_plain()
+        runs = [clean]
+        if corrupted is not None:
+            other = ModelInputs.of(model, corrupted, tokenizer)
+            runs.append(Runs(model, other, tokenizer, measured, isinstance(measure, str)))
+            runs[1].run_plain()
+            named.append("corrupted")
+        edited = runs[-1] if run == "corrupted" else clean
+        # What each row is compared with: the clean output, where positions can be compared.
+        restores = restored_column(measure, tokens, rivals)
+        if corrupted is not None:
+            logits = [find_logits(one.plain) for one in runs]
+            alike = are_alike(logits[0], logits[1], [one.real for one in runs])
+            check_measure(restores, alike, labels)
+            for one in runs:
+                one.reference = clean.plain if alike else None
+        rows = [one.measure_plain() for one in runs] + _run_each(edited, listed, progress)
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        if corrupted is not None:
+            columns = with_restored(columns, [restores] if restores in columns else [*columns])
     if edited.idle:
         warnings.warn(
             f"{len(edited.idle)} of the edits changed nothing, since no attention that they name "
@@ -214,13 +259,24 @@ def effect(
             stacklevel=2,
         )
     named += [one[0] if len(one) == 1 else one for one in listed]
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    if corrupted is not None:
-        columns = with_restored(columns, [restores] if restores in columns else [*columns])
     return Effects({"edit": named} | columns)
 
 
-def _batches(edits: list[tuple[Edit, ...]], call: ModelInputs) -> list[list[tuple[Edit, ...]]]:
+def _run_each(
+    runs: "Runs", edits: Sequence[tuple[Edit, ...]], progress: bool | None
+) -> list[dict[str, float]]:
+    """Return the row of each edit."""
+    rows: list[dict[str, float]] = []
+    show = sys.stderr.isatty() if progress is None else progress
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not show) as bar:
+        task = bar.add_task("edits", total=len(edits))
+        for batch in _batches(edits, runs.call):
+            rows += runs.edited(batch)
+            bar.update(task, advance=len(batch))
+    return rows
+
+
+def _batches(edits: Sequence[tuple[Edit, ...]], call: ModelInputs) -> list[list[tuple[Edit, ...]]]:
     """Return the edits in groups that run together."""
     together = max(1, min(MAX_EDITS, TOKENS // max(call.batch * call.longest, 1)))
     if not call.can_repeat or call.longest > LONG:
@@ -265,7 +321,7 @@ class Runs:
         args, kwargs = self.call.repeated(1)
         with editing(self.model, (), self.tokenizer, notes_tokens=True) as session:
             self.plain = self.reference = self.model(*args, **kwargs)
-        logits = _find_logits(self.plain)
+        logits = find_logits(self.plain)
         if logits is not None and logits.ndim == 3:
             self.real = session.text.real_predictions(*logits.shape[:2])
 
@@ -293,7 +349,7 @@ class Runs:
         own = [range(i * size, (i + 1) * size) for i, several in enumerate(batch) for _ in several]
         with editing(self.model, edits, self.tokenizer, own if count > 1 else None) as session:
             output = self.model(*args, **kwargs)
-        logits = _find_logits(output) if self.reads_logits else None
+        logits = find_logits(output) if self.reads_logits else None
         output = output if logits is None else logits
         parts = [_part(output, i * size, size, count * size) for i in range(count)]
         self.idle += session.idle_edits()
@@ -321,128 +377,3 @@ def _part(output: Any, start: int, size: int, whole: int) -> Any:
     if isinstance(output, tuple | list):
         return type(output)([_part(value, start, size, whole) for value in output])
     return output  # settings, and whatever else has no axis of sequences
-
-
-# ----------------------------------------------------------------------------------------- measures
-
-
-def _restored_column(measure: str | Measure, tokens: Sequence[int], against: int | None) -> str:
-    """Return the column whose restored part is told; "" for the columns of a function."""
-    if not isinstance(measure, str):
-        return ""
-    if measure == "loss":
-        return "loss"
-    if against is not None:
-        return "difference"
-    return f"p({tokens[0]})" if tokens else "kl"
-
-
-def _measure(
-    measure: str | Measure,
-    call: ModelInputs,
-    tokens: Sequence[int],
-    labels: Tensor | None,
-    against: int | None = None,
-) -> Callable[..., dict[str, float]]:
-    """Return the function (output, output of the model as it is, positions that count) ->
-    columns.
-    """
-
-    def columns(output: Any, reference: Any, real: Tensor | None) -> dict[str, float]:
-        if measure == "loss":
-            return {"loss": _loss(_logits(output), call, labels, real)}
-        if isinstance(measure, str):
-            before = None if reference is None else _logits(reference)
-            found = _compare_logits(_logits(output), before, tokens, real)
-            if against is not None:
-                difference = _logit_difference(_logits(output), tokens[0], against, real)
-                found["difference"] = float(difference)
-            return found
-        value = measure(output)
-        named = value if isinstance(value, Mapping) else {"value": value}
-        return {str(name): float(number) for name, number in named.items()}
-
-    return columns
-
-
-def _find_logits(output: Any) -> Tensor | None:
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    return logits if isinstance(logits, Tensor) else None
-
-
-def _logits(output: Any) -> Tensor:
-    """Return the logits of a model's output, (batch, n, vocabulary), in float32 or more."""
-    logits = _find_logits(output)
-    if logits is None:
-        raise ValueError(
-            f"the model returns {type(output).__name__} without logits; give measure= a function "
-            "of it"
-        )
-    return logits.float() if logits.element_size() < 4 else logits
-
-
-def _loss(logits: Tensor, call: ModelInputs, labels: Tensor | None, real: Tensor | None) -> float:
-    labels = call.labels if labels is None else labels
-    if labels is None:
-        if call.ids is None:
-            raise ValueError(
-                "the inputs hold no token ids; give labels=, what each position should predict"
-            )
-        labels = call.ids.roll(-1, 1).clone()  # each position predicts the token after it
-        labels[:, -1] = -100  # the label that cross_entropy ignores
-        if real is not None:  # neither the query nor the token that it predicts is padding
-            own = real.to(labels.device)
-            labels[~(own & own.roll(-1, 1))] = -100
-    return float(cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten()))
-
-
-def _compare_logits(
-    logits: Tensor,
-    reference: Tensor | None,
-    tokens: Sequence[int],
-    real: Bool[Tensor, "batch n"] | None,
-) -> dict[str, float]:
-    now = log_softmax(logits, -1)
-    columns: dict[str, float] = {}
-    if reference is not None:
-        divergences = divergence(log_softmax(reference, -1), now)
-        if real is not None:
-            divergences = divergences[real.to(divergences.device)]
-        # Rounding may leave the divergence of equal distributions below 0.
-        columns["kl"] = float(divergences.mean().clamp(min=0.0))
-    last = _after_last(now, real)
-    for token in tokens:
-        own = last[:, token]
-        columns[f"p({token})"] = float(own.exp().mean())
-        columns[f"rank({token})"] = float((last > own[:, None]).sum(-1).float().mean())
-    return columns
-
-
-def _after_last(
-    logits: Float[Tensor, "batch *n vocabulary"], real: Bool[Tensor, "batch n"] | None
-) -> Float[Tensor, "batch vocabulary"]:
-    """Return the predictions after the last position of each sequence that is no padding."""
-    if logits.ndim < 3 or real is None:
-        return logits[:, -1] if logits.ndim == 3 else logits
-    real = real.to(logits.device)
-    ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)
-    return logits[torch.arange(len(logits), device=logits.device), ends]
-
-
-def _logit_difference(
-    logits: Float[Tensor, "batch *n vocabulary"],
-    token: int,
-    against: int,
-    real: Bool[Tensor, "batch n"] | None,
-) -> Float[Tensor, ""]:
-    """Return the logit of a token minus that of its rival after the last position, the mean over
-    the batch.
-    """
-    vocabulary = logits.shape[-1]
-    for name, number in (("tokens", token), ("against", against)):
-        if not 0 <= number < vocabulary:
-            raise ValueError(
-                f"{name}: there is no token {number}; the model has {vocabulary:,}, from 0 on"
-            )
-    last = _after_last(logits, real)
-    return (last[:, token] - last[:, against]).mean()

@@ -14,7 +14,7 @@ from ..recording import Calls, Question, head_places, source_kind, stack_of
 from .edits import Edit
 from .effect import effect
 from .key_edits import hide
-from .predictions import log_probability
+from .measured import log_probability
 
 
 @source_kind("hidden")

@@ -276,7 +276,7 @@ class Regions:
             next(filter(None, (getattr(tokenizer, name, None) for name in names)), None),
         )
         # A cache of this block, which returns one object for equal ranges.
-        self._make = lru_cache(RECTANGLES)(_make_rectangle)
+        self._make = lru_cache(max(RECTANGLES, block.regions))(_make_rectangle)
         self._block = block
         self._searches: dict[tuple[Edit, str], Search] = {}
         # When the block ends, a span that was found nowhere is an error.

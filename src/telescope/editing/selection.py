@@ -52,16 +52,17 @@ def check_edits(name: str, edits: Sequence[LayerEdit], count: int | None) -> Non
             if None not in (one.sequences, other.sequences) and one.sequences != other.sequences:
                 continue
             why = one.edit.contradicts(other.edit) if one is not other else ""
-            if why and _share_a_head(one.edit.heads, other.edit.heads, count):
+            if why and share_a_head(one.edit.heads, other.edit.heads, count):
                 raise ValueError(
                     f'"{one.edit}" and "{other.edit}" contradict each other in "{name}": {why}; '
                     "leave one of them out, or give them different heads"
                 )
 
 
-def _share_a_head(
+def share_a_head(
     one: tuple[int, ...] | None, other: tuple[int, ...] | None, count: int | None
 ) -> bool:
+    """Return whether two edits of these heads change some head both."""
     if one is None or other is None:
         return True
     # -1 is the last head; without a count, negative numbers equal none of the others.

@@ -94,7 +94,13 @@ class EditSession(Block, Handler):
         # Refuse heads that do not exist, and contradictions, before the model runs.
         for name in self._selected_names():
             attention = split_pass(name, self.attentions).attention
-            check_edits(name, self.edits_for(name).every, self.heads[attention])
+            self.check_selected(name, self.heads[attention])
+
+    def check_selected(self, name: str, count: int | None) -> None:
+        """Refuse the edits of an attention that name other heads than its own, or contradict each
+        other.
+        """
+        check_edits(name, self.edits_for(name).every, count)
 
     @cached_property
     def tracker(self) -> PromptTracker:

@@ -342,7 +342,9 @@ class RecordedCall(ABC):
         a ValueError if the call continues another.
         """
         # A call outside of autograd has no gradients.
-        if not (call.values.requires_grad and context.requires_grad):
+        of_values = call.values.requires_grad and context.requires_grad
+        of_context = self.has_values and context.requires_grad
+        if not (of_values or of_context):
             return
         if self.size[0] > call.size[0]:
             raise ValueError(
@@ -350,6 +352,10 @@ class RecordedCall(ABC):
                 "gets gradients from "
                 "each; run the whole text in one call"
             )
+        if of_context:
+            self._keep_context_gradient(context, head_axis)
+        if not of_values:
+            return
 
         # A hook that refers to its own tensor would form a cycle: refer to a detached one.
         values = call.values.detach()
@@ -384,6 +390,25 @@ class RecordedCall(ABC):
                 torch.tensor(self.heads), call.queries.shape[1], values.shape[1]
             ).tolist()
             call.values.register_hook(store_all)  # type: ignore[no-untyped-call]
+
+    def _keep_context_gradient(self, context: Float[Tensor, "..."], head_axis: int) -> None:
+        """Store the gradient of the context of the recorded heads and queries.
+
+        Of several sets of values, whose joined width is another, the sum is of no use.
+        """
+
+        def store(gradient: Tensor) -> None:
+            with torch_modes.recording_mode(gradient.device):
+                own = gradient.movedim(head_axis, 1)[:, self.heads]
+                if self.facts.rows is not None:
+                    own = own[:, :, self.facts.rows]
+                held = self._parts.get("context_gradients")
+                own = own.clone() if held is None else own + held.tensor.to(own.device)
+                self._parts["context_gradients"] = GrowingTensor(
+                    own, 2, self.options.store, owned=True
+                )
+
+        context.register_hook(store)  # type: ignore[no-untyped-call]
 
     def _add_gradient(self, product: Float[Tensor, "batch key_heads key"]) -> None:
         """Add weight times gradient of one backward pass to that of the passes before."""

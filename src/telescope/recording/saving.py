@@ -223,6 +223,7 @@ def optional_tensors(facts: CallFacts, sums: int) -> dict[str, Shape]:
         "shares": (batch, len(facts.heads), sums),
         "norms": (batch, len(facts.heads), keys),
         "gradients": (batch, key_heads, keys),
+        "context_gradients": (batch, len(facts.heads), rows, None),
         "streaming": (batch, len(facts.heads), rows),
         # An attention cannot tell the width of the residual stream.
         "before": (batch, None, None),

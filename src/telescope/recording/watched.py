@@ -1,6 +1,6 @@
 """`Watched`: one attention of a watched model, with its recorded calls."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import SupportsIndex
 
 from jaxtyping import Float
@@ -12,6 +12,7 @@ from ..traces import Trace
 from .attention_call import MapSize
 from .recorded_call import RecordedCall
 from .survey_queue import SurveyQueue
+from .weight_gradients import weight_gradients
 
 
 class Watched:
@@ -105,6 +106,39 @@ class Watched:
     def trace(self, tokens: Tokens | None = None) -> Trace:
         """Return every step of the call, without dropout; needs keep="steps". See `ts.trace`."""
         return self.call.trace(tokens)
+
+    def weight_gradients(
+        self,
+        head: SupportsIndex,
+        queries: SupportsIndex | Iterable[SupportsIndex] | None = None,
+        *,
+        sequence: SupportsIndex = 0,
+    ) -> Float[Tensor, "row key"]:
+        """Return the derivative of a loss by the weights of one head, of each query and key.
+
+        That is the gradient of a query's context times the value of a key, also for keys that the
+        query may not see. Backward passes add up, as gradients do. Needs keep="steps" and
+        also="gradients", and a backward pass inside of the block.
+
+        Args:
+            head: the number of the head in the model; -1 is the last that was kept.
+            queries: the numbers of the queries to return, in this order; None is all that were
+                kept.
+            sequence: which sequence of the batch.
+
+        Raises:
+            ValueError: the gradient was not kept; there is no such head, query or sequence; or the
+                matrix would take more than a GiB.
+
+        Example:
+            >>> import torch, telescope as ts
+            >>> layer = ts.layers.MultiHeadAttention(8, 2)
+            >>> with ts.watch(layer, keep="steps", also="gradients") as recording:
+            ...     layer(torch.randn(1, 5, 8)).sum().backward()
+            >>> recording["attention"].weight_gradients(0, queries=[-1]).shape
+            torch.Size([1, 5])
+        """
+        return weight_gradients(self.call, head, queries, sequence=sequence)
 
     @property
     def before(self) -> Float[Tensor, "batch query d_model"]:

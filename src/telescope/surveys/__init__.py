@@ -8,8 +8,15 @@ with kernels/ on a GPU. dispatch.py says which of them runs; shares.py sums sing
 matrix. blocks.py and device.py serve all engines.
 """
 
-from .blocks import pairs_of_rows, sink_of
-from .device import StreamEvent, record_event, record_use, side_stream, to_host
+from .blocks import Block, BlockScores, blocks, pairs_of_rows, sink_of
+from .device import (
+    StreamEvent,
+    record_event,
+    record_use,
+    run_within_memory,
+    side_stream,
+    to_host,
+)
 from .dispatch import ENGINES, choose, plan, plan_survey, weigh
 from .reference import KEYS, check_sums, masked_rows
 from .requests import HOW, Cells, Listing, Marks
@@ -30,6 +37,8 @@ __all__ = [
     "ENGINES",
     "HOW",
     "KEYS",
+    "Block",
+    "BlockScores",
     "Cells",
     "ListedWeights",
     "Listing",
@@ -40,6 +49,7 @@ __all__ = [
     "Summary",
     "Survey",
     "Top",
+    "blocks",
     "can_reuse_rows",
     "check_rules",
     "check_sums",
@@ -54,6 +64,7 @@ __all__ = [
     "plan_survey",
     "record_event",
     "record_use",
+    "run_within_memory",
     "share_within",
     "side_stream",
     "sink_of",

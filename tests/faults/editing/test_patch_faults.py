@@ -219,8 +219,8 @@ def test_effects_between_two_inputs(model):
     edits = ts.patch.each(model, record(model))
     wrong = [
         ({"run": "both"}, 'there is no run="both"; there are corrupted, clean'),
-        ({"against": 3}, "against=3 is the rival of one token; give tokens="),
-        ({"against": 3, "tokens": [1], "measure": "loss"}, "against=3 is the rival of one token"),
+        ({"against": 3}, "against= names 1 rivals and tokens= 0; give each token one"),
+        ({"against": 3, "tokens": [1], "measure": "loss"}, "against=[3] compares logits; leave measure= out"),
         ({"against": 13, "tokens": [1]}, "against: there is no token 13; the model has 13, from 0 on"),
         ({"against": 1, "tokens": [-1]}, "tokens: there is no token -1"),
         ({"corrupted": IDS}, '"kl" is 0 for the inputs as they are and 0 for corrupted=, so that nothing lies between'),
