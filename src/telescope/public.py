@@ -32,6 +32,7 @@ from .attention import (
     softmax,
     window,
 )
+from .circuitry import Circuits, HeadCircuits, circuits
 from .editing import Effects, boost, edit, effect, frozen, hide, mute, redefine, tokens
 from .engines import Plan, attend
 from .health import Health, HealthReport, qk_clip
@@ -47,10 +48,12 @@ __all__ = [
     "Atlas",
     "Attention",
     "Bias",
+    "Circuits",
     "Comparison",
     "Effects",
     "Frames",
     "Grid",
+    "HeadCircuits",
     "Health",
     "HealthReport",
     "LoadError",
@@ -71,6 +74,7 @@ __all__ = [
     "boost",
     "by_sum",
     "causal",
+    "circuits",
     "compare",
     "decoding",
     "documents",

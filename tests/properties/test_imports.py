@@ -22,7 +22,7 @@ HOUSE = [
     ["recording", "decoding", "text"],
     ["interception"],
     ["editing"],
-    ["atlases", "health"],
+    ["atlases", "health", "circuitry"],
     ["callbacks"],
     ["training"],
     ["tasks", "plot", "lessons"],

@@ -1,22 +1,40 @@
-"""The anatomy of a model: where its token embeddings, its heads, W_q, W_k and W_O are.
+"""The anatomy of a model: where its token embeddings, its heads, W_q, W_k, W_v, W_O, its norms and
+its unembedding are.
 
 The only place that knows what models call these parts: Telescope's own, and the families of
 transformers. Imports layers. modules.py has the modules by path and by class; parts.py has the
-embeddings, the number of heads and W_O; query_key.py has W_q and W_k, down to the rows of a single
-head.
+embeddings, the number of heads and W_O; query_key.py has W_q, W_k and W_v, down to the rows of a
+single head; residual.py has what stands between attentions: norms, positions, the unembedding.
 """
 
 from .modules import Modules
 from .parts import OutputProjection, count_heads, find_output_projections, token_embeddings
-from .query_key import QueryKeyProjections, find_query_key, why_unknown
+from .query_key import QueryKeyProjections, Rows, find_query_key, why_unknown
+from .residual import (
+    Norm,
+    StreamSides,
+    Vocabulary,
+    find_positions,
+    find_sides,
+    find_vocabulary,
+    read_norm,
+)
 
 __all__ = [
     "Modules",
+    "Norm",
     "OutputProjection",
     "QueryKeyProjections",
+    "Rows",
+    "StreamSides",
+    "Vocabulary",
     "count_heads",
     "find_output_projections",
+    "find_positions",
     "find_query_key",
+    "find_sides",
+    "find_vocabulary",
+    "read_norm",
     "token_embeddings",
     "why_unknown",
 ]
