@@ -18,7 +18,7 @@ EMBEDDINGS = ("embedding", "target_embedding")
 """The names of token embeddings in Telescope's models; those of transformers tell theirs."""
 HEAD_COUNTS = ("heads", "num_heads", "n_heads", "num_attention_heads", "n_head")
 """What an attention, or its config, calls the number of its heads."""
-OUTPUT_PROJECTIONS = ("W_O", "o_proj", "out_proj", "c_proj", "dense", "o", "wo", "out_lin")
+OUTPUT_PROJECTIONS = ("W_O", "o_proj", "out_proj", "c_proj", "dense", "o", "wo", "Wo", "out_lin")
 """What models call W_O, inside of the attention; BERT's is `output.dense`, beside it."""
 ROWS = 1024  # of the identity that a module is run on at a time
 SLACK = 0.05  # relative error of a product that quantised inputs may explain

@@ -18,17 +18,25 @@ from torch.distributed.tensor import DTensor
 from ..layers import AddNorm, Attend, LearnedPositions, SinusoidalPositions
 from .modules import Modules
 
-BEFORE = ("input_layernorm", "ln_1", "layernorm_before", "attn_norm")
+BEFORE = ("input_layernorm", "ln_1", "layernorm_before", "layer_norm1", "attn_norm")
 """Norms of a block of transformers that come before its attention, in every class that has them."""
 ACROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention")
 """What models call an attention to the encoder's output."""
-FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "layer_norm", "final_norm", "layernorm")
+FINAL_NORMS = (
+    "norm",
+    "ln_f",
+    "final_layer_norm",
+    "final_layernorm",
+    "layer_norm",
+    "final_norm",
+    "layernorm",
+)
 """What models call the norm after the last layer, beside the list of layers."""
 TOKENS = ("embed_tokens", "wte", "embed_in", "tok_embeddings")
 """What stacks of transformers call their token embedding."""
-POSITIONS = ("wpe", "embed_positions", "position_embeddings")
+POSITIONS = ("wpe", "embed_positions")
 """What stacks of transformers call a table of positions."""
-HEADS = ("lm_head", "embed_out")
+HEADS = ("lm_head", "embed_out", "proj_out")
 """What models call an unembedding that reads the normalised stream itself."""
 TOLERANCE = 0.02  # relative error of a norm that bfloat16 may explain
 
@@ -154,10 +162,7 @@ def find_sides(modules: Modules, attention: nn.Module) -> StreamSides:
 
     # The keys of cross-attention read the encoder's output, behind its last norm.
     before, after, is_post_norm = _norms_of_block(block, name)
-    encoder = next(
-        (one for place, one in modules.items() if place.rpartition(".")[2] == "encoder"), None
-    )
-    last = _child(encoder, FINAL_NORMS)
+    last = _child(_encoder(modules), FINAL_NORMS)
     if not is_post_norm and last is None:
         raise ValueError("reads an encoder whose last norm is not known")
     return StreamSides(
@@ -189,7 +194,9 @@ def _norms_of_block(block: Any, name: str) -> tuple[Any, Any, bool]:
         is_before = own in names and name in names and names.index(own) < names.index(name)
         is_before = is_before and getattr(block, "do_layer_norm_before", True)
         return (children[own], None, False) if is_before else (None, None, True)
-    is_bert = isinstance(_child(children.get("output"), ("LayerNorm",)), nn.LayerNorm)
+    # BERT has the norm beside its attention, ALBERT inside, DistilBERT in the block.
+    inside = (children.get("output"), children.get(name))
+    is_bert = any(_child(one, ("LayerNorm",)) is not None for one in inside)
     if is_bert or "sa_layer_norm" in children:
         return None, None, True
     kind = type(block).__name__
@@ -236,6 +243,12 @@ def _above_list(modules: Modules, path: str) -> Any:
     return modules[".".join(parts[: lists[0] - 1])] if lists else modules[""]
 
 
+def _encoder(modules: Modules) -> Any:
+    """Return the encoder of a model of transformers; None if there is none."""
+    found = (one for place, one in modules.items() if place.rpartition(".")[2] == "encoder")
+    return next(found, None)
+
+
 def _child(module: Any, names: tuple[str, ...]) -> Any:
     """Return the first child of these names that is there; None if none is."""
     children = {} if module is None else module._modules
@@ -267,8 +280,10 @@ def find_vocabulary(modules: Modules, attention: nn.Module, sides: StreamSides) 
     else:
         weight, norm, own, other = _vocabulary_of_transformers(modules, model, stack)
     embedding = other if sides.keys_from != sides.queries_from else own
-    if weight is None or embedding is None:
+    if weight is None:
         raise ValueError(f"{kind} has no unembedding: it predicts no token")
+    if embedding is None:
+        raise ValueError(f"the encoder of {kind} does not read the tokens that its decoder writes")
     if embedding.shape != weight.shape:
         raise ValueError(
             f"{kind} reads {len(embedding):,} tokens and writes {len(weight):,}: its embedding and "
@@ -309,9 +324,14 @@ def _vocabulary_of_transformers(
     norm = _child(stack, FINAL_NORMS)
     if norm is None:
         raise ValueError(f"{kind} has no norm that is known before its unembedding")
-    own = _child(stack, TOKENS) or model.get_input_embeddings()
-    other = model.get_input_embeddings()
-    return head.weight, norm, own.weight, other.weight if own.weight is other.weight else None
+    # The layers of a picture's encoder have no token embedding beside them.
+    own = _child(stack, TOKENS)
+    if own is None:
+        raise ValueError(f"no token embedding is known beside the layers of this head of {kind}")
+    # An encoder of sound or images has no token embedding.
+    other = _child(_encoder(modules), TOKENS)
+    is_shared = other is not None and other.weight is own.weight
+    return head.weight, norm, own.weight, own.weight if is_shared else None
 
 
 @torch.no_grad()
@@ -336,7 +356,9 @@ def find_positions(modules: Modules, attention: nn.Module, sides: StreamSides) -
         table = getattr(model, f"{prefix}positions", None)
         rotary = getattr(modules[path.rpartition(".")[0]], "rotary", None)
     else:
-        table = _child(stack, POSITIONS) or _child(_child(stack, ("embeddings",)), POSITIONS)
+        if _child(stack, ("layernorm_embedding",)) is not None:
+            raise ValueError(f"{kind} normalises positions together with tokens")
+        table = _child(stack, POSITIONS)
         config = getattr(model, "config", None)
         rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
     if isinstance(table, LearnedPositions):
@@ -346,10 +368,8 @@ def find_positions(modules: Modules, attention: nn.Module, sides: StreamSides) -
         added: Tensor = table(zeros)
         return added[0]
     if isinstance(table, nn.Embedding):
-        # OPT and BART leave the first two rows unused; RoBERTa those up to its padding.
-        unused = getattr(table, "offset", 0)
-        unused = unused or (0 if table.padding_idx is None else table.padding_idx + 1)
-        return table.weight.detach()[unused:]
+        # OPT leaves the first two rows unused.
+        return table.weight.detach()[getattr(table, "offset", 0) :]
     if rotary is not None:
         raise ValueError(
             f"{kind} has rotary positions: these turn queries and keys by their distance, and "

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..files import Columns, Names, frame
 from ..interception.found import find_attentions
+from ..measures import Head
 from ..recording import Layers, list_names, select_layers
 from ..traces import render_text
 from ..words import check_index, hint
@@ -76,8 +77,13 @@ class HeadCircuits:
 
     @property
     def induction(self) -> float | None:
-        """How far the head is the second of an induction circuit, from 0 to 1; see
-        `Circuits.induction`.
+        """How far the head is the second of an induction circuit, from 0 to 1.
+
+        An induction head looks for the token after an earlier occurrence of its own token, and
+        copies it. From weights that is the maximum over previous-token heads p of
+        previous_token(p) · composition(p, head, "k").share · matching(p, head), times copying;
+        negative factors count as 0. Copying follows the straight way from the head to the
+        unembedding: a head whose output later layers turn around is not found.
         """
         return self._scores.induction(self._key)
 
@@ -106,7 +112,8 @@ class Circuits(Mapping[Key, HeadCircuits]):
         copying         Σ Re λ / Σ |λ| of W_U W_O W_v W_E (Elhage et al. 2021), from -1 to 1
         previous_token  the share of the positions that prefer the position before, by the learned
                         positions alone
-        induction       how far the head is the second of an induction circuit; see `induction`
+        induction       how far the head is the second of an induction circuit; see
+                        `HeadCircuits.induction`
         qk_norm         the Frobenius norms of W_qᵀ W_k and of W_O W_v
         ov_norm
 
@@ -210,7 +217,8 @@ class Circuits(Mapping[Key, HeadCircuits]):
 
     def matching(self, one: Key, other: Key) -> float:
         """Return how far a later head, `other`, prefers keys before which its own token stands,
-        where `one` copies the token before each key: from -1 to 1.
+        where `one` copies the token before each key: from -1 to 1. It has no size: whether the
+        later head reads the earlier one at all is told by `composition`.
 
         It is Σ Re λ / Σ |λ| of W_Eᵀ W_qᵀ W_k W_O W_v W_E, with W_O W_v of `one`: the second half of
         the test for induction heads of Elhage et al. (2021); `copying` is the first.
@@ -219,37 +227,6 @@ class Circuits(Mapping[Key, HeadCircuits]):
         later = self._find(other)
         self._scores.check_order(earlier, later, "k")
         return self._scores.match(earlier, later)
-
-    def induction(self, head: Key, *, previous: Iterable[Key] | None = None) -> float:
-        """Return how far a head is the second of an induction circuit, from 0 to 1.
-
-        An induction head looks for the token after an earlier occurrence of its own token, and
-        copies it. From weights that is max over previous-token heads p of previous_token(p) ·
-        matching(p, head), times copying(head); negative factors count as 0. Without such a head
-        before it the number is 0.
-
-        Args:
-            head: the head, as a layer and a number.
-            previous: the heads that attend to the previous token, where the weights do not tell, as
-                with rotary positions; `recording.heads().where(previous=0.4)` finds them. None
-                takes those whose `previous_token` is at least 0.4.
-
-        Raises:
-            ValueError: if the number has no meaning for this model.
-
-        Example:
-            >>> import telescope as ts
-            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
-            >>> circuits = ts.circuits(ts.models.GPT(config))
-            >>> 0 <= circuits.induction((1, 0), previous=[(0, 0), (0, 1)]) <= 1
-            True
-        """
-        key = self._find(head)
-        given = None if previous is None else {self._find(one): 1.0 for one in previous}
-        found = self._scores.induction(key, given)
-        if found is None:
-            raise ValueError(self._scores.no_induction(key, positions=previous is None))
-        return found
 
     # ------------------------------------------------------------------------------------- a table
 
@@ -324,7 +301,9 @@ class Circuits(Mapping[Key, HeadCircuits]):
         return render_text(self.__rich__(), width=120)
 
 
-def circuits(model: nn.Module, *, layers: Layers = None) -> Circuits:
+def circuits(
+    model: nn.Module, *, layers: Layers = None, previous: Iterable[Head | Key] | None = None
+) -> Circuits:
     """Return what each head of a model is for, from its weights alone: no text is read.
 
     A head is two matrices of the residual stream (Elhage et al. 2021): W_qᵀ W_k, which scores a
@@ -340,6 +319,10 @@ def circuits(model: nn.Module, *, layers: Layers = None) -> Circuits:
             projections are known: with q_proj, k_proj and v_proj, with query, key and value, T5, or
             with the one projection of GPT-2, GPT-NeoX, Phi-3 or ModernBERT.
         layers: the attentions to read, as in `ts.watch`; None is all.
+        previous: the heads that attend to the previous token, for `induction` where the weights do
+            not tell, as with rotary positions: recording.heads().where(previous=0.4), whose shares
+            count, or pairs of a layer and a number, which count as 1. None takes the heads whose
+            `previous_token` is at least 0.4.
 
     Returns:
         The table: `circuits[layer, head]` is one head.
@@ -368,4 +351,13 @@ def circuits(model: nn.Module, *, layers: Layers = None) -> Circuits:
     if not known:
         name, reason = next(iter(left_out.items()))
         raise ValueError(f'"{name}" of {type(model).__name__} {reason}')
-    return Circuits(Scores(known), left_out)
+    table = Circuits(Scores(known), left_out)
+    if previous is not None:
+        given = {}
+        for one in previous:
+            if isinstance(one, Head):
+                given[table._find((one.layer, one.number))] = one.previous
+            else:
+                given[table._find(one)] = 1.0
+        table._scores.previous = given
+    return table

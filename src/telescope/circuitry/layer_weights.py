@@ -83,7 +83,11 @@ class LayerWeights:
         if projections.value is None:
             raise ValueError(f"has values that are not known: {type(layer).__name__}")
         sides = find_sides(modules, attention)
-        output = find_output_projections(modules, {name: attention}, "ts.circuits")[name]
+        try:
+            output = find_output_projections(modules, {name: attention}, "ts.circuits")[name]
+        except ValueError:
+            kind = type(layer).__name__
+            raise ValueError(f"has no output projection that is known: {kind}") from None
         return cls(name, modules, attention, projections, sides, output)
 
     @property

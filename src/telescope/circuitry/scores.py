@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..measures import CLEAR
-from .factors import positive_share
+from .factors import Factors, compose, positive_share
 from .layer_weights import LayerWeights
 from .vocabulary import Pair, small_products, through_vocabulary
 
@@ -17,6 +17,14 @@ HeadKey = tuple[str, int]
 """The name of a layer and the number of a head."""
 COLUMNS = ("copying", "previous_token", "induction", "qk_norm", "ov_norm")
 """The columns of numbers of a table."""
+
+
+class Writer(NamedTuple):
+    """What a head writes, for the heads that read it."""
+
+    ov: Factors
+    met: Float[Tensor, "d_v d_model"]
+    """W_v W_Eᵀ W_E: what its values hold of each token, met by that token."""
 
 
 class Scores:
@@ -27,7 +35,9 @@ class Scores:
     def __init__(self, layers: Mapping[str, LayerWeights]) -> None:
         self.layers = layers
         self.known: dict[str, dict[HeadKey, Any]] = {name: {} for name in COLUMNS}
-        self._met: dict[HeadKey, Tensor] = {}
+        self.previous: Mapping[HeadKey, float] | None = None
+        """The previous-token heads and how clear each is; None where the positions tell."""
+        self._writers: dict[HeadKey, Writer] = {}
 
     def check_order(self, earlier: HeadKey, later: HeadKey, by: str) -> None:
         """Raise a ValueError unless the later head can read what the earlier one writes."""
@@ -94,26 +104,25 @@ class Scores:
     @torch.no_grad()
     def match(self, earlier: HeadKey, later: HeadKey) -> float:
         """Return the matching score of two heads, the later of which reads the earlier one."""
-        reading = self.layers[later[0]].qk(later[1])
-        writing = self.layers[earlier[0]].ov(earlier[1])
-        met = self._read_by_tokens(earlier) @ reading.left.mT
-        return positive_share((reading.right @ writing.left.mT) @ met)
+        return self._match(self._writer(earlier), self.layers[later[0]].qk(later[1]))
 
-    def _read_by_tokens(self, key: HeadKey) -> Float[Tensor, "d_v d_model"]:
-        """Return W_v W_Eᵀ W_E of a head: what its values hold of each token, met by that token."""
-        if key not in self._met:
+    def _match(self, writer: Writer, reading: Factors) -> float:
+        met = writer.met @ reading.left.mT
+        return positive_share((reading.right @ writer.ov.left.mT) @ met)
+
+    def _writer(self, key: HeadKey) -> Writer:
+        """Return what an earlier head writes; it is kept, since many heads may read it."""
+        if key not in self._writers:
             own = self.layers[key[0]]
             if own.tokens.vocabulary is None:
                 raise ValueError(own.tokens.why_not)
+            ov = own.ov(key[1])
             tokens = own.tokens.vocabulary.embedding
-            self._met[key] = through_vocabulary(own.ov(key[1]).right, tokens, tokens)
-        return self._met[key]
+            self._writers[key] = Writer(ov, through_vocabulary(ov.right, tokens, tokens))
+        return self._writers[key]
 
-    def no_induction(self, key: HeadKey, *, positions: bool) -> str:
-        """Return why a head has no induction score, or nothing.
-
-        positions   whether the previous-token heads are to be found by the positions
-        """
+    def no_induction(self, key: HeadKey) -> str:
+        """Return why a head has no induction score, or nothing."""
         own = self.layers[key[0]]
         if own.projections.not_bilinear:
             return f"its scores are no product: {own.projections.not_bilinear}"
@@ -121,35 +130,39 @@ class Scores:
             return own.tokens.why_not
         if own.sides.keys_from != own.sides.queries_from:
             return "it reads another sequence, in which its own tokens do not occur"
-        if positions and own.positions.why_not:
+        if self.previous is None and own.positions.why_not:
             return (
-                f"{own.positions.why_not}; circuits.induction(head, previous=[...]) takes the "
-                "heads that recording.heads() finds"
+                f"{own.positions.why_not}; ts.circuits(model, previous=...) takes the heads that "
+                "recording.heads() finds"
             )
         return ""
 
-    def induction(
-        self, key: HeadKey, previous: Mapping[HeadKey, float] | None = None
-    ) -> float | None:
-        """Return the induction score of a head, with previous-token heads and how clear each is;
-        None where `no_induction` says why.
-        """
-        if self.no_induction(key, positions=previous is None):
+    @torch.no_grad()
+    def induction(self, key: HeadKey) -> float | None:
+        """Return the induction score of a head; None where `no_induction` says why."""
+        if self.no_induction(key):
             return None
         names = list(self.layers)
         earlier = names[: names.index(key[0])]
         stream = self.layers[key[0]].sides.keys_from
         earlier = [name for name in earlier if self.layers[name].sides.queries_from == stream]
+        previous = self.previous
         if previous is None:
             previous = self._previous_token_heads(earlier)
-        matches = [
-            share * max(0.0, self.match(one, key))
-            for one, share in previous.items()
-            if one[0] in earlier
-        ]
         (copying,) = self.copying([key])
         assert copying is not None
-        return max(matches, default=0.0) * max(0.0, copying)
+        if copying <= 0:
+            return 0.0
+        # How much of each previous-token head is read, and whether the same token is looked for.
+        reading = self.layers[key[0]].qk(key[1])
+        best = 0.0
+        for one, share in previous.items():
+            if one[0] in earlier:
+                writer = self._writer(one)
+                read = compose(reading, writer.ov).share
+                matching = self._match(writer, reading) if read > 0 else 0.0
+                best = max(best, share * max(0.0, read) * max(0.0, matching))
+        return best * copying
 
     def _previous_token_heads(self, layers: Iterable[str]) -> dict[HeadKey, float]:
         """Return the heads of these layers that attend to the position before, by the positions
@@ -165,6 +178,6 @@ class Scores:
         reasons = {
             "copying": own.tokens.why_not,
             "previous_token": own.positions.why_not,
-            "induction": self.no_induction(key, positions=True),
+            "induction": self.no_induction(key),
         }
         return {name: reason for name, reason in reasons.items() if reason}

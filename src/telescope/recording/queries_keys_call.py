@@ -33,6 +33,8 @@ from .recorded_call import RecordedCall
 from .storage import GrowingTensor
 from .survey_queue import SurveyQueue
 
+MOST_WEIGHTS = 2**26  # numbers of a pattern that is formed as a whole: a quarter of a GiB
+
 
 class QueriesKeysCall(RecordedCall):
     """Keep queries and keys; surveys, rows and maps are computed on request, on the model's
@@ -131,6 +133,20 @@ class QueriesKeysCall(RecordedCall):
 
     def _wait(self) -> None:
         """Return at once, for the same reason."""
+
+    @property
+    def weights(self) -> Float[Tensor, "batch heads query key"]:
+        batch, heads, queries, _ = self.queries.shape
+        keys = self.size[1]
+        count = batch * heads * queries * keys
+        if count > MOST_WEIGHTS:
+            raise ValueError(
+                f'the weights of "{self.name}" are {batch} x {heads} x {queries:,} x {keys:,} '
+                f"numbers, and at most {MOST_WEIGHTS:,} are formed at once; .head(0).rows(i) has "
+                "those of some queries of a head, .survey().map(256, 256) pools them, and .top has "
+                "the largest of each query"
+            )
+        return self.survey().rows(slice(None))
 
     @property
     def queries(self) -> Float[Tensor, "batch heads query d_q"]:

@@ -40,8 +40,8 @@ def test_heads_that_do_not_follow_each_other():
             circuits.composition(one, other, "k")
     with pytest.raises(ValueError, match=r'by="w" is not what a head reads with'):
         circuits.composition((0, 0), (1, 0), "w")
-    with pytest.raises(ValueError, match="rotary positions"):
-        ts.circuits(gpt(positions="rotary")).induction((1, 0))
+    with pytest.raises(ValueError, match=r'there is no head 5 of "blocks.0.self"'):
+        ts.circuits(gpt(), previous=[(0, 5)])
 
 
 def test_a_stream_between_two_stacks():
@@ -95,6 +95,16 @@ def test_models_without_an_unembedding():
     assert head.ov.singular_values.shape == (8,)
 
 
+def test_an_encoder_of_sound_reads_no_tokens():
+    sizes = {f"{side}_{part}": 2 for side in ("encoder", "decoder") for part in ("layers", "attention_heads")}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(vocab_size=61, d_model=16, **sizes, **ids)
+    circuits = ts.circuits(transformers.WhisperForConditionalGeneration(config))
+    assert circuits["model.decoder.layers.1.self_attn", 0].copying is not None
+    why_not = circuits["model.decoder.layers.1.encoder_attn", 0].why_not["copying"]
+    assert why_not.startswith("the encoder of WhisperForConditionalGeneration does not read the tokens")
+
+
 def test_two_vocabularies_have_no_tokens_in_common():
     config = ts.models.TransformerConfig(
         vocabulary=8, target_vocabulary=9, shared=False, d_model=8, heads=2, pre_norm=True
@@ -102,6 +112,7 @@ def test_two_vocabularies_have_no_tokens_in_common():
     circuits = ts.circuits(ts.models.Transformer(config))
     assert circuits["decoder.0.self", 0].copying is not None
     assert circuits["decoder.0.cross", 0].copying is None
+    assert "does not read the tokens that its decoder writes" in circuits["decoder.0.cross", 0].why_not["copying"]
 
 
 def test_a_large_matrix_is_not_formed():

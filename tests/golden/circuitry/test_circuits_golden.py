@@ -70,6 +70,19 @@ def test_the_circuit_by_hand_does_what_its_weights_say():
     assert int(recording["blocks.1.self"].head(1).top.keys[0, 0, -1, 0]) == 2
 
 
+def test_previous_token_heads_are_given_where_the_weights_do_not_tell():
+    model = induction_by_hand()
+    assert ts.circuits(model, previous=[(0, 0)])[1, 1].induction == pytest.approx(1.0)
+    assert ts.circuits(model, previous=[(0, 1)])[1, 1].induction == 0.0
+    assert ts.circuits(model, previous=[])[1, 1].induction == 0.0
+    with ts.watch(model) as recording, torch.no_grad():
+        model(torch.tensor([[0, 1, 2, 3, 4, 5, 6]]))
+    found = recording.heads().where(previous=0.9)
+    assert [(head.layer, head.number) for head in found] == [("blocks.0.self", 0)]
+    # A row of the table counts by its share.
+    assert ts.circuits(model, previous=found)[1, 1].induction == pytest.approx(found[0].previous)
+
+
 def test_a_random_model_has_scores_near_zero():
     torch.manual_seed(0)
     config = ts.models.GPTConfig(vocabulary=300, max_positions=64, d_model=128, blocks=2, heads=4)
@@ -77,8 +90,8 @@ def test_a_random_model_has_scores_near_zero():
         assert abs(row["copying"]) < 0.2
         assert row["previous_token"] < 0.2
         assert row["induction"] == 0.0
-    circuits = ts.circuits(ts.models.GPT(config))
-    assert circuits.induction((1, 0), previous=[(0, head) for head in range(4)]) < 0.05
+    circuits = ts.circuits(ts.models.GPT(config), previous=[(0, head) for head in range(4)])
+    assert circuits[1, 0].induction < 0.01
     assert abs(circuits.composition((0, 0), (1, 0), "k").share) < 0.01
 
 
