@@ -9,7 +9,7 @@ single head; residual.py has what stands between attentions: norms, positions, t
 
 from .modules import Modules
 from .parts import OutputProjection, count_heads, find_output_projections, token_embeddings
-from .query_key import QueryKeyProjections, Rows, find_query_key, why_unknown
+from .query_key import QueryKeyProjections, Rows, find_query_key, unknown_parts, why_unknown
 from .residual import (
     Norm,
     StreamSides,
@@ -36,5 +36,6 @@ __all__ = [
     "find_vocabulary",
     "read_norm",
     "token_embeddings",
+    "unknown_parts",
     "why_unknown",
 ]

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from ..attention import Alibi, Dot, General, softmax
 from ..layers import MultiHeadAttention
+from .parts import OUTPUT_PROJECTIONS
 
 # The names in Llama and BART, in BERT, and in DistilBERT.
 QUERY_NAMES = ("q_proj", "query", "q_lin")
@@ -296,6 +297,19 @@ def _why_not_bilinear(children: Mapping[str, Any], config: Any) -> str:
         return f"{normed} normalises them after the projection"
     clips = bool(getattr(config, "clip_qkv", None))
     return "clip_qkv bounds them after the projection" if clips else ""
+
+
+def unknown_parts(module: nn.Module) -> str:
+    """Return the first part of an attention of transformers whose numbers are neither a known
+    projection nor a known norm, such as a gate of its output; "" if there is none.
+    """
+    known = {*QUERY_NAMES, *KEY_NAMES, *VALUE_NAMES, "q", "k", "v", *FUSED_NAMES, *NORMS}
+    known |= {*OUTPUT_PROJECTIONS, "LayerNorm", "relative_attention_bias"}
+    for name, child in module._modules.items():
+        if name not in known and child is not None and next(child.parameters(), None) is not None:
+            return name
+    own = [name for name, one in module._parameters.items() if one is not None]
+    return next((name for name in own if name != "sinks"), "")
 
 
 def why_unknown(module: nn.Module) -> str:

@@ -20,6 +20,15 @@ from .modules import Modules
 
 BEFORE = ("input_layernorm", "ln_1", "layernorm_before", "layer_norm1", "attn_norm")
 """Norms of a block of transformers that come before its attention, in every class that has them."""
+AFTER = ("post_self_attn_layernorm", "post_attention_layernorm")
+"""Norms that come between W_O and the addition, the second beside `post_feedforward_layernorm`."""
+OTHERS = (
+    *("ln_2", "ln_cross_attn", "layernorm_after", "layer_norm2", "mlp_norm", "final_layer_norm"),
+    *("pre_feedforward_layernorm", "post_feedforward_layernorm", "post_mlp_layernorm"),
+    *("layer_norm", "LayerNorm", "full_layer_layer_norm", "sa_layer_norm", "output_layer_norm"),
+    *("self_attn_layer_norm", "encoder_attn_layer_norm"),
+)
+"""Norms that a block may have elsewhere."""
 ACROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention")
 """What models call an attention to the encoder's output."""
 FINAL_NORMS = (
@@ -117,8 +126,13 @@ def read_norm(module: Any) -> Norm | None:
     probe = signs * torch.linspace(1.0, 2.0, width, dtype=like.dtype, device=like.device)
     probe = 8.0 * (probe - probe.mean())
     shift = 0.0 if bias is None else bias
-    found = (module(probe[None])[0] - shift).double()
-    moved = (module((probe + 8.0)[None])[0] - shift).double()
+    # The class's own forward, so that no hook of a user is called.
+    run = type(module).forward
+    try:
+        found = (run(module, probe[None])[0] - shift).double()
+        moved = (run(module, (probe + 8.0)[None])[0] - shift).double()
+    except (RuntimeError, TypeError):
+        raise ValueError(f"its norm, a {kind}, cannot be run by itself") from None
     centres = bool((moved - found).norm() <= TOLERANCE * found.norm())
 
     # The gain is the weight, 1 + weight, or 1: that which explains what the norm returned.
@@ -175,13 +189,22 @@ def _norms_of_block(block: Any, name: str) -> tuple[Any, Any, bool]:
     stream is normalised after the addition.
     """
     children = block._modules
-    # In Gemma 2 and OLMo 2 a norm comes between W_O and the addition.
+    kind = type(block).__name__
+    # A part that nobody knows may scale what the head writes.
+    known = {*BEFORE, *AFTER, *OTHERS}
+    parts = {each for each, one in children.items() if "Norm" in type(one).__name__}
+    parts |= {each for each in children if "scale" in each}
+    parts |= {each for each, one in block._parameters.items() if one is not None}
+    if parts - known:
+        part = min(parts - known)
+        raise ValueError(f"is in a {kind} with {part}, and what that does is not known")
+    # In Gemma 2, GLM 4 and OLMo 2 a norm comes between W_O and the addition.
     sandwich = "post_feedforward_layernorm" in children
-    after = children.get("post_attention_layernorm") if sandwich else None
+    after = children.get(AFTER[1]) if sandwich else children.get(AFTER[0])
     first = "ln_cross_attn" if name == "crossattention" else None
-    for known in (first,) if first else BEFORE:
-        if known in children:
-            return children[known], after, False
+    for before in (first,) if first else BEFORE:
+        if before in children:
+            return children[before], after, False
     if sandwich and after is not None:
         return None, after, False
     # T5 has a layer of its own around each attention.
@@ -199,7 +222,6 @@ def _norms_of_block(block: Any, name: str) -> tuple[Any, Any, bool]:
     is_bert = any(_child(one, ("LayerNorm",)) is not None for one in inside)
     if is_bert or "sa_layer_norm" in children:
         return None, None, True
-    kind = type(block).__name__
     raise ValueError(f"is in a {kind}, and where that normalises the stream is not known")
 
 

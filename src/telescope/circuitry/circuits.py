@@ -43,7 +43,7 @@ class HeadCircuits:
     @cached_property
     def qk(self) -> Factors:
         """W_qᵀ W_k: xᵀ W_qᵀ W_k y is the score of a query at x with a key at y, before the scale
-        1/√d_k. With rotary positions, that of a query and a key at the same place.
+        1/√d_k and before a softcap. With rotary positions, that of a query and a key at the same place.
 
         Raise a ValueError if the scores are no such product: where queries or keys are normalised.
         """

@@ -20,6 +20,7 @@ from ..anatomy import (
     find_query_key,
     find_sides,
     find_vocabulary,
+    unknown_parts,
     why_unknown,
 )
 from ..attention import Attention
@@ -80,6 +81,11 @@ class LayerWeights:
         projections = find_query_key(layer)
         if projections is None:
             raise ValueError(f"has projections that are not known: {why_unknown(layer)}")
+        # Gates and norms inside of an attention change what its heads write.
+        part = "" if layer is not attention else unknown_parts(layer)
+        if part:
+            kind = type(layer).__name__
+            raise ValueError(f"has {part}, and what that does to its heads is not known: {kind}")
         if projections.value is None:
             raise ValueError(f"has values that are not known: {type(layer).__name__}")
         sides = find_sides(modules, attention)
@@ -120,6 +126,12 @@ class LayerWeights:
         right = _read(own.value, own.key_heads, self._key_head(head))
         weight = self.output.read(own.value.parameter.dtype).detach()
         width = len(right)
+        if weight.shape[1] != own.heads * width:
+            raise ValueError(
+                f'the output projection of "{self.name}" reads {weight.shape[1]:,} features, and '
+                f"its {own.heads} heads write {own.heads * width:,}; a model whose heads are "
+                "divided among processes is read where it is whole"
+            )
         left = weight[:, head * width : (head + 1) * width].mT.to(right)
         key_norm = self.sides.key_norm
         output_norm = self.sides.output_norm

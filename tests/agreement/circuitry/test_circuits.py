@@ -56,6 +56,7 @@ MODELS = {
     "phi3": lambda: hf("Phi3ForCausalLM", "Phi3Config", **LLAMA, bos_token_id=0, eos_token_id=0),
     "opt": lambda: hf("OPTForCausalLM", "OPTConfig", **OPT),
     "t5": lambda: hf("T5ForConditionalGeneration", "T5Config", **T5),
+    "glm4": lambda: hf("Glm4ForCausalLM", "Glm4Config", **LLAMA | {"head_dim": 8}, eos_token_id=0),
     "qwen3": lambda: hf("Qwen3ForCausalLM", "Qwen3Config", **LLAMA | {"head_dim": 8}),
     "olmo2": lambda: hf("Olmo2ForCausalLM", "Olmo2Config", **LLAMA, bos_token_id=0, eos_token_id=0),
     "bert": lambda: hf("BertForMaskedLM", "BertConfig", **BERT),
@@ -105,7 +106,7 @@ FINAL = {
     "opt": ("model.decoder.final_layer_norm", "model.decoder.embed_tokens", "lm_head"),
     "t5": ("decoder.final_layer_norm", "shared", "lm_head"),
 }
-LLAMAS = ("llama", "qwen2", "mistral", "gemma2", "phi3", "qwen3")
+LLAMAS = ("llama", "qwen2", "mistral", "gemma2", "glm4", "phi3", "qwen3")
 BEFORE |= dict.fromkeys(LLAMAS, ("model.layers.1.self_attn", "model.layers.1.input_layernorm", None))
 FINAL |= dict.fromkeys((*LLAMAS, "olmo2"), ("model.norm", "model.embed_tokens", "lm_head"))
 
@@ -176,8 +177,8 @@ def explicit(name, model, head):
     m = norm_matrix(model, of_keys, d_model) if of_keys else n
     own = slice(head * width, (head + 1) * width)
     group = slice(key_head * width, (key_head + 1) * width)
-    after = {"gemma2", "olmo2"} & {name}
-    a = norm_matrix(model, "model.layers.1.post_attention_layernorm" if after else None, d_model)
+    after = {"gemma2": "post_attention", "olmo2": "post_attention", "glm4": "post_self_attn"}.get(name)
+    a = norm_matrix(model, after and f"model.layers.1.{after}_layernorm", d_model)
     return (q[own] @ n).T @ (k[group] @ m), a @ o[:, own] @ v[group] @ m
 
 

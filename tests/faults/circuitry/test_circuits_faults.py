@@ -87,6 +87,26 @@ def test_families_that_are_not_known():
         ts.circuits(model)
 
 
+@pytest.mark.parametrize(
+    ("family", "part"),
+    [
+        ("DiffLlama", "has lambda_q1, and what that does to its heads is not known: DiffLlamaAttention"),
+        ("BitNet", "has attn_sub_norm, and what that does to its heads is not known: BitNetAttention"),
+    ],
+)
+def test_parts_that_change_what_a_head_writes(family, part):
+    config = getattr(transformers, f"{family}Config")(**LLAMA, bos_token_id=0, eos_token_id=0)
+    with pytest.raises(ValueError, match=part):
+        ts.circuits(getattr(transformers, f"{family}ForCausalLM")(config))
+
+
+def test_a_block_that_scales_what_a_head_writes():
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40}
+    config = transformers.BeitConfig(**sizes, image_size=32, patch_size=16, layer_scale_init_value=0.1)
+    with pytest.raises(ValueError, match="is not known"):
+        ts.circuits(transformers.BeitModel(config))
+
+
 def test_models_without_an_unembedding():
     model = huggingface.numbered(transformers.LlamaModel(transformers.LlamaConfig(**LLAMA)))
     head = ts.circuits(model)[1, 0]
