@@ -43,7 +43,8 @@ class HeadCircuits:
     @cached_property
     def qk(self) -> Factors:
         """W_qᵀ W_k: xᵀ W_qᵀ W_k y is the score of a query at x with a key at y, before the scale
-        1/√d_k and before a softcap. With rotary positions, that of a query and a key at the same place.
+        1/√d_k and before a softcap. With rotary positions, that of a query and a key at the same
+        place.
 
         Raise a ValueError if the scores are no such product: where queries or keys are normalised.
         """
@@ -71,7 +72,7 @@ class HeadCircuits:
     @property
     def previous_token(self) -> float | None:
         """The share of the positions whose largest score is that of the position before, by the
-        learned positions alone.
+        positions alone that are added to the embeddings.
         """
         return self._scores.previous_token(self._key)
 
@@ -110,8 +111,8 @@ class Circuits(Mapping[Key, HeadCircuits]):
     Printed, it is a table; `rows` and `table()` have its numbers:
 
         copying         Σ Re λ / Σ |λ| of W_U W_O W_v W_E (Elhage et al. 2021), from -1 to 1
-        previous_token  the share of the positions that prefer the position before, by the learned
-                        positions alone
+        previous_token  the share of the positions that prefer the position before, by the positions
+                        alone that are added to the embeddings
         induction       how far the head is the second of an induction circuit; see
                         `HeadCircuits.induction`
         qk_norm         the Frobenius norms of W_qᵀ W_k and of W_O W_v
@@ -157,7 +158,12 @@ class Circuits(Mapping[Key, HeadCircuits]):
         return len(self._order)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._order
+        """Return whether circuits[key] works."""
+        try:
+            self._find(key)
+        except (TypeError, ValueError):
+            return False
+        return True
 
     def _find(self, key: Any) -> HeadKey:
         """Return the name of the layer and the number of the head that a key means."""

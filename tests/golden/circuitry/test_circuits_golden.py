@@ -131,6 +131,9 @@ def test_heads_are_named_as_in_watch():
     assert list(circuits)[-1] == ("blocks.1.self", 1)
     for key in [(-1, -1), (1, 1), ("blocks.1.self", 1), ("blocks.1", -1)]:
         assert repr(circuits[key]) == "blocks.1.self, head 1"
+        assert key in circuits
+    assert (2, 0) not in circuits
+    assert 3 not in circuits
     assert list(ts.circuits(model, layers=-1)) == [("blocks.1.self", 0), ("blocks.1.self", 1)]
 
 
