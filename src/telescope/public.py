@@ -32,6 +32,7 @@ from .attention import (
     softmax,
     window,
 )
+from .circuitry import Circuits, HeadCircuits, circuits
 from .editing import (
     Effects,
     boost,
@@ -59,10 +60,12 @@ __all__ = [
     "Atlas",
     "Attention",
     "Bias",
+    "Circuits",
     "Comparison",
     "Effects",
     "Frames",
     "Grid",
+    "HeadCircuits",
     "Health",
     "HealthReport",
     "LoadError",
@@ -83,6 +86,7 @@ __all__ = [
     "boost",
     "by_sum",
     "causal",
+    "circuits",
     "compare",
     "decoding",
     "documents",

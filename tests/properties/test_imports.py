@@ -15,7 +15,7 @@ ROOT = Path(telescope.__file__).parent
 # From the ground up. A room may import what stands in the lines above its own, not what stands beside it.
 HOUSE = [
     ["words"],
-    ["attention", "token_kinds"],
+    ["attention", "token_kinds", "field_words"],
     ["engines", "files"],
     ["layers", "traces", "surveys"],
     ["models", "tiles", "anatomy", "measures"],
@@ -23,7 +23,7 @@ HOUSE = [
     ["recording", "decoding", "text"],
     ["interception"],
     ["editing"],
-    ["atlases", "health"],
+    ["atlases", "health", "circuitry"],
     ["callbacks"],
     ["training"],
     ["tasks", "plot", "lessons"],

@@ -1,5 +1,5 @@
-"""The query and key projections of an attention, and the rows of single heads in them, to be scaled
-or cleared.
+"""The query, key and value projections of an attention, and the rows of single heads in them, to be
+read, scaled or cleared.
 
 Known are Telescope's MultiHeadAttention; modules of transformers with q_proj and k_proj (Llama,
 Qwen2, Mistral, OPT, BART, Marian, ...), query and key (BERT, ALBERT) or q and k (T5); and modules
@@ -18,10 +18,12 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from ..attention import Alibi, Dot, General, softmax
 from ..layers import MultiHeadAttention
+from .parts import OUTPUT_PROJECTIONS
 
 # The names in Llama and BART, in BERT, and in DistilBERT.
 QUERY_NAMES = ("q_proj", "query", "q_lin")
 KEY_NAMES = ("k_proj", "key", "k_lin")
+VALUE_NAMES = ("v_proj", "value", "v_lin")
 # Norms between the projection and the scores, by which these no longer grow with the projection.
 NORMS = (
     "q_norm",
@@ -90,7 +92,9 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class QueryKeyProjections:
-    """The query and key projections of one attention: weights, and biases where it has them."""
+    """The query, key and value projections of one attention: weights, and biases where it has
+    them.
+    """
 
     heads: int
     key_heads: int
@@ -102,6 +106,11 @@ class QueryKeyProjections:
     """Why scaling the projections would not scale the scores, if so."""
     key_bias_matters: str = ""
     """Why the bias of the keys has influence on the weights, if so."""
+    value: Rows | None = None
+    """None where the values are not a product of their own."""
+    value_bias: Rows | None = None
+    not_bilinear: str = ""
+    """Why the scores are no product of a query's and a key's projection, if so."""
 
 
 class Place(NamedTuple):
@@ -131,7 +140,9 @@ def _of_telescope(layer: MultiHeadAttention) -> QueryKeyProjections:
     # In self-attention one stack holds both projections, the keys after the queries.
     start = 0 if key_stack is not query_stack else query_rows
     query = Place(query_stack, torch.arange(query_rows))
-    key = Place(key_stack, torch.arange(start, start + key_stack.widths["W_k"]))
+    stop = start + key_stack.widths["W_k"]
+    key = Place(key_stack, torch.arange(start, stop))
+    value = Place(key_stack, torch.arange(stop, stop + key_stack.widths["W_v"]))
 
     attention = layer.attention
     is_product = type(attention.score) in (Dot, General)
@@ -159,6 +170,10 @@ def _of_telescope(layer: MultiHeadAttention) -> QueryKeyProjections:
         key.bias(),
         next((reason for reason, applies in cannot_scale.items() if applies), ""),
         "; ".join(reason for reason, applies in matters.items() if applies),
+        value.weight(),
+        value.bias(),
+        # A general score has a matrix of its own between the two.
+        "" if type(attention.score) is Dot else f"its score is {attention.score}, not q · k",
     )
 
 
@@ -170,6 +185,7 @@ def _of_transformers(module: Any) -> QueryKeyProjections | None:
     # Take single letters for projections in T5 alone.
     query = _linear(children, ("q",) if is_t5 else QUERY_NAMES)
     key = _linear(children, ("k",) if is_t5 else KEY_NAMES)
+    value = _linear(children, ("v",) if is_t5 else VALUE_NAMES)
     of_gpt2: Any = children.get("c_attn")
     fused = FUSED.get(type(module).__name__, Fused("", by_head=False))
     stacked = _linear(children, (fused.name,))
@@ -181,20 +197,22 @@ def _of_transformers(module: Any) -> QueryKeyProjections | None:
             return None
         heads = len(query.weight) // width
         key_heads = len(key.weight) // width
-        places = [Place(part, torch.arange(len(part.weight))) for part in (query, key)]
+        parts = (query, key) if value is None else (query, key, value)
+        places = [Place(part, torch.arange(len(part.weight))) for part in parts]
     # GPT-2's, whose weight is transposed. In its cross-attention c_attn holds keys and values.
     elif type(of_gpt2).__name__ == "Conv1D" and not getattr(module, "is_cross_attention", 0):
         size = of_gpt2.weight.shape[1] // 3
         heads = key_heads = int(module.num_heads)
-        places = [Place(of_gpt2, torch.arange(i * size, (i + 1) * size), axis=1) for i in (0, 1)]
+        numbers = [torch.arange(i * size, (i + 1) * size) for i in range(3)]
+        places = [Place(of_gpt2, own, axis=1) for own in numbers]
     # One projection for queries, keys and values, in the order that is known of the class.
     elif stacked is not None:
         assert config is not None
         heads = int(config.num_attention_heads)
         # A model without grouped queries has as many key heads as heads.
         key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        numbers = _fused_rows(len(stacked.weight), heads, key_heads, fused.by_head)
-        places = [Place(stacked, own) for own in numbers]
+        fused_rows = _fused_rows(len(stacked.weight), heads, key_heads, fused.by_head)
+        places = [Place(stacked, own) for own in fused_rows]
     else:
         return None
 
@@ -202,6 +220,7 @@ def _of_transformers(module: Any) -> QueryKeyProjections | None:
     cannot_scale = _why_not_linear(module, children, config)
     rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
     sinks = "sinks take part" if hasattr(module, "sinks") else ""
+    values = places[2] if len(places) > 2 else None
     return QueryKeyProjections(
         heads,
         key_heads,
@@ -211,6 +230,9 @@ def _of_transformers(module: Any) -> QueryKeyProjections | None:
         places[1].bias(),
         cannot_scale,
         "rotary positions turn it" if rotary else cannot_scale or sinks,
+        None if values is None else values.weight(),
+        None if values is None else values.bias(),
+        _why_not_bilinear(children, config),
     )
 
 
@@ -234,9 +256,9 @@ def _linear(children: Mapping[str, Any], names: Sequence[str]) -> nn.Linear | No
     return None
 
 
-def _fused_rows(rows: int, heads: int, key_heads: int, by_head: bool) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the rows of queries and of keys in a projection of `rows` rows that
-    also holds values.
+def _fused_rows(rows: int, heads: int, key_heads: int, by_head: bool) -> tuple[Tensor, ...]:
+    """Return the numbers of the rows of queries, of keys and of values in a projection of `rows`
+    rows.
 
     By head: queries, keys and values of head 0, then those of head 1, ...; otherwise all queries,
     all keys, all values.
@@ -245,32 +267,53 @@ def _fused_rows(rows: int, heads: int, key_heads: int, by_head: bool) -> tuple[T
     # GPT-NeoX, the one class of this order, has as many key heads as heads.
     if by_head:
         of_parts = torch.arange(rows).view(heads, 3, width)
-        return of_parts[:, 0].flatten(), of_parts[:, 1].flatten()
-    return torch.arange(heads * width), torch.arange(heads * width, (heads + key_heads) * width)
+        return tuple(of_parts[:, part].flatten() for part in range(3))
+    widths = [heads * width, key_heads * width, key_heads * width]
+    return tuple(torch.split(torch.arange(rows), widths))
 
 
 def _why_not_linear(module: Any, children: Mapping[str, Any], config: Any) -> str:
     """Return why the scores of an attention of transformers do not grow with its projections, or
     nothing.
     """
-    normed = next((name for name in NORMS if children.get(name) is not None), None)
     # Of T5, only the attention of a decoder to its source has no bias: it is in a decoder, and not
     # causal.
     is_cross = getattr(module, "is_decoder", False) and not getattr(module, "is_causal", True)
     reasons = {
-        f"{normed} normalises them after the projection": normed is not None,
-        "clip_qkv bounds them after the projection": bool(getattr(config, "clip_qkv", None)),
         "a bias by position is added to the scores": hasattr(module, "has_relative_attention_bias")
         and not is_cross,
         "a softcap bounds the scores already": bool(
             getattr(config, "attn_logit_softcapping", None)
         ),
     }
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    first = next((reason for reason, applies in reasons.items() if applies), "")
+    return _why_not_bilinear(children, config) or first
+
+
+def _why_not_bilinear(children: Mapping[str, Any], config: Any) -> str:
+    """Return what bends queries or keys after their projection, or nothing."""
+    normed = next((name for name in NORMS if children.get(name) is not None), None)
+    if normed is not None:
+        return f"{normed} normalises them after the projection"
+    clips = bool(getattr(config, "clip_qkv", None))
+    return "clip_qkv bounds them after the projection" if clips else ""
+
+
+def unknown_parts(module: nn.Module) -> str:
+    """Return the first part of an attention of transformers whose numbers are neither a known
+    projection nor a known norm, such as a gate of its output; "" if there is none.
+    """
+    known = {*QUERY_NAMES, *KEY_NAMES, *VALUE_NAMES, "q", "k", "v", *FUSED_NAMES, *NORMS}
+    known |= {*OUTPUT_PROJECTIONS, "LayerNorm", "relative_attention_bias"}
+    for name, child in module._modules.items():
+        if name not in known and child is not None and next(child.parameters(), None) is not None:
+            return name
+    own = [name for name, one in module._parameters.items() if one is not None]
+    return next((name for name in own if name != "sinks"), "")
 
 
 def why_unknown(module: nn.Module) -> str:
-    """Return why the query and key projections of a module are not known."""
+    """Return why the query, key and value projections of a module are not known."""
     kind = type(module).__name__
     names = {*QUERY_NAMES, *KEY_NAMES, "q", "k", *FUSED_NAMES}
     children = {

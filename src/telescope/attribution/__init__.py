@@ -6,10 +6,11 @@ through the projections of an attention; why.py, writes.py and lens.py ask. stre
 tokens of recorded calls in the log.
 """
 
-from .following import Author, LostError, SplitHead
+from .following import Author, SplitHead
 from .labels import Labels
 from .lens import Lens, read_states
 from .log import Event, StreamLog
+from .norms import LostError
 from .streams import CallColumns, Streams
 from .why import Cell, Term, Why, less, split_score
 from .writes import Writes, Wrote, split_logits

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..anatomy import Modules, OutputProjection
 from .log import EMBEDDING, HEADS, NORM, POSITIONS, WRITES, Event, State, StreamPass
-from .norms import TOLERANCE, NormFormula
+from .norms import TOLERANCE, LostError, NormFormula
 
 BASES = 8  # states of the stream that are tried as the one before
 CHECKED = 16  # rows in which a sum must agree
@@ -83,10 +83,6 @@ class SplitHead(NamedTuple):
     name: str
     head: int
     contexts: Float[Tensor, "key d_v"]
-
-
-class LostError(ValueError):
-    """The residual stream cannot be followed."""
 
 
 @dataclass(eq=False)
@@ -394,9 +390,7 @@ class FollowedPass:
         """Return the formula of a norm, by the number of its event."""
         if number not in self._formulas:
             event = self.noted.events[number]
-            assert event.given is not None
-            width = event.given.tensor.shape[-1]
-            self._formulas[number] = NormFormula.of(self.modules[event.path], width, self.dtype)
+            self._formulas[number] = NormFormula.of(event.path, self.modules[event.path])
         return self._formulas[number]
 
 

@@ -1,20 +1,25 @@
 """A norm as it ran: with its denominator held, a LayerNorm or an RMSNorm is linear."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# Models in float64, too, normalise and turn their queries in float32.
+from ..anatomy import read_norm
+
+# Relative error that rounding may explain, by the dtype of the model. Models in float64, too,
+# normalise and turn their queries in float32.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-"""Relative error of what a norm returned, beside its formula, by the dtype of the model."""
+
+
+class LostError(ValueError):
+    """The residual stream cannot be followed."""
 
 
 @dataclass(frozen=True, eq=False)
 class NormFormula:
-    """norm(x) = gain ⊙ centre(x) / σ(x) + bias, read from what a norm returns for known inputs."""
+    """norm(x) = gain ⊙ centre(x) / σ(x) + bias."""
 
     gain: Float[Tensor, " features"]
     bias: Float[Tensor, " features"]
@@ -22,30 +27,19 @@ class NormFormula:
     """Whether the mean is subtracted, as by a LayerNorm."""
 
     @classmethod
-    def of(cls, module: nn.Module, width: int, dtype: torch.dtype) -> "NormFormula":
-        """Return the formula by which a module seems to normalise `width` features; what it
-        returned tells whether it does.
-        """
-        tensors: list[Any] = [*module.parameters(), *module.buffers()]
-        device = tensors[0].device if tensors else torch.device("cpu")
-        # Signs have a mean of about 0 and a mean square of 1; a second vector has another mean.
-        signs = torch.ones(width, dtype=dtype, device=device)
-        signs[1::2] = -1
-        ones = signs + 1
-        zeros = torch.zeros_like(signs)
-        with torch.no_grad():
-            bias, plain, moved = (
-                module(row[None, None])[0, 0].double() for row in (zeros, signs, ones)
-            )
-        gain = plain - bias
-        # For an even width the signs have a mean of 0, and a centred norm cannot see the shift.
-        is_centred = bool((moved - plain).norm() <= 0.1 * gain.norm())
-        if width % 2:
-            centre = signs.double() - (signs.double().mean() if is_centred else 0)
-            gain = gain * centre.square().mean().sqrt() / centre
-        else:
-            gain = gain * signs.double()
-        return cls(_exact(module, gain), bias, is_centred)
+    def of(cls, path: str, module: nn.Module) -> "NormFormula":
+        """Return the formula of a norm; raise a LostError if it is no LayerNorm and no RMSNorm."""
+        try:
+            found = read_norm(module)
+        except ValueError as problem:
+            raise LostError(
+                f'"{path}": {problem}, so that its output is no sum of parts; LayerNorm and RMSNorm '
+                "are known"
+            ) from None
+        assert found is not None
+        gain = found.gain.double()
+        bias = torch.zeros_like(gain) if found.bias is None else found.bias.double()
+        return cls(gain, bias, found.centres)
 
     def scaled(self, x: Float[Tensor, "*row features"]) -> Float[Tensor, "*row features"]:
         """Return gain ⊙ centre(x): what the norm returns, but for its denominator and its bias."""
@@ -65,15 +59,3 @@ class NormFormula:
         error = (scaled * inverse - moved).norm(dim=-1)
         largest = moved.norm(dim=-1).clamp(min=1e-30)
         return inverse if bool((error <= tolerance * largest).all()) else None
-
-
-def _exact(module: nn.Module, gain: Tensor) -> Tensor:
-    """Return the weight that a measured gain is rounded from, or one more than the weight, as in
-    Gemma; the gain itself if it is neither.
-    """
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.shape != gain.shape:
-        return gain
-    own = weight.detach().double()
-    near = [one for one in (own, 1 + own) if (one - gain).norm() <= 1e-2 * gain.norm()]
-    return near[0] if near else gain

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..anatomy import NORMS, QueryKeyProjections, find_query_key, why_unknown
-from .following import LostError, Written
-from .norms import TOLERANCE, NormFormula
+from .following import Written
+from .norms import TOLERANCE, LostError, NormFormula
 
 Matrix = Float[Tensor, "features features"]
 
@@ -202,8 +202,7 @@ class Position:
         weight = getattr(module, "weight", None)
         is_joined = isinstance(weight, Tensor) and weight.shape == (before.numel(),)
         given = before.flatten()[None] if is_joined else before
-        width = given.shape[-1]
-        formula = NormFormula.of(module, width, self.dtype)
+        formula = NormFormula.of(f"{self.name}.{name}", module)
         with torch.no_grad():
             returned = module(given.to(self.dtype)[None, None])[0, 0].double()
         inverse = formula.denominator(given, returned, TOLERANCE[self.dtype])

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..anatomy import Modules
-from .following import FollowedPass, LostError, Written
+from .following import FollowedPass, Written
 from .log import State, StreamLog, StreamPass
-from .norms import TOLERANCE
+from .norms import TOLERANCE, LostError
 from .projections import Position, Projected, Side, sides_of
 
 NEAR = 16  # rows around the one that is asked for, in which sums are checked

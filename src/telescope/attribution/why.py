@@ -20,8 +20,9 @@ from ..attention import Attention, dot
 from ..files import frame
 from ..traces import render_text
 from ..words import whole_number
-from .following import REST, LostError, Written
+from .following import REST, Written
 from .labels import Labels
+from .norms import LostError
 from .projections import Projected
 from .streams import CallColumns, Streams
 

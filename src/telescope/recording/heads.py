@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from rich.table import Table
 from torch import Tensor
 
+from ..field_words import OF_TABLE, FieldNames
 from ..files import Columns, Names, frame
 from ..measures import CLEAR, COLUMNS, HABITS, MEASURES, Head, IsMark, kinds_of
 from ..traces import FirstThatFits, render_text, round_numbers
@@ -23,13 +24,15 @@ from .recorded_call import RecordedCall
 from .sources import Segments
 
 
-class Heads(Sequence[Head]):
+class Heads(FieldNames, Sequence[Head]):
     """A table of heads, which prints as one: heads.where(previous=0.5).sort("spread")[:10].
 
     `layers` are the names of all layers in the order of the model; a part of a table keeps all of
     them. `left_out` are the attentions whose heads were not watched, or not in every run; they are
     named below the table.
     """
+
+    _theirs = OF_TABLE
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ from .survey_queue import SurveyQueue
 # States of the residual stream that a layer keeps: what its norms, its attention and its
 # feed-forward network are given and return.
 STREAM = 7
+MOST_WEIGHTS = 2**26  # numbers of a pattern that is formed as a whole: a quarter of a GiB
 
 
 class QueriesKeysCall(RecordedCall):
@@ -136,6 +137,20 @@ class QueriesKeysCall(RecordedCall):
 
     def _wait(self) -> None:
         """Return at once, for the same reason."""
+
+    @property
+    def weights(self) -> Float[Tensor, "batch heads query key"]:
+        batch, heads, queries, _ = self.queries.shape
+        keys = self.size[1]
+        count = batch * heads * queries * keys
+        if count > MOST_WEIGHTS:
+            raise ValueError(
+                f'the weights of "{self.name}" are {batch} x {heads} x {queries:,} x {keys:,} '
+                f"numbers, and at most {MOST_WEIGHTS:,} are formed at once; .head(0).rows(i) has "
+                "those of some queries of a head, .survey().map(256, 256) pools them, and .top has "
+                "the largest of each query"
+            )
+        return self.survey().rows(slice(None))
 
     @property
     def queries(self) -> Float[Tensor, "batch heads query d_q"]:

@@ -588,6 +588,15 @@ class RecordedCall(ABC):
         return 1
 
     @property
+    def weights(self) -> Float[Tensor, "batch heads query key"]:
+        """The attention pattern; see `Watched.weights`."""
+        raise ValueError(
+            f'"{self.name}" has no weights: keep="{self.keep}" keeps no queries and keys, from '
+            'which they are computed; keep="queries-keys" does. .top has the largest of each '
+            "query, and .received what each key gets"
+        )
+
+    @property
     def before(self) -> Float[Tensor, "batch query d_model"]:
         """The residual stream before the attention's add & norm."""
         raise self._not_kept("before", "steps")

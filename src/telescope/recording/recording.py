@@ -9,6 +9,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ..attribution import StreamLog
+from ..field_words import OF_RECORDING, FieldNames
 from ..files import frame
 from ..measures import IsMark, punctuation_test
 from ..token_kinds import TokenNames, space_of_sides
@@ -37,7 +38,7 @@ KEEP: dict[str, type[RecordedCall]] = {
 """The class of recorded calls for each value of `ts.watch(keep=...)`."""
 
 
-class Recording(StreamAnswers, Mapping[str, Watched]):
+class Recording(StreamAnswers, FieldNames, Mapping[str, Watched]):
     """Everything that was kept of a watched model, a mapping from the name of each attention to a
     `Watched`.
 
@@ -61,6 +62,8 @@ class Recording(StreamAnswers, Mapping[str, Watched]):
         >>> recording["attention"].head(-1).top.keys.shape  # batch, heads, queries, top
         torch.Size([1, 1, 5, 8])
     """
+
+    _theirs = OF_RECORDING
 
     def __init__(
         self,

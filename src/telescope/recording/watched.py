@@ -6,6 +6,7 @@ from typing import SupportsIndex
 from jaxtyping import Float
 from torch import Tensor
 
+from ..field_words import OF_WATCHED, FieldNames
 from ..surveys import Peak, Survey, Top
 from ..token_kinds import Tokens
 from ..traces import Trace
@@ -15,13 +16,15 @@ from .survey_queue import SurveyQueue
 from .weight_gradients import weight_gradients
 
 
-class Watched:
+class Watched(FieldNames):
     """One attention of a watched model: `recording["model.layers.11"]`.
 
     `calls` lists its calls; a sequence that grows token by token is one call. The other methods and
     properties read the only call, and raise a ValueError if the attention was not called, or was
     called for several sequences.
     """
+
+    _theirs = OF_WATCHED
 
     def __init__(
         self,
@@ -86,6 +89,16 @@ class Watched:
     def top(self) -> Top:
         """The largest weights of each query and their keys, as in `Survey.top`."""
         return self.survey().top
+
+    @property
+    def weights(self) -> Float[Tensor, "batch heads query key"]:
+        """The attention pattern: the weight that each query gives to each key.
+
+        Computed from queries and keys at each access, without dropout; needs keep="queries-keys"
+        or "steps". It has the queries that were kept; those at padding are zeros. Raise a
+        ValueError where it has more than 2**26 numbers, or where queries and keys were not kept.
+        """
+        return self.call.weights
 
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
         """Return the survey of all heads; see `ts.survey`.

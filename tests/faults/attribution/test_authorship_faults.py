@@ -30,7 +30,7 @@ def recorded(model, ids=None, **options):
 @pytest.mark.parametrize("ask", [lambda r: r.why(-1, 0, 3, 1), lambda r: r.writes(), lambda r: r.lens()])
 def test_too_little_was_kept(keep, ask):
     model = gpt()
-    with pytest.raises(ValueError, match=r'keep="%s" kept less; record with ts.watch\(model, keep="steps"\)' % keep):
+    with pytest.raises(ValueError, match=f'keep="{keep}" kept less; record with ts.watch'):
         ask(recorded(model, keep=keep))
 
 
@@ -45,9 +45,9 @@ def test_a_position_that_was_not_selected():
     model = gpt()
     recording = recorded(model, queries=[2, 4])
     assert recording.why(-1, 0, 4, 2).terms.ndim == 2
-    with pytest.raises(ValueError, match="query=3 was not kept: queries= of ts.watch selects others"):
+    with pytest.raises(ValueError, match=r"query=3 was not kept: queries= of ts.watch selects others"):
         recording.why(-1, 0, 3, 2)
-    with pytest.raises(ValueError, match="no residual stream at position 1: .* where queries= selects positions"):
+    with pytest.raises(ValueError, match=r"no residual stream at position 1: .* where queries= selects positions"):
         recording.why(-1, 0, 4, 1)
 
 
@@ -134,7 +134,9 @@ def test_a_norm_that_is_neither_layer_norm_nor_rms_norm():
     model = llama()
     for layer in model.model.layers:
         layer.input_layernorm = SquashedNorm(32)
-    with pytest.raises(ValueError, match="a SquashedNorm, does not normalise as a LayerNorm or an RMSNorm"):
+    with pytest.raises(
+        ValueError, match="a SquashedNorm, does more than centre, divide and multiply, so that its output is no sum"
+    ):
         recorded(model).why(-1, 0, 3, 1)
 
 
@@ -142,7 +144,7 @@ def test_a_stream_that_is_no_sum():
     """A product between two layers: the module behind it is named."""
     model = llama()
     model.model.layers[0].register_forward_hook(lambda module, args, output: output * torch.linspace(1, 2, 32))
-    with pytest.raises(ValueError, match='cannot be followed: what "model.layers.1.input_layernorm" is given'):
+    with pytest.raises(ValueError, match=r'cannot be followed: what "model.layers.1.input_layernorm" is given'):
         recorded(model).why(-1, 0, 3, 1)
     # The first layer is not concerned.
     assert recorded(model).why(0, 0, 3, 1).score
