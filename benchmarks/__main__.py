@@ -1,5 +1,5 @@
-"""python -m benchmarks attend | survey | watch | own_model | edit | sources | atlas | health | train_step | decode
-    | explore | fixed_costs
+"""python -m benchmarks attend | survey | watch | own_model | edit | estimate | sources | atlas | health | train_step
+    | decode | explore | fixed_costs
 
     [--quick] [--json PATH] [--device cpu | cuda]
 
@@ -20,8 +20,8 @@ parser = ArgumentParser(
     prog="python -m benchmarks", description=__doc__, formatter_class=RawDescriptionHelpFormatter
 )
 NAMES = (
-    "attend", "survey", "watch", "own_model", "edit", "sources", "atlas", "health", "train_step", "decode", "explore",
-    "fixed_costs",
+    "attend", "survey", "watch", "own_model", "edit", "estimate", "sources", "atlas", "health", "train_step", "decode",
+    "explore", "fixed_costs",
 )  # fmt: skip
 parser.add_argument("benchmark", choices=NAMES)
 parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
