@@ -39,7 +39,8 @@ class MuteEdits:
                 A recording, by ts.watch(model, keep="steps"): the mean of the head's context over
                 the counted positions of all its texts, the same at every position. Watch several
                 texts in one block for the mean of a corpus. `ts.resample(recording)`: at each
-                position the context of a random recorded one.
+                position the context of a random recorded one. Of either, layers=None and heads=None
+                are all that were recorded.
 
         Raises:
             TypeError, ValueError: `times` is no finite number, or `by` none of the above; or the
