@@ -26,7 +26,7 @@ ONCE = 64  # random tokens, which come twice
 LAYERS = (
     "model.layers.17.self_attn",
     "model.layers.18.self_attn",
-)  # those of the four clearest heads, by weights and by pattern
+)  # those of the four clearest heads
 
 
 @pytest.fixture(scope="module")
