@@ -14,8 +14,6 @@ from support.repository import HOME
 from telescope import field_words
 from telescope.field_words import OF_RECORDING, OF_TABLE, OF_WATCHED, WORDS, glossary
 
-COMING = {"ts.patch", "recording.why", "recording.writes", "recording.lens"}  # and ts.effect(how="gradient")
-
 
 @pytest.fixture(scope="module")
 def recording():
@@ -47,7 +45,7 @@ def test_a_name_of_others_leads_to_ours(name, said):
 def test_every_name_leads_somewhere_and_none_hides_ours():
     names = [name for one in WORDS for name in one.names]
     assert len(names) == len(set(names))
-    assert not {name for name in names if hasattr(ts, name)} - COMING
+    assert not {name for name in names if hasattr(ts, name)}
     for name in ("ablation", "patching", "activation_patching", "attention_pattern", "pattern", "dla", "steer"):
         with pytest.raises(AttributeError, match="what others call"):
             getattr(ts, name)
@@ -61,11 +59,11 @@ def test_the_calls_of_the_table_exist(recording):
     for one in WORDS:
         for owner, name in re.findall(r"\b(ts|recording\[layer\]|recording)\.(\w+)", one.call):
             found.add(f"{owner}.{name}")
-            assert f"{owner}.{name}" in COMING or hasattr(parts[owner], name), one.call
+            assert hasattr(parts[owner], name), one.call
     assert len(found) > 15
     for ours in OF_RECORDING.values():
         owner, name = re.search(r"^(recording\[layer\]|recording|ts)\.(\w+)", ours).groups()
-        assert f"{owner}.{name}" in COMING or hasattr(parts[owner], name), ours
+        assert hasattr(parts[owner], name), ours
     for ours in OF_WATCHED.values():
         first, *_ = re.findall(r"\.(\w+)", ours)
         assert hasattr(recording["blocks.0.self"], first), ours
