@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..attention import real_tokens
+from ..attention import WrittenMask, real_tokens
 from ..recording import AttentionCall, RecordedCall
 from .edits import EditedCall
 from .prompts import Place
@@ -80,13 +80,16 @@ class CallTokens(NamedTuple):
         of_queries = side == "query"
 
         # Where the tokens stand in their whole text.
-        first_query = (place.positions or [0])[0] if across else keys - queries
+        # Where a mask is made for the whole of a cache of fixed size, the text ends before it.
+        mask = call.attention.mask
+        end = int(mask.numbering.length) if isinstance(mask, WrittenMask) else keys
+        first_query = (place.positions or [0])[0] if across else end - queries
         if not of_queries:
             indices = torch.arange(call.evicted, keys)
         elif across:
             indices = torch.tensor(place.positions or range(queries))
         else:
-            indices = torch.arange(first_query, keys)
+            indices = torch.arange(first_query, end)
 
         # Subtract the padding in front, of the sequence that each row continues.
         first = prompt.first_query if across and of_queries else prompt.first

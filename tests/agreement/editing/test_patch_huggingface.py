@@ -385,3 +385,32 @@ def test_restored_of_a_translator():
     restored = [(value - truth[1]) / (truth[0] - truth[1]) for value in truth]
     assert found.columns["difference"] == pytest.approx(truth, rel=1e-5, abs=1e-5)
     assert found.columns["restored"] == pytest.approx(restored, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", PARTS)
+def test_padding_in_a_static_cache(what):
+    """The same words as with a cache that grows, of a padded batch, which the recording has in another padding."""
+    model = FAMILIES["llama"].model()
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"output_scores": True, "return_dict_in_generate": True, "attention_mask": PADDED_LEFT}
+    wide = torch.cat([torch.zeros_like(OTHER[:, :1]), OTHER], 1)
+    padded = torch.cat([torch.zeros_like(PADDED_LEFT[:, :1]), PADDED_LEFT], 1)
+    with ts.watch(model, keep="steps") as recording:
+        model.generate(wide, attention_mask=padded, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    with ts.edit(model, ts.patch(recording, heads=[0, 2], what=what)):
+        growing = model.generate(IDS, **options)
+        fixed = model.generate(IDS, **options, cache_implementation="static")
+    plain = model.generate(IDS, **options)
+    for one, two, three in zip(growing.scores, fixed.scores, plain.scores, strict=True):
+        assert error(two, one.double()) < 1e-5
+        assert error(three, one.double()) > 1e-4
+    # Row by row, without any padding: what each text gives alone.
+    for row, start in enumerate((0, 3)):
+        with ts.watch(model, keep="steps") as alone:
+            model.generate(OTHER[row : row + 1, start:], max_new_tokens=3, do_sample=False, pad_token_id=0)
+        with ts.edit(model, ts.patch(alone, heads=[0, 2], what=what)):
+            one = model.generate(
+                IDS[row : row + 1, start:], **options | {"attention_mask": PADDED_LEFT[row : row + 1, start:]}
+            )
+        assert one.sequences[0, -5:].tolist() == growing.sequences[row, -5:].tolist()

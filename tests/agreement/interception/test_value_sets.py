@@ -228,3 +228,21 @@ def test_norms_are_refused():
         ts.watch(model, also="norms"),
     ):
         model(IDS)
+
+
+def test_a_patched_pattern_holds_for_both_halves():
+    """As a frozen one; values and contexts, which a recording joins, are refused."""
+    model = model_in(torch.float64)
+    with torch.no_grad():
+        with ts.watch(model, keep="steps") as recording:
+            model(IDS.flip(1))
+        with ts.edit(model, ts.frozen(recording, heads=[1, 2])):
+            expected = model(IDS).logits
+        with ts.edit(model, ts.patch(recording, heads=[1, 2], what="weights")):
+            assert_close(model(IDS).logits, expected, rtol=1e-9, atol=1e-9)
+        parts = [ts.patch(recording, heads=[1, 2], what=what) for what in ("queries", "keys")]
+        with ts.edit(model, *parts):
+            assert_close(model(IDS).logits, expected, rtol=1e-9, atol=1e-9)
+        for edit in (ts.patch(recording), ts.patch(recording, what="values"), ts.mute(by=recording)):
+            with pytest.raises(ValueError, match="multiplies its weights by 2 sets of values"), ts.edit(model, edit):
+                model(IDS)
