@@ -11,7 +11,7 @@ from .lens import Lens, read_states
 from .log import Event, StreamLog
 from .streams import CallColumns, Streams
 from .why import Cell, Term, Why, split_score
-from .writes import Writes, Wrote, split_logits
+from .writes import Push, Pushes, SplitKeys, Writes, Wrote, push_logits, split_logits
 
 __all__ = [
     "Author",
@@ -21,13 +21,17 @@ __all__ = [
     "Labels",
     "Lens",
     "LostError",
+    "Push",
+    "Pushes",
     "SplitHead",
+    "SplitKeys",
     "StreamLog",
     "Streams",
     "Term",
     "Why",
     "Writes",
     "Wrote",
+    "push_logits",
     "read_states",
     "split_logits",
     "split_score",
