@@ -35,6 +35,8 @@ export const SHARED = {
   kind: perRun(text("kind")),
   /** What-if: the changes of the definition, as the API takes them. */
   edits: perRun(text("edits")),
+  /** What is asked of a score or a head, and answered in a panel: "why" or "follows". */
+  asked: perRun(text("ask")),
   /** 1 shows the pieces of words. */
   pieces: number("pieces", 0),
   /** Features of random vectors on the screen "variance", and of encodings on "positions". */

@@ -1,0 +1,230 @@
+/** Why a query looks at a key: one score, split by who wrote what the two read. */
+import { useAnswer } from "../answers.js";
+import { Answered, headName } from "./answered.jsx";
+import { count, full, largest, percent, short, toNumber } from "./numbers.js";
+import { SignedBar, signed } from "./signed_bar.jsx";
+import { asSentence, visible } from "./text.js";
+
+/**
+ * What authors are, by their names: a sentence for each kind.
+ * @type {[RegExp, string, string][]}
+ */
+const KINDS = [
+  [/^word$/, "word", "the vector that the word itself has, its embedding"],
+  [/^position$/, "position", "where the word stands in the text"],
+  [
+    /head \d+\.\d+$/,
+    "head 1.2",
+    "layer 1, head 2: what it copied here from the words that it looked at",
+  ],
+  [
+    /feed-forward/,
+    "feed-forward 0",
+    "the network of layer 0, which changes each word without looking at others",
+  ],
+  [/^biases of norms$/, "biases of norms", "what every token gets, whatever it is"],
+  [/^bias of W_O/, "bias of W_O", "what every token gets with the output of an attention"],
+  [/^bias of W_[qk]$/, "bias of W_q", "what every query of this head gets"],
+  [/^rounding$/, "rounding", "what the model’s own arithmetic lost"],
+];
+
+/** What an author is, in a sentence. @param {string} name */
+const meaning = (name) => KINDS.find(([pattern]) => pattern.test(name))?.[2];
+
+/**
+ * The panel's contents.
+ * @param {{run: Run, attention: Attention, h: number, i: number, j: number, answers:
+ *   import("../answers.js").Answers, theme: Theme, edited: boolean, heading: any, goToHead: (place:
+ *   {l: number, h: number, i: number}) => void}} props  `edited`: whether a what-if is on
+ */
+export function Why({ run, attention, h, i, j, answers, theme, edited, heading, goToHead }) {
+  const found = useAnswer(answers, `runs/${run.run}/why`, { l: attention.l, h, i, j });
+  return (
+    <Answered answer={found}>
+      {(/** @type {WhyAnswer} */ value) => {
+        const query = <b class="q">{visible(value.query)}</b>;
+        const key = <b class="k">{visible(value.key)}</b>;
+        const { split } = value;
+        const shown = run.attentions[value.l] ?? attention;
+        if (!split)
+          return (
+            <>
+              <h2 tabindex={-1} ref={heading}>
+                Why this score of {query} and {key}?
+              </h2>
+              <p role="status">{asSentence(value.reason ?? "")}</p>
+            </>
+          );
+        const hidden = toNumber(split.masked) === -Infinity;
+        const names = [...split.query.authors, ...split.key.authors].map(({ name }) => name);
+        const most = largest(
+          [split.query, split.key].flatMap((side) => [
+            ...side.authors.map((one) => one.value),
+            side.others,
+          ]),
+        );
+        const shared = { run, attention: shown, most, theme, total: split.score, goToHead };
+        return (
+          <>
+            <h2 tabindex={-1} ref={heading}>
+              Why do {query} and {key} score{" "}
+              <span title={full(split.score)}>{short(split.score, 3)}</span>?
+            </h2>
+            <p class="lede">
+              A score is a sum: all that was written into the vectors of the two words, multiplied
+              and added up. Bars to the right raise the score, bars to the left lower it.
+              {edited ? " This is the model as it is, without the what-if." : ""}
+            </p>
+            <div class="two-panels">
+              <Side
+                {...shared}
+                side={split.query}
+                at={value.i}
+                fits={(target) => target.n_q === shown.n_q}
+                title={
+                  <>
+                    who wrote what <b class="q">{visible(value.query)}</b> asks with
+                  </>
+                }
+                note={
+                  value.read === value.query
+                    ? ""
+                    : `The model has read ${visible(value.read)}, and writes ${visible(value.query)} next.`
+                }
+              />
+              <Side
+                {...shared}
+                side={split.key}
+                at={value.j}
+                fits={(target) => target.n_q === shown.n_k && target.n_k === shown.n_k}
+                title={
+                  <>
+                    who wrote what <b class="k">{visible(value.key)}</b> answers with
+                  </>
+                }
+                note=""
+              />
+            </div>
+            <p class="told">
+              {headName(shown, value.h)}: {visible(split.sentence)}.{" "}
+              {hidden
+                ? "The mask hides this key, so that its weight is 0 all the same."
+                : split.weight === null
+                  ? ""
+                  : `After softmax, its weight is ${percent(split.weight)}.`}
+            </p>
+            <details class="products">
+              <summary>
+                the {split.pairs.length} largest of {count(split.terms)} pairs
+              </summary>
+              <table class="pairs">
+                <thead>
+                  <tr>
+                    <th scope="col">asked by</th>
+                    <th scope="col" class="name">
+                      answered by
+                    </th>
+                    <th scope="col">part of the score</th>
+                  </tr>
+                </thead>
+                <tbody>
+                  {split.pairs.map((pair) => (
+                    <tr>
+                      <td>{visible(pair.query)}</td>
+                      <td class="name">{visible(pair.key)}</td>
+                      <td title={full(pair.value)}>{signed(pair.value)}</td>
+                    </tr>
+                  ))}
+                </tbody>
+              </table>
+            </details>
+            <dl class="kinds">
+              {KINDS.filter(([pattern]) => names.some((name) => pattern.test(name))).map(
+                ([pattern, name, means]) => (
+                  <div>
+                    <dt>{names.find((one) => pattern.test(one) && !/\d/.test(one)) ?? name}</dt>{" "}
+                    <dd>{means}</dd>
+                  </div>
+                ),
+              )}
+            </dl>
+          </>
+        );
+      }}
+    </Answered>
+  );
+}
+
+/**
+ * The authors of one side, a bar for each; a head is a button that goes there.
+ * @param {{side: AuthorSide, title: any, note: string, run: Run, attention: Attention, most: number,
+ *   theme: Theme, total: number, at: number, fits: (target: Attention) => boolean, goToHead: (place:
+ *   {l: number, h: number, i: number}) => void}} props  `at` is the position to go to in a head,
+ *   and `fits` tells whether an attention has that position
+ */
+function Side({ side, title, note, run, most, theme, total, at, fits, goToHead }) {
+  /** @param {AuthorShare} author */
+  const nameOf = ({ name, l, h }) => {
+    const target = l === null ? undefined : run.attentions[l];
+    if (!target || h === null || !fits(target))
+      return <span title={meaning(name)}>{visible(name)}</span>;
+    return (
+      <button
+        type="button"
+        title={`go to ${headName(target, h)}`}
+        onClick={() => goToHead({ l: target.l, h, i: at })}
+      >
+        {visible(name)}
+      </button>
+    );
+  };
+  return (
+    <div class="panel">
+      <h3>{title}</h3>
+      {note && <p class="soft">{note}</p>}
+      <table class="ledger authors">
+        <thead>
+          <tr>
+            <th scope="col">written by</th>
+            <th scope="col">adds</th>
+            <th scope="col" class="share">
+              <span class="hidden">as a bar, </span>
+              <span class="ends">
+                <span>{short(-most, 3)}</span>
+                <span>0</span>
+                <span>{short(most, 3)}</span>
+              </span>
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {side.authors.map((author) => (
+            <tr key={author.name}>
+              <td class="name">{nameOf(author)}</td>
+              <td title={full(author.value)}>{signed(author.value)}</td>
+              <td class="share">
+                <SignedBar x={author.value} most={most} theme={theme} />
+              </td>
+            </tr>
+          ))}
+          {side.left > 0 && (
+            <tr>
+              <td class="name soft">{count(side.left)} others</td>
+              <td title={full(side.others)}>{signed(side.others)}</td>
+              <td class="share">
+                <SignedBar x={side.others} most={most} theme={theme} />
+              </td>
+            </tr>
+          )}
+        </tbody>
+        <tfoot>
+          <tr>
+            <td>score</td>
+            <td title={full(total)}>{short(total, 3)}</td>
+            <td />
+          </tr>
+        </tfoot>
+      </table>
+    </div>
+  );
+}
