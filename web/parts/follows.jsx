@@ -35,15 +35,15 @@ export function Follows({ run, attention, h, i, answers, theme, edited, heading 
           <>
             {title}
             <p class="lede">
-              What the head wrote adds to the logit of every word that the model knows; a logit is
-              the number that softmax turns into a probability. Shown is how much it adds, compared
-              with an average word: +0.7 about doubles a word’s odds. What later layers make of it
-              is not counted.
+              What the head wrote adds to the logit of every word, and piece of a word, that the
+              model knows; a logit is the number that softmax turns into a probability. The lists
+              have the words to which it adds most, and least, compared with the average word: +0.7
+              about doubles a word’s odds. What later layers make of it is not counted.
               {edited ? " This is the model as it is, without the what-if." : ""}
             </p>
             <div class="two-panels">
-              <Pushed words={up} title="words pushed up" most={most} theme={theme} />
-              <Pushed words={down} title="words pushed down" most={most} theme={theme} />
+              <Pushed words={up} title="words pushed up" zero={0} most={most} theme={theme} />
+              <Pushed words={down} title="words pushed down" zero={100} most={most} theme={theme} />
             </div>
             <p class="told">
               {up[0] && (
@@ -70,9 +70,9 @@ export function Follows({ run, attention, h, i, answers, theme, edited, heading 
 
 /**
  * The words that are pushed in one direction, each with the key that carried most of it.
- * @param {{words: PushedToken[], title: string, most: number, theme: Theme}} props
+ * @param {{words: PushedToken[], title: string, most: number, zero: number, theme: Theme}} props
  */
-const Pushed = ({ words, title, most, theme }) => (
+const Pushed = ({ words, title, most, zero, theme }) => (
   <div class="panel">
     <h3>{title}</h3>
     {words.length ? (
@@ -97,7 +97,7 @@ const Pushed = ({ words, title, most, theme }) => (
               </td>
               <td title={full(one.value)}>{signed(one.value)}</td>
               <td class="share">
-                <SignedBar x={one.value} most={most} theme={theme} />
+                <SignedBar x={one.value} most={most} theme={theme} zero={zero} />
               </td>
               <td class="name k" title={full(one.part)}>
                 {visible(one.key)}

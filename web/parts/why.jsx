@@ -71,8 +71,9 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
               <span title={full(split.score)}>{short(split.score, 3)}</span>?
             </h2>
             <p class="lede">
-              A score is a sum: all that was written into the vectors of the two words, multiplied
-              and added up. Bars to the right raise the score, bars to the left lower it.
+              A score is a sum: each part that was written into the vector of one word, times each
+              part of the other’s. Bars to the right raise the score, bars to the left lower it, and
+              either list adds up to all of it.
               {edited ? " This is the model as it is, without the what-if." : ""}
             </p>
             <div class="two-panels">
@@ -106,7 +107,9 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
               />
             </div>
             <p class="told">
-              {headName(shown, value.h)}: {visible(split.sentence)}.{" "}
+              In {headName(shown, value.h)}, {visible(split.sentence)}. (One part on another: what
+              the first wrote for the word that asks, times what the second wrote for the word that
+              answers.){" "}
               {hidden
                 ? "The mask hides this key, so that its weight is 0 all the same."
                 : split.weight === null
