@@ -66,9 +66,10 @@ export const useAskKeys = (root, state, go, able) =>
  * The panel that answers the question of the state, if there is one.
  * @param {{run: Run, attention: Attention, h: number, i: number, j: number | null, state: State, go:
  *   Go, goToHead: (place: {l: number, h: number, i: number}) => void, answers:
- *   import("../answers.js").Answers, theme: Theme}} props  `j` is null where no key is known
+ *   import("../answers.js").Answers, theme: Theme, names: {query: string, key: string}}} props  `j`
+ *   is null where no key is known; `names` are the words of the query and the key on the screen
  */
-export function Asked({ state, go, goToHead, ...rest }) {
+export function Asked({ state, go, goToHead, names, ...rest }) {
   const panel = useRef(/** @type {HTMLElement | null} */ (null));
   const heading = useRef(/** @type {HTMLHeadingElement | null} */ (null));
 
@@ -101,6 +102,7 @@ export function Asked({ state, go, goToHead, ...rest }) {
       {asked === "why" ? (
         <Why
           {...rest}
+          names={names}
           j={Number(rest.j)}
           heading={heading}
           goToHead={follow}

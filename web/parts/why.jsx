@@ -35,15 +35,18 @@ const meaning = (name) => KINDS.find(([pattern]) => pattern.test(name))?.[2];
  * The panel's contents.
  * @param {{run: Run, attention: Attention, h: number, i: number, j: number, answers:
  *   import("../answers.js").Answers, theme: Theme, edited: boolean, heading: any, goToHead: (place:
- *   {l: number, h: number, i: number}) => void}} props  `edited`: whether a what-if is on
+ *   {l: number, h: number, i: number}) => void, names: {query: string, key: string}}} props
+ *   `edited`: whether a what-if is on; `names`: the words of the query and the key
  */
-export function Why({ run, attention, h, i, j, answers, theme, edited, heading, goToHead }) {
+export function Why({ run, attention, h, i, j, answers, theme, edited, heading, goToHead, names }) {
   const found = useAnswer(answers, `runs/${run.run}/why`, { l: attention.l, h, i, j });
   return (
     <Answered answer={found}>
       {(/** @type {WhyAnswer} */ value) => {
-        const query = <b class="q">{visible(value.query)}</b>;
-        const key = <b class="k">{visible(value.key)}</b>;
+        // While another answer is on its way, this one has its own names.
+        const own = found.fresh ? names : value;
+        const query = <b class="q">{visible(own.query)}</b>;
+        const key = <b class="k">{visible(own.key)}</b>;
         const { split } = value;
         const shown = run.attentions[value.l] ?? attention;
         if (!split)
@@ -56,7 +59,7 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
             </>
           );
         const hidden = toNumber(split.masked) === -Infinity;
-        const names = [...split.query.authors, ...split.key.authors].map(({ name }) => name);
+        const authors = [...split.query.authors, ...split.key.authors].map(({ name }) => name);
         const most = largest(
           [split.query, split.key].flatMap((side) => [
             ...side.authors.map((one) => one.value),
@@ -82,28 +85,20 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
                 side={split.query}
                 at={value.i}
                 fits={(target) => target.n_q === shown.n_q}
-                title={
-                  <>
-                    who wrote what <b class="q">{visible(value.query)}</b> asks with
-                  </>
-                }
-                note={
-                  value.read === value.query
-                    ? ""
-                    : `The model has read ${visible(value.read)}, and writes ${visible(value.query)} next.`
-                }
+                title={<>who wrote what {query} asks with</>}
+                notes={[
+                  pieceOf(own.query, value.query),
+                  value.read !== value.query &&
+                    `The model has read ${visible(value.read)}, and writes ${visible(value.query)} next.`,
+                ]}
               />
               <Side
                 {...shared}
                 side={split.key}
                 at={value.j}
                 fits={(target) => target.n_q === shown.n_k && target.n_k === shown.n_k}
-                title={
-                  <>
-                    who wrote what <b class="k">{visible(value.key)}</b> answers with
-                  </>
-                }
-                note=""
+                title={<>who wrote what {key} answers with</>}
+                notes={[pieceOf(own.key, value.key)]}
               />
             </div>
             <p class="told">
@@ -142,10 +137,10 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
               </table>
             </details>
             <dl class="kinds">
-              {KINDS.filter(([pattern]) => names.some((name) => pattern.test(name))).map(
+              {KINDS.filter(([pattern]) => authors.some((name) => pattern.test(name))).map(
                 ([pattern, name, means]) => (
                   <div>
-                    <dt>{names.find((one) => pattern.test(one) && !/\d/.test(one)) ?? name}</dt>{" "}
+                    <dt>{authors.find((one) => pattern.test(one) && !/\d/.test(one)) ?? name}</dt>{" "}
                     <dd>{means}</dd>
                   </div>
                 ),
@@ -159,13 +154,21 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
 }
 
 /**
+ * What is said of a word in several pieces, of which one is asked for.
+ * @param {string} word
+ * @param {string} piece
+ */
+const pieceOf = (word, piece) =>
+  word !== piece && `Of the pieces of ${visible(word)}, this is ${visible(piece)}.`;
+
+/**
  * The authors of one side, a bar for each; a head is a button that goes there.
- * @param {{side: AuthorSide, title: any, note: string, run: Run, attention: Attention, most: number,
+ * @param {{side: AuthorSide, title: any, notes: (string | false)[], run: Run, attention: Attention, most: number,
  *   theme: Theme, total: number, at: number, fits: (target: Attention) => boolean, goToHead: (place:
  *   {l: number, h: number, i: number}) => void}} props  `at` is the position to go to in a head,
  *   and `fits` tells whether an attention has that position
  */
-function Side({ side, title, note, run, most, theme, total, at, fits, goToHead }) {
+function Side({ side, title, notes, run, most, theme, total, at, fits, goToHead }) {
   /** @param {AuthorShare} author */
   const nameOf = ({ name, l, h }) => {
     const target = l === null ? undefined : run.attentions[l];
@@ -184,7 +187,9 @@ function Side({ side, title, note, run, most, theme, total, at, fits, goToHead }
   return (
     <div class="panel">
       <h3>{title}</h3>
-      {note && <p class="soft">{note}</p>}
+      {notes.filter(Boolean).map((note) => (
+        <p class="soft">{note}</p>
+      ))}
       <table class="ledger authors">
         <thead>
           <tr>

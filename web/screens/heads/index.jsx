@@ -9,7 +9,7 @@ import { WhatIf } from "../../parts/what_if.jsx";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { tokenRange, wordsOrPieces } from "../../parts/words.js";
 import { number, perRun, shared, text } from "../../state/fields.js";
-import { keyPosition } from "./asking.jsx";
+import { chosenKey, keyPosition } from "./asking.jsx";
 import { Fans } from "./fans.jsx";
 import { Habits, LookedAt } from "./habits.jsx";
 import { Readings } from "./readings.jsx";
@@ -178,20 +178,27 @@ function Comparison({
     go({ layer: l, head: h, query, key: null, heads });
   };
   /** @param {(import("./asking.jsx").KeyChoice[] | undefined)[]} choices  of A and of B */
-  const panel = (choices) => (
-    <Asked
-      run={run}
-      attention={attentionOf(asked.l)}
-      h={asked.h}
-      i={i}
-      j={keyPosition(choices[asked === B ? 1 : 0], state)}
-      state={state}
-      go={go}
-      goToHead={goToHead}
-      answers={answers}
-      theme={theme}
-    />
-  );
+  const panel = (choices) => {
+    const keys = choices[asked === B ? 1 : 0];
+    return (
+      <Asked
+        run={run}
+        attention={attentionOf(asked.l)}
+        h={asked.h}
+        i={i}
+        j={keyPosition(keys, state)}
+        names={{
+          query: picked.range.tokens[picked.at(i) - picked.range.start] ?? "",
+          key: keys?.length ? keys[chosenKey(keys, state)].name : "",
+        }}
+        state={state}
+        go={go}
+        goToHead={goToHead}
+        answers={answers}
+        theme={theme}
+      />
+    );
+  };
   const shared = { run, answers, A, B, i, nameOf, layers, theme, asking, panel };
   return (
     <>

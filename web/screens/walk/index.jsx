@@ -303,6 +303,7 @@ function Steps({
         state={state}
         go={go}
         goToHead={(place) => go({ layer: place.l, head: place.h, query: place.i, key: null })}
+        names={{ query: trace.token, key: row.tokens[j] }}
         answers={answers}
         theme={theme}
       />
