@@ -213,7 +213,7 @@ def test_axe_finds_nothing_in_the_panels(page):
 def test_what_cannot_be_split_says_why(page, served):
     """An encoder has no logits; a recording without a model has a sentence; an example does not ask."""
     tab = page.open("heads", l=0, h=1, la=0, a=1, ask="follows")
-    assert "is in the encoder, whose end becomes no logits" in tab.locator(".asked [role=status]").inner_text()
+    assert "is of the encoder, whose end gives no logits" in tab.locator(".asked [role=status]").inner_text()
     tab = page.open("walk", served.long, ask="why")
     said = tab.locator(".asked [role=status]").inner_text()
     assert said.startswith("Why() needs") or "kept less" in said

@@ -2,7 +2,8 @@
 
 Imports anatomy and the rooms below. log.py is what hooks note while a model runs; following.py
 splits a state of the residual stream into what each author wrote; projections.py takes the parts
-through the projections of an attention.
+through the projections of an attention; why.py, writes.py and lens.py ask. streams.py finds the
+tokens of recorded calls in the log.
 """
 
 from .following import Author, LostError, SplitHead
@@ -10,7 +11,7 @@ from .labels import Labels
 from .lens import Lens, read_states
 from .log import Event, StreamLog
 from .streams import CallColumns, Streams
-from .why import Cell, Term, Why, split_score
+from .why import Cell, Term, Why, less, split_score
 from .writes import Push, Pushes, SplitKeys, Writes, Wrote, push_logits, split_logits
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Why",
     "Writes",
     "Wrote",
+    "less",
     "push_logits",
     "read_states",
     "split_logits",

@@ -167,12 +167,10 @@ class Streams:
         last = followed.states[-1]
         own_head = getattr(model, "head_weight", None)
         if isinstance(own_head, Tensor):
-            # Of two stacks, the end of the decoder becomes logits.
-            path = self.log.layers.get(call.name, "")
-            if hasattr(model, "decoder") and not path.startswith("decoder."):
+            if call.name.startswith("encoder."):
                 raise LostError(
-                    f'"{call.name}" is in the encoder, whose end becomes no logits: the decoder '
-                    "reads it; ask an attention of the decoder"
+                    f'"{call.name}" is of the encoder, whose end gives no logits; ask an attention '
+                    "of the decoder"
                 )
             bias = getattr(model, "head_bias", None)
             return End(Spot(followed, last, spot.row), 1.0, own_head, bias)

@@ -5,8 +5,8 @@ ran. The stream is a sum over its authors, so the score is a sum over pairs: an 
 query reads, and an author of what the key reads.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from ..attention import Attention, dot
 from ..files import frame
 from ..traces import render_text
 from ..words import whole_number
-from .following import REST, Author, LostError, Written
+from .following import REST, LostError, Written
 from .labels import Labels
 from .projections import Projected
 from .streams import CallColumns, Streams
@@ -54,11 +54,15 @@ class Why:
     """The sum of all terms: q · k · scale, before softcap, bias and mask."""
     masked: float
     """The score after softcap, bias and mask, of which softmax makes the weight."""
-    weight: float | None
-    """The weight of the key, where the row is short enough to be formed."""
+    weight: float
+    """The weight of the key."""
     query_authors: tuple[str, ...]
     key_authors: tuple[str, ...]
     terms: Float[Tensor, "query_author key_author"]
+    against: str | None = None
+    """The key that the score is compared with; every number is then a difference, and that of
+    `masked` the logarithm of how many times as large the weight is.
+    """
 
     def by(self, side: str) -> dict[str, float]:
         """Return the score summed to the authors of one side, "query" or "key", the largest first."""
@@ -89,6 +93,11 @@ class Why:
     def sentence(self) -> str:
         """What the largest terms say, in words."""
         start = f"{self.query} looks at {self.key} with a score of {self.score:.3g}"
+        if self.against is not None:
+            start = (
+                f"{self.query} looks at {self.key} rather than at {self.against}, by a score of "
+                f"{self.score:.3g}"
+            )
         parts = []
         for term in self.top(3):
             # A share of the score is clear only where the terms do not cancel.
@@ -138,7 +147,7 @@ class Cell(NamedTuple):
     group: int
     """How many heads share a key."""
     masked: float
-    weight: float | None
+    weight: float
 
 
 def split_score(streams: Streams, cell: Cell, names: tuple[str, str], labels: Labels) -> Why:
@@ -190,7 +199,7 @@ def _with_constant(
     written: Written, projected: Projected, name: str, labels: Labels, matrix: str
 ) -> tuple[Tensor, list[str]]:
     parts = projected.parts
-    names = [labels(author) for author in written.authors]
+    parts, names = _grouped(parts, [labels(author) for author in written.authors])
     if bool(projected.constant.abs().max() > 0):
         parts = torch.cat([parts, projected.constant[None]])
         names.append(f"bias of {matrix}")
@@ -200,4 +209,27 @@ def _with_constant(
     return parts, names
 
 
-__all__ = ["Author", "Cell", "Term", "Why", "split_score"]
+def _grouped(parts: Tensor, names: Sequence[str]) -> tuple[Tensor, list[str]]:
+    """Return the sum of the parts of each name: a layer may have two modules that feed forward."""
+    found = [*dict.fromkeys(names)]
+    sums = parts.new_zeros(len(found), parts.shape[-1])
+    places = torch.tensor([found.index(name) for name in names], device=parts.device)
+    return sums.index_add_(0, places, parts), found
+
+
+def less(one: Why, other: Why) -> Why:
+    """Return a score less another of the same query, term by term."""
+    keys = [*dict.fromkeys((*one.key_authors, *other.key_authors))]
+    terms = one.terms.new_zeros(len(one.query_authors), len(keys))
+    for sign, why in ((1.0, one), (-1.0, other)):
+        places = torch.tensor([keys.index(name) for name in why.key_authors], device=terms.device)
+        terms = terms.index_add(1, places, sign * why.terms)
+    return replace(
+        one,
+        score=one.score - other.score,
+        masked=one.masked - other.masked,
+        weight=one.weight - other.weight,
+        key_authors=tuple(keys),
+        terms=terms,
+        against=other.key,
+    )

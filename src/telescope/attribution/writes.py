@@ -14,7 +14,7 @@ from torch import Tensor
 from ..files import frame
 from ..traces import render_text
 from ..words import whole_number
-from .following import REST, SplitHead, Written
+from .following import SplitHead, Written
 from .labels import Labels
 from .streams import CallColumns, End, Streams
 
@@ -258,16 +258,3 @@ def _split_authors(streams: Streams, end: End, split: SplitHead | None) -> Writt
             return end.spot.authors()
         finally:
             followed.split = None
-
-
-__all__ = [
-    "DIFFERENCE",
-    "REST",
-    "Push",
-    "Pushes",
-    "SplitKeys",
-    "Writes",
-    "Wrote",
-    "push_logits",
-    "split_logits",
-]

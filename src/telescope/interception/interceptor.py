@@ -139,6 +139,8 @@ class Handler(ABC):
     """Whether token ids and passes are to be followed, in `text`."""
     thread: int
     """The thread that entered the block. Calls of others are not handled."""
+    only_hooked: Sequence[nn.Module] = ()
+    """Modules that the block listens to besides: compiled code runs them without our hooks."""
 
     @cached_property
     def text(self) -> Text:

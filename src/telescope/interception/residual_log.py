@@ -1,6 +1,6 @@
 """Hooks that note the residual streams of a model, for `ts.watch(keep="steps")`."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from ..anatomy import Modules, StreamParts, count_heads, find_stream_parts, toke
 from ..attribution import Event, StreamLog
 from ..attribution import log as events
 from ..engines import torch_modes
+from .interceptor import Handler
 from .module_hook import AFTER, BEFORE, listen
 
 
@@ -19,7 +20,7 @@ def noting_streams(
     log: StreamLog,
     modules: Modules,
     attentions: Mapping[str, nn.Module],
-    is_active: Callable[[], bool],
+    handler: Handler,
 ) -> Iterator[None]:
     """Note what the modules of the residual streams are given and return while the block runs."""
     parts = find_stream_parts(modules, attentions)
@@ -29,9 +30,14 @@ def noting_streams(
     counts = {name: count_heads(modules, attention) for name, attention in attentions.items()}
     log.heads = {name: count for name, count in counts.items() if count is not None}
     log.unembedding = None if parts.unembedding is None else parts.unembedding[0]
+    # Embeddings of tokens and attentions have hooks that compiled code needs.
+    tokens = {id(one): one for one in token_embeddings(modules)}
+    hooked = [module for _, found in _modules_of(parts) for _, module in found]
+    hooked += [] if parts.unembedding is None else [parts.unembedding[1]]
+    handler.only_hooked = [module for module in hooked if id(module) not in tokens]
 
     def is_noted() -> bool:
-        return not log.is_paused and is_active()
+        return not log.is_paused and handler.is_active()
 
     def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
         if is_noted():
@@ -66,7 +72,7 @@ def noting_streams(
     with ExitStack() as hooks:
         if parts.unembedding is not None:
             hooks.callback(listen([parts.unembedding[1]], unembedded, BEFORE))
-        starts = {id(one): one for one in (modules[""], *token_embeddings(modules))}
+        starts = {id(modules[""]): modules[""], **tokens}
         hooks.callback(listen(starts.values(), begin, BEFORE))
         for name, layer in parts.layers.items():
             hooks.callback(listen([layer], partial(read, name), BEFORE))

@@ -304,7 +304,7 @@ def record_calls(
     noting: AbstractContextManager[None] = nullcontext()
     if keeps_stream:
         recording.stream = StreamLog(modules[""])
-        noting = noting_streams(recording.stream, modules, attentions, observer.is_active)
+        noting = noting_streams(recording.stream, modules, attentions, observer)
     with residuals, noting, found.intercepting(selected, observer):
         try:
             yield recording

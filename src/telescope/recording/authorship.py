@@ -22,6 +22,7 @@ from ..attribution import (
     Streams,
     Why,
     Writes,
+    less,
     push_logits,
     read_states,
     split_logits,
@@ -118,10 +119,25 @@ def why(
     head: SupportsIndex,
     query: SupportsIndex,
     key: SupportsIndex,
-    decode: Decode = None,
-    token_name: Any = None,
+    against: SupportsIndex | None,
+    decode: Decode,
+    token_name: Any,
 ) -> Why:
     """Return one score as the sum of its terms; see `Recording.why`."""
+    found = _score(asked, head, query, key, decode, token_name)
+    if against is None:
+        return found
+    return less(found, _score(asked, head, query, against, decode, token_name))
+
+
+def _score(
+    asked: Asked,
+    head: SupportsIndex,
+    query: SupportsIndex,
+    key: SupportsIndex,
+    decode: Decode,
+    token_name: Any,
+) -> Why:
     call = asked.call
     place = call.head_index(head)
     asked_at = asked.query_column(query)

@@ -37,6 +37,7 @@ class StreamAnswers:
         query: SupportsIndex,
         key: SupportsIndex,
         *,
+        against: SupportsIndex | None = None,
         sequence: SupportsIndex = 0,
     ) -> Why:
         """Return why a query of a head looks at a key: one score, split by who wrote what the two
@@ -52,6 +53,8 @@ class StreamAnswers:
             head: the head's number in the model; -1 is the last.
             query, key: positions among the tokens of the sequence, padding left out; in
                 cross-attention the key's in the other sequence. -1 is the last.
+            against: another key. Every term is then the difference of the two scores: what all keys
+                have alike, which softmax does not see, cancels.
             sequence: which sequence of the batch.
 
         Returns:
@@ -72,7 +75,7 @@ class StreamAnswers:
             True
         """
         asked = Asked(self._calls, self.stream, layer, sequence, "why()")
-        return why(asked, head, query, key, self.decode, self.token_name)
+        return why(asked, head, query, key, against, self.decode, self.token_name)
 
     def writes(
         self,

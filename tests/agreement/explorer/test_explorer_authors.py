@@ -117,7 +117,7 @@ def test_the_words_that_a_head_pushes(told):
         assert (answer["l"], answer["h"], answer["i"], answer["b"]) == (attention["l"], h, i, 0)
         if attention["kind"] == "encoder":
             assert (answer["up"], answer["down"]) == (None, None)
-            assert "is in the encoder, whose end becomes no logits" in answer["reason"]
+            assert "is of the encoder, whose end gives no logits" in answer["reason"]
             continue
         found = recording.pushes(attention["name"], h, i, top=MOST_TOKENS)
         names = got(api, f"/runs/{run['run']}/trace", l=attention["l"], h=h, i=i)

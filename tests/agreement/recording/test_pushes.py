@@ -123,7 +123,7 @@ def test_what_has_no_logits_is_refused_with_the_reason():
     with torch.no_grad(), ts.watch(model, keep="steps") as recording:
         model(IDS, IDS)
     for ask in (recording.pushes, recording.writes):
-        with pytest.raises(ValueError, match=r'"encoder\.0\.self" is in the encoder, whose end becomes no logits'):
+        with pytest.raises(ValueError, match=r'"encoder\.0\.self" is of the encoder, whose end gives no logits'):
             ask("encoder.0.self", 0)
     assert isinstance(recording, Recording)
     with pytest.raises(ValueError, match="top=0 names no token; 1 is the least"):

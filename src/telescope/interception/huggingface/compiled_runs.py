@@ -195,7 +195,7 @@ class _TracedFunctions:
         self.configs = [config for block in blocks for config in block.interceptor.configs]
         self.named: list[tuple[Any, ImplementationName]] = []
         # A hook of the compiled model itself would be a compiled frame of its own.
-        self.parked = parked([model for block in blocks for model in block.models])
+        self.parked = parked([module for block in blocks for module in block.without_taps()])
 
     def __enter__(self) -> None:
         self.parked.__enter__()
@@ -315,6 +315,12 @@ class CompiledCode:
         self.models = [*modules.instances(PreTrainedModel).values()]
         self._taps = ExitStack()
         self._tables: dict[tuple[str, ...], list[tuple[Any, str]]] = {}
+
+    def without_taps(self) -> list[nn.Module]:
+        """Return the modules with hooks that compiled code has no use for: the models, and what a
+        recording of their residual streams listens to.
+        """
+        return [*self.models, *self.interceptor.handler.only_hooked]
 
     @cached_property
     def ids(self) -> frozenset[int]:
