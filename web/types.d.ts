@@ -464,16 +464,22 @@ interface WordChange {
   instead: string | null;
 }
 
-/** Why a query looks at a key: its score, split by who wrote what the two read. */
+/**
+ * Why a query looks at a key: its score, split by who wrote what the two read. With another key in `than`, all numbers
+ * are those of the key less those of the other one: what all keys have alike, which softmax does not see, cancels.
+ */
 interface WhyAnswer {
   l: number;
   h: number;
   i: number;
   j: number;
+  /** the index of the other key, or null; other: what it is called */
+  than: number | null;
   b: number;
   /** what the query is called; in cross-attention, the word that it writes */
   query: string;
   key: string;
+  other: string | null;
   /** the token that the query read */
   read: string;
   /** null where the score cannot be split */
@@ -490,8 +496,8 @@ interface ScoreSplit {
   /** q · k · scale, before softcap, bias and mask; masked: after them */
   score: number;
   masked: number;
-  /** null where the row is too long to be formed */
-  weight: number | null;
+  /** of the key, after softmax */
+  weight: number;
   query: AuthorSide;
   key: AuthorSide;
   /** the six largest terms */

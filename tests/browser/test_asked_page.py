@@ -1,5 +1,7 @@
 """The panels of Walk and Heads: why a score is what it is, and which words follow a head."""
 
+from math import exp
+
 import pytest
 
 from telescope.explorer.authors import MOST_TOKENS
@@ -21,6 +23,11 @@ def asked(served, what, run=None, **place):
 
 def number(text):
     return float(text.replace("−", "-").replace("+", ""))
+
+
+def short(x):
+    """Return a number in three digits, as JavaScript writes it."""
+    return f"{x:#.3g}".rstrip(".")
 
 
 def tables(tab):
@@ -112,6 +119,29 @@ def test_why_on_a_score_of_the_walk_by_keyboard(page, served):
     tab.keyboard.press("f")
     tab.wait_for_url("**ask=follows")
     check_follows(page.settled(), asked(served, "writes", l=4, h=2, i=3))
+
+
+def test_a_score_is_compared_with_that_of_another_key(page, served):
+    """Chosen from a list, and part of the address; of keys that a mask hides, there is none to choose."""
+    tab = page.open("walk", ask="why", pieces=1, **PLACE)
+    choice = tab.locator(".asked").get_by_label("rather than")
+    choice.select_option(value="2")
+    tab.wait_for_url("**than=2**")
+    answer = asked(served, "why", than=2, **PLACE)
+    page.settled()
+    heading = tab.locator(".asked h2").inner_text()
+    assert heading == f"Why does {answer['query']} look at {answer['key']} rather than at {answer['other']}?"
+    for table, side in zip(tables(tab), ("query", "key"), strict=True):
+        shown = [one["value"] for one in answer["split"][side]["authors"]]
+        assert [number(numbers[0]) for _, numbers in table][: len(shown)] == pytest.approx(shown, rel=1e-6)
+    times = f"its weight is {short(exp(answer['split']['masked']))} times the other’s"
+    assert times in tab.locator(".asked .told").inner_text()
+    choice.select_option(value="")
+    tab.wait_for_function("() => !location.search.includes('than')")
+    page.settled()
+    assert "score" in tab.locator(".asked h2").inner_text()
+    page.turn("walk", l=1, h=1, i=2, j=1, ask="why", pieces=1)
+    assert choice.locator("option").evaluate_all("all => all.map(one => one.value)") == ["", "0", "2"]
 
 
 def test_an_author_that_is_a_head_leads_there(page, served):

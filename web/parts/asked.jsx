@@ -7,7 +7,11 @@ import { Follows } from "./follows.jsx";
 import { useKeys } from "./hooks.js";
 import { Why } from "./why.jsx";
 
-/** @typedef {"why" | "follows"} Question */
+/**
+ * @typedef {"why" | "follows"} Question
+ * @typedef {{name: string, j: number, isHidden: boolean}} AskedKey  a key by its word and its
+ *   position, and whether the mask hides it
+ */
 
 /** The id of the panel, which buttons name as what they open. */
 const PANEL = "telescope-asked";
@@ -64,12 +68,12 @@ export const useAskKeys = (root, state, go, able) =>
 
 /**
  * The panel that answers the question of the state, if there is one.
- * @param {{run: Run, attention: Attention, h: number, i: number, j: number | null, state: State, go:
- *   Go, goToHead: (place: {l: number, h: number, i: number}) => void, answers:
- *   import("../answers.js").Answers, theme: Theme, names: {query: string, key: string}}} props  `j`
- *   is null where no key is known; `names` are the words of the query and the key on the screen
+ * @param {{run: Run, attention: Attention, h: number, i: number, query: string, keys: AskedKey[],
+ *   at: number, state: State, go: Go, goToHead: (place: {l: number, h: number, i: number}) => void,
+ *   answers: import("../answers.js").Answers, theme: Theme}} props  `query` is its word on the
+ *   screen, `at` the place of the chosen key among `keys`, which may be empty
  */
-export function Asked({ state, go, goToHead, names, ...rest }) {
+export function Asked({ state, go, goToHead, query, keys, at, ...rest }) {
   const panel = useRef(/** @type {HTMLElement | null} */ (null));
   const heading = useRef(/** @type {HTMLHeadingElement | null} */ (null));
 
@@ -81,7 +85,9 @@ export function Asked({ state, go, goToHead, names, ...rest }) {
   }, [state.asked]);
 
   const { asked } = state;
-  if (asked !== "follows" && !(asked === "why" && rest.j !== null)) return null;
+  const key = keys[at];
+  if (asked !== "follows" && !(asked === "why" && key)) return null;
+  const others = keys.filter((one) => one !== key && !one.isHidden);
   // The button of the head is gone when the new head is shown: its heading takes the focus.
   /** @param {{l: number, h: number, i: number}} place */
   const follow = (place) => {
@@ -102,8 +108,11 @@ export function Asked({ state, go, goToHead, names, ...rest }) {
       {asked === "why" ? (
         <Why
           {...rest}
-          names={names}
-          j={Number(rest.j)}
+          query={query}
+          chosen={key}
+          than={others.find(({ j }) => j === state.than) ?? null}
+          others={others}
+          compare={(j) => go({ than: j }, false)}
           heading={heading}
           goToHead={follow}
           edited={Boolean(state.edits)}

@@ -3,7 +3,7 @@ import { useAnswer } from "../answers.js";
 import { Answered, headName } from "./answered.jsx";
 import { count, full, largest, percent, short, toNumber } from "./numbers.js";
 import { SignedBar, signed } from "./signed_bar.jsx";
-import { asSentence, visible } from "./text.js";
+import { asSentence, clipped, visible } from "./text.js";
 
 /**
  * What authors are, by their names: a sentence for each kind.
@@ -31,22 +31,30 @@ const KINDS = [
 /** What an author is, in a sentence. @param {string} name */
 const meaning = (name) => KINDS.find(([pattern]) => pattern.test(name))?.[2];
 
+/** @typedef {import("./asked.jsx").AskedKey} AskedKey */
+
 /**
  * The panel's contents.
- * @param {{run: Run, attention: Attention, h: number, i: number, j: number, answers:
+ * @param {{run: Run, attention: Attention, h: number, i: number, query: string, chosen: AskedKey,
+ *   than: AskedKey | null, others: AskedKey[], compare: (j: number | null) => void, answers:
  *   import("../answers.js").Answers, theme: Theme, edited: boolean, heading: any, goToHead: (place:
- *   {l: number, h: number, i: number}) => void, names: {query: string, key: string}}} props
- *   `edited`: whether a what-if is on; `names`: the words of the query and the key
+ *   {l: number, h: number, i: number}) => void}} props  `chosen` is the key, `than` the one that it
+ *   is compared with, and `others` those that it may be; `edited`: whether a what-if is on
  */
-export function Why({ run, attention, h, i, j, answers, theme, edited, heading, goToHead, names }) {
-  const found = useAnswer(answers, `runs/${run.run}/why`, { l: attention.l, h, i, j });
+export function Why({ run, attention, h, i, answers, heading, goToHead, theme, ...asked }) {
+  const { chosen, than, others, compare, edited } = asked;
+  const place = { l: attention.l, h, i, j: chosen.j, than: than?.j };
+  const found = useAnswer(answers, `runs/${run.run}/why`, place);
   return (
     <Answered answer={found}>
       {(/** @type {WhyAnswer} */ value) => {
         // While another answer is on its way, this one has its own names.
-        const own = found.fresh ? names : value;
+        const own = found.fresh
+          ? { query: asked.query, key: chosen.name, other: than?.name ?? null }
+          : value;
         const query = <b class="q">{visible(own.query)}</b>;
         const key = <b class="k">{visible(own.key)}</b>;
+        const other = value.than === null ? null : <b class="k">{visible(own.other)}</b>;
         const { split } = value;
         const shown = run.attentions[value.l] ?? attention;
         if (!split)
@@ -58,7 +66,6 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
               <p role="status">{asSentence(value.reason ?? "")}</p>
             </>
           );
-        const hidden = toNumber(split.masked) === -Infinity;
         const authors = [...split.query.authors, ...split.key.authors].map(({ name }) => name);
         const most = largest(
           [split.query, split.key].flatMap((side) => [
@@ -66,19 +73,56 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
             side.others,
           ]),
         );
-        const shared = { run, attention: shown, most, theme, total: split.score, goToHead };
+        const total = [other ? "difference" : "score", split.score];
+        const shared = { run, attention: shown, most, theme, total, goToHead };
         return (
           <>
             <h2 tabindex={-1} ref={heading}>
-              Why do {query} and {key} score{" "}
-              <span title={full(split.score)}>{short(split.score, 3)}</span>?
+              {other ? (
+                <>
+                  Why does {query} look at {key} rather than at {other}?
+                </>
+              ) : (
+                <>
+                  Why do {query} and {key} score{" "}
+                  <span title={full(split.score)}>{short(split.score, 3)}</span>?
+                </>
+              )}
             </h2>
             <p class="lede">
-              A score is a sum: each part that was written into the vector of one word, times each
-              part of the other’s. Bars to the right raise the score, bars to the left lower it, and
-              either list adds up to all of it.
+              {other ? (
+                <>
+                  The score of {query} and {key}, less that of {query} and {other}. What both have
+                  alike cancels: softmax, which sees differences alone, does not see it. Bars to the
+                  right speak for {key}, bars to the left for {other}, and either list adds up to
+                  the difference.
+                </>
+              ) : (
+                "A score is a sum: each part that was written into the vector of one word, times each " +
+                "part of the other’s. Bars to the right raise the score, bars to the left lower " +
+                "it, and either list adds up to all of it."
+              )}
               {edited ? " This is the model as it is, without the what-if." : ""}
             </p>
+            {others.length > 0 && (
+              <label class="labelled">
+                rather than{" "}
+                <select
+                  value={than ? String(than.j) : ""}
+                  onChange={(event) => {
+                    const { value: picked } = event.currentTarget;
+                    compare(picked === "" ? null : Number(picked));
+                  }}
+                >
+                  <option value="">no other key</option>
+                  {others.map((one) => (
+                    <option value={String(one.j)} selected={one === than}>
+                      {clipped(one.name, 16)}
+                    </option>
+                  ))}
+                </select>
+              </label>
+            )}
             <div class="two-panels">
               <Side
                 {...shared}
@@ -97,19 +141,19 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
                 side={split.key}
                 at={value.j}
                 fits={(target) => target.n_q === shown.n_k && target.n_k === shown.n_k}
-                title={<>who wrote what {key} answers with</>}
-                notes={[pieceOf(own.key, value.key)]}
+                title={
+                  <>
+                    who wrote what {key} answers with
+                    {other ? <>, less the same of {other}</> : ""}
+                  </>
+                }
+                notes={[pieceOf(own.key, value.key), pieceOf(own.other, value.other)]}
               />
             </div>
             <p class="told">
               In {headName(shown, value.h)}, {visible(split.sentence)}. (One part on another: what
               the first wrote for the word that asks, times what the second wrote for the word that
-              answers.){" "}
-              {hidden
-                ? "The mask hides this key, so that its weight is 0 all the same."
-                : split.weight === null
-                  ? ""
-                  : `After softmax, its weight is ${percent(split.weight)}.`}
+              answers.) {weightSaid(split, other !== null)}
             </p>
             <details class="products">
               <summary>
@@ -122,7 +166,7 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
                     <th scope="col" class="name">
                       answered by
                     </th>
-                    <th scope="col">part of the score</th>
+                    <th scope="col">adds</th>
                   </tr>
                 </thead>
                 <tbody>
@@ -154,9 +198,25 @@ export function Why({ run, attention, h, i, j, answers, theme, edited, heading, 
 }
 
 /**
+ * What the score means for the weight, in a sentence.
+ * @param {ScoreSplit} split
+ * @param {boolean} isCompared
+ */
+function weightSaid({ masked, weight }, isCompared) {
+  const score = toNumber(masked);
+  if (isCompared)
+    return Number.isFinite(score)
+      ? `After softmax, its weight is ${short(Math.exp(score), 3)} times the other’s.`
+      : "";
+  return score === -Infinity
+    ? "The mask hides this key, so that its weight is 0 all the same."
+    : `After softmax, its weight is ${percent(weight)}.`;
+}
+
+/**
  * What is said of a word in several pieces, of which one is asked for.
- * @param {string} word
- * @param {string} piece
+ * @param {string | null} word
+ * @param {string | null} piece
  */
 const pieceOf = (word, piece) =>
   word !== piece && `Of the pieces of ${visible(word)}, this is ${visible(piece)}.`;
@@ -164,7 +224,7 @@ const pieceOf = (word, piece) =>
 /**
  * The authors of one side, a bar for each; a head is a button that goes there.
  * @param {{side: AuthorSide, title: any, notes: (string | false)[], run: Run, attention: Attention, most: number,
- *   theme: Theme, total: number, at: number, fits: (target: Attention) => boolean, goToHead: (place:
+ *   theme: Theme, total: (string | number)[], at: number, fits: (target: Attention) => boolean, goToHead: (place:
  *   {l: number, h: number, i: number}) => void}} props  `at` is the position to go to in a head,
  *   and `fits` tells whether an attention has that position
  */
@@ -227,8 +287,8 @@ function Side({ side, title, notes, run, most, theme, total, at, fits, goToHead 
         </tbody>
         <tfoot>
           <tr>
-            <td>score</td>
-            <td title={full(total)}>{short(total, 3)}</td>
+            <td>{total[0]}</td>
+            <td title={full(total[1])}>{short(total[1], 3)}</td>
             <td />
           </tr>
         </tfoot>

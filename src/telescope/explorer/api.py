@@ -73,7 +73,7 @@ RUN_ROUTES = {
     "trace": Route(trace, "l&h&i&b"),
     "after": Route(after_head, "l&i&b"),
     "whatif": Route(what_if, "l&h&i&b&edits=scale,mask,sum,mute,t:0.5,hide:3"),
-    "why": Route(why, "l&h&i&j&b"),
+    "why": Route(why, "l&h&i&j&than&b"),
     "writes": Route(writes, "l&h&i&b"),
     "cell": Route(cell, "l&h&i&j&b"),
     "cells": Route(cells, "l&h&i&j&b"),

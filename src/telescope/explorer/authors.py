@@ -64,14 +64,14 @@ class ScoreSplit(Answer):
     side, the terms add up to the same score.
 
     score   q · k · scale, before softcap, bias and mask; masked: after them
-    weight  null where the row is too long to be formed
+    weight  of the key, after softmax
     pairs   the six largest terms
     terms   how many there are
     """
 
     score: float
     masked: float
-    weight: float | None
+    weight: float
     query: AuthorSide
     key: AuthorSide
     pairs: Sequence[AuthorPair]
@@ -81,8 +81,11 @@ class ScoreSplit(Answer):
 
 @dataclass(frozen=True)
 class WhyAnswer(Answer):
-    """Why a query looks at a key: its score, split by who wrote what the two read.
+    """Why a query looks at a key: its score, split by who wrote what the two read. With another key
+    in `than`, all numbers are those of the key less those of the other one: what all keys have
+    alike, which softmax does not see, cancels.
 
+    than    the index of the other key, or null; other: what it is called
     query   what the query is called; in cross-attention, the word that it writes
     read    the token that the query read
     split   null where the score cannot be split
@@ -93,9 +96,11 @@ class WhyAnswer(Answer):
     h: int
     i: int
     j: int
+    than: int | None
     b: int
     query: str
     key: str
+    other: str | None
     read: str
     split: ScoreSplit | None
     reason: str | None
@@ -107,19 +112,27 @@ def why(request: RunRequest) -> WhyAnswer:
     h = request.h
     i = request.i
     j = request.index("j", view.size[1], "key")
+    is_compared = "than" in request.parameters
+    than = request.index("than", view.size[1], "key") if is_compared else None
     b = request.b
     query = view.tokens("q", b, [i])[0]
     key = view.tokens("k", b, [j])[0]
-    answer = WhyAnswer(request.layer, h, i, j, b, query, key, query, None, None)
+    other = None if than is None else view.tokens("k", b, [than])[0]
+    answer = WhyAnswer(request.layer, h, i, j, than, b, query, key, other, query, None, None)
     try:
         recording = _recording(request.run)
         found = recording.why(
-            view.call.name, h, _query(view, b, i), _position(view, "k", b, j), sequence=b
+            view.call.name,
+            h,
+            _query(view, b, i),
+            _position(view, "k", b, j),
+            against=None if than is None else _position(view, "k", b, than),
+            sequence=b,
         )
     except ValueError as problem:
         return replace(answer, reason=str(problem))
     read = found.query if view.kind == "cross" else query
-    found = replace(found, query=read, key=key)
+    found = replace(found, query=read, key=key, against=other)
     return replace(answer, read=read, split=_split(found, _heads(request.run, recording)))
 
 

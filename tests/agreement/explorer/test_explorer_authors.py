@@ -58,6 +58,7 @@ def test_a_score_is_split_as_the_recording_splits_it(told):
         found = recording.why(attention["name"], h, i, j)
         trace = got(api, f"/runs/{run['run']}/trace", **{name: place[name] for name in "lhi"})
         assert {name: answer[name] for name in "lhij"} == place
+        assert (answer["than"], answer["other"]) == (None, None)
         assert (answer["b"], answer["reason"]) == (0, None)
         assert (answer["query"], answer["key"]) == (trace["token"], trace["tokens"][j])
 
@@ -90,6 +91,27 @@ def test_a_score_is_split_as_the_recording_splits_it(told):
         read = answer["read"]
         assert split["sentence"].startswith(f"{read} looks at {answer['key']} with a score of ")
         assert attention["kind"] == "cross" or read == answer["query"]
+
+
+def test_a_score_is_compared_with_that_of_another_key(told):
+    api, run, recording = told
+    for attention, h, i, j in places(run):
+        place = {"l": attention["l"], "h": h, "i": i, "j": j, "than": 1}
+        answer = got(api, f"/runs/{run['run']}/why", **place)
+        found = recording.why(attention["name"], h, i, j, against=1)
+        names = got(api, f"/runs/{run['run']}/trace", l=attention["l"], h=h, i=i)["tokens"]
+        assert (answer["than"], answer["other"], answer["key"]) == (1, names[1], names[j])
+        split = answer["split"]
+        assert split["score"] == pytest.approx(found.score, rel=DIGITS, abs=1e-6)
+        masked = float(split["masked"])
+        assert masked == pytest.approx(found.masked, rel=DIGITS, abs=1e-6, nan_ok=True)
+        assert split["weight"] == pytest.approx(found.weight, rel=DIGITS, abs=1e-9)
+        for side in ("query", "key"):
+            sums = found.by(side)
+            shown = {one["name"]: one["value"] for one in split[side]["authors"]}
+            assert shown == {name: pytest.approx(sums[name], rel=DIGITS, abs=1e-9) for name in shown}
+        if j != 1:
+            assert f"looks at {names[j]} rather than at {names[1]}, by a score of" in split["sentence"]
 
 
 def test_authors_that_are_heads_lead_to_their_place(told):

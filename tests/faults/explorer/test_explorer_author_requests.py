@@ -53,3 +53,11 @@ def test_a_key_that_there_is_not(served, j, status, said):
     answer = api.answer("GET", f"/runs/{run}/why", asked)
     assert answer.status == status
     assert json.loads(answer.body)["error"]["message"].startswith(said)
+
+
+@pytest.mark.parametrize(("than", "status", "said"), [("5", 404, "there is no key 5"), ("", 400, 'than="" is not')])
+def test_another_key_that_there_is_not(served, than, status, said):
+    api, run = served
+    answer = api.answer("GET", f"/runs/{run}/why", PLACE | {"than": than})
+    assert answer.status == status
+    assert json.loads(answer.body)["error"]["message"].startswith(said)

@@ -25,22 +25,27 @@ export function chosenKey(keys, state) {
 }
 
 /**
- * Return the position of the chosen key: of a word in several pieces, that of the last; null where
- * no position is known.
+ * Return the keys as the panel takes them: of a word in several pieces the one in the state, or the
+ * last. None, where their positions are not known.
  * @param {KeyChoice[] | undefined} keys
  * @param {State} state
+ * @returns {import("../../parts/asked.jsx").AskedKey[]}
  */
-export function keyPosition(keys, state) {
-  const members = keys?.length ? keys[chosenKey(keys, state)].members : [];
-  return members.find((one) => one === state.key) ?? members[members.length - 1] ?? null;
-}
+export const askedKeys = (keys, state) =>
+  keys?.every(({ members }) => members.length)
+    ? keys.map(({ name, weight, members }) => ({
+        name,
+        j: members.find((one) => one === state.key) ?? members[members.length - 1],
+        isHidden: weight === 0,
+      }))
+    : [];
 
 /**
  * The key and the questions below one head.
  * @param {Asking & {side: HeadSide, name: string, keys: KeyChoice[]}} props
  */
 export function AskRow({ state, go, side, name, keys }) {
-  if (keyPosition(keys, state) === null) return null;
+  if (!askedKeys(keys, state).length) return null;
   const at = chosenKey(keys, state);
   /** @param {"why" | "follows"} question */
   const asking = (question) => {

@@ -9,7 +9,7 @@ import { WhatIf } from "../../parts/what_if.jsx";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { tokenRange, wordsOrPieces } from "../../parts/words.js";
 import { number, perRun, shared, text } from "../../state/fields.js";
-import { chosenKey, keyPosition } from "./asking.jsx";
+import { askedKeys, chosenKey } from "./asking.jsx";
 import { Fans } from "./fans.jsx";
 import { Habits, LookedAt } from "./habits.jsx";
 import { Readings } from "./readings.jsx";
@@ -25,7 +25,7 @@ export const fields = {
   headA: perRun(number("a")),
   layerB: perRun(number("lb")),
   headB: perRun(number("b")),
-  ...shared("query", "key", "kind", "asked"),
+  ...shared("query", "key", "kind", "asked", "than"),
   /** Of which of the two it is asked. */
   side: perRun(text("side", "a")),
 };
@@ -175,7 +175,7 @@ function Comparison({
   const goToHead = ({ l, h, i: query }) => {
     const other = alike.some((one) => one.l === l) ? B : { l: null, h: null };
     const heads = { layerA: l, headA: h, layerB: other.l, headB: other.h, side: "a" };
-    go({ layer: l, head: h, query, key: null, heads });
+    go({ layer: l, head: h, query, key: null, than: null, heads });
   };
   /** @param {(import("./asking.jsx").KeyChoice[] | undefined)[]} choices  of A and of B */
   const panel = (choices) => {
@@ -186,11 +186,9 @@ function Comparison({
         attention={attentionOf(asked.l)}
         h={asked.h}
         i={i}
-        j={keyPosition(keys, state)}
-        names={{
-          query: picked.range.tokens[picked.at(i) - picked.range.start] ?? "",
-          key: keys?.length ? keys[chosenKey(keys, state)].name : "",
-        }}
+        query={picked.range.tokens[picked.at(i) - picked.range.start] ?? ""}
+        keys={askedKeys(keys, state)}
+        at={keys?.length ? chosenKey(keys, state) : 0}
         state={state}
         go={go}
         goToHead={goToHead}

@@ -26,7 +26,7 @@ export const splitsWords = true;
 export const fields = {
   ...shared("layer", "head", "query", "key"),
   step: text("step", "softmax"),
-  ...shared("kind", "asked"),
+  ...shared("kind", "asked", "than"),
 };
 export { Walk as view };
 
@@ -299,11 +299,18 @@ function Steps({
         attention={attention}
         h={state.head}
         i={i}
-        j={row.keys[j]}
+        query={trace.token}
+        keys={row.tokens.map((name, at) => ({
+          name,
+          j: row.keys[at],
+          isHidden: row.steps.mask[at] === -Infinity,
+        }))}
+        at={j}
         state={state}
         go={go}
-        goToHead={(place) => go({ layer: place.l, head: place.h, query: place.i, key: null })}
-        names={{ query: trace.token, key: row.tokens[j] }}
+        goToHead={(place) =>
+          go({ layer: place.l, head: place.h, query: place.i, key: null, than: null })
+        }
         answers={answers}
         theme={theme}
       />
