@@ -81,6 +81,8 @@ RESOURCES: dict[str, dict[str, str]] = {
     "received": {"l": "0", "h": "0", "b": "0", "start": "0", "stop": "5"},
     "top": PLACE,
     "cell": {**PLACE, "j": "1"},
+    "why": {**PLACE, "j": "1", "than": "0"},
+    "writes": PLACE,
     "cells": {**PLACE, "j": "1"},
     "image": PLACE,
     "map": PLACE,

@@ -9,6 +9,7 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -58,11 +59,16 @@ LESSONS: dict[str, tuple[str, dict[str, Any]]] = {  # the lesson's caption that 
 SIZE = {"width": 1180, "height": 760}
 
 
-def pictures(library: Library, translator: str, writer: str, folder: Path) -> None:
-    """Write one PNG for each screen into the folder."""
+def pictures(
+    library: Library, translator: str, writer: str, folder: Path, only: Sequence[str] = ()
+) -> None:
+    """Write one PNG for each screen into the folder, or for some of them."""
     sentence, sonnet = library.read(SENTENCE, translator), library.read(SONNET, writer)
     money, prompt = library.read(MONEY, translator), library.read(PROMPT, writer)
     query, port = sentence.place("with"), serve(library)
+    # The head that writes "Geld" looks at "money".
+    cross = [view.name for view in money.views].index("decoder.1.cross")
+    geld = {"l": cross, "h": 1, "i": 1, "j": 1}
     views: dict[str, tuple[str, str, dict[str, Any]]] = {
         "landing": ("light", "/", {}),
         "walk": ("light", f"/s/{sentence.name}/walk", {"i": query}),
@@ -73,6 +79,12 @@ def pictures(library: Library, translator: str, writer: str, folder: Path) -> No
         "output": ("light", f"/s/{prompt.name}/output", {}),
         "variance": ("light", "/s/example-thinking-machines/variance", {"d": 512}),
         "positions": ("light", f"/s/{sentence.name}/positions", {}),
+        "why": ("light", f"/s/{money.name}/walk", {**geld, "ask": "why", "than": 5}),
+        "what-follows": (
+            "light",
+            f"/s/{money.name}/heads",
+            {**geld, "la": cross, "a": 1, "lb": cross + 1, "b": 0, "ask": "follows"},
+        ),
         "what-if": ("light", f"/s/{money.name}/walk", {"kind": "cross", "edits": "sum"}),
         **{
             f"lesson-{name}": (
@@ -92,6 +104,8 @@ def pictures(library: Library, translator: str, writer: str, folder: Path) -> No
             executable_path=shutil.which("chromium"), chromium_sandbox=False, args=["--disable-gpu"]
         )
         for screen, (theme, path, state) in views.items():
+            if only and screen not in only:
+                continue
             page = chromium.new_page(viewport=SIZE, color_scheme=theme, reduced_motion="reduce")
             page.goto(f"http://127.0.0.1:{port}/healthz?token={TOKEN}")
             page.goto(f"http://127.0.0.1:{port}{path}?{urlencode(state)}")
@@ -142,6 +156,7 @@ if __name__ == "__main__":
         default=Path(__file__).parents[1] / "docs" / "screens",
         help="where the pictures go",
     )
+    parser.add_argument("--only", nargs="+", default=(), help="the names of the pictures to take")
     arguments = parser.parse_args()
     models = Library({name: name for name in (arguments.translator, arguments.writer)})
-    pictures(models, arguments.translator, arguments.writer, arguments.out)
+    pictures(models, arguments.translator, arguments.writer, arguments.out, arguments.only)

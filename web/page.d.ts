@@ -304,4 +304,6 @@ interface StepProps {
   answers: import("./answers.js").Answers;
   cells: any;
   pick(at: number): void;
+  /** Why the score of the chosen key is what it is; null where it cannot be asked. */
+  why: { open: boolean; toggle(): void } | null;
 }

@@ -464,6 +464,106 @@ interface WordChange {
   instead: string | null;
 }
 
+/**
+ * Why a query looks at a key: its score, split by who wrote what the two read. With another key in `than`, all numbers
+ * are those of the key less those of the other one: what all keys have alike, which softmax does not see, cancels.
+ */
+interface WhyAnswer {
+  l: number;
+  h: number;
+  i: number;
+  j: number;
+  /** the index of the other key, or null; other: what it is called */
+  than: number | null;
+  b: number;
+  /** what the query is called; in cross-attention, the word that it writes */
+  query: string;
+  key: string;
+  other: string | null;
+  /** the token that the query read */
+  read: string;
+  /** null where the score cannot be split */
+  split: ScoreSplit | null;
+  /** why it cannot, in one sentence */
+  reason: string | null;
+}
+
+/**
+ * A score as the sum of its terms: a pair of authors each. Summed to the authors of either side, the terms add up to
+ * the same score.
+ */
+interface ScoreSplit {
+  /** q · k · scale, before softcap, bias and mask; masked: after them */
+  score: number;
+  masked: number;
+  /** of the key, after softmax */
+  weight: number;
+  query: AuthorSide;
+  key: AuthorSide;
+  /** the six largest terms */
+  pairs: AuthorPair[];
+  /** how many there are */
+  terms: number;
+  sentence: string;
+}
+
+/**
+ * The authors of what a query, or a key, reads, the largest first: at most eight by name, and none below a thousandth
+ * of the largest.
+ */
+interface AuthorSide {
+  authors: AuthorShare[];
+  /** the sum of all others; left: how many they are */
+  others: number;
+  left: number;
+}
+
+/** What one author has to do with a score. */
+interface AuthorShare {
+  name: string;
+  value: number;
+  /** the attention, where the author is a head of this run; h: the head */
+  l: number | null;
+  h: number | null;
+}
+
+/** One term of a score: an author of the query, on an author of the key. */
+interface AuthorPair {
+  query: string;
+  key: string;
+  value: number;
+}
+
+/** The tokens of the whole vocabulary that the output of a head pushes up and down most, after one query. */
+interface WritesAnswer {
+  l: number;
+  h: number;
+  i: number;
+  b: number;
+  /** the token that the query read */
+  after: string;
+  /** the word that it wrote, in cross-attention */
+  written: string | null;
+  /** null where the head has no logits, as is down */
+  up: PushedToken[] | null;
+  down: PushedToken[] | null;
+  /** why it has none, in one sentence */
+  reason: string | null;
+}
+
+/** A token that a head pushes up or down. */
+interface PushedToken {
+  id: number;
+  text: string;
+  /** what the head adds to its logit, less what it adds to all logits on average */
+  value: number;
+  /** the key that carried most of it; j: its index, null where it stands for many */
+  key: string;
+  j: number | null;
+  /** what the key carried */
+  part: number;
+}
+
 /** Every step of one query and one key. */
 interface CellAnswer {
   l: number;

@@ -188,6 +188,8 @@ const KEYS = [
   ["{ }", "previous and next layer"],
   ["+ −", "Map: zoom in and out. Home: the whole matrix"],
   ["g", "Map: go to a query and a key"],
+  ["w", "Walk, Heads: why a score is what it is. Escape: close"],
+  ["f", "Walk, Heads: what follows the head"],
   ["t", "light or dark"],
   ["?", "this help"],
 ];

@@ -35,6 +35,10 @@ export const SHARED = {
   kind: perRun(text("kind")),
   /** What-if: the changes of the definition, as the API takes them. */
   edits: perRun(text("edits")),
+  /** What is asked of a score or a head, and answered in a panel: "why" or "follows". */
+  asked: perRun(text("ask")),
+  /** The key with which a score is compared there. */
+  than: perRun(number("than")),
   /** 1 shows the pieces of words. */
   pieces: number("pieces", 0),
   /** Features of random vectors on the screen "variance", and of encodings on "positions". */

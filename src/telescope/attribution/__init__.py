@@ -13,7 +13,7 @@ from .log import Event, StreamLog
 from .norms import LostError
 from .streams import CallColumns, Streams
 from .why import Cell, Term, Why, less, split_score
-from .writes import Writes, Wrote, split_logits
+from .writes import Push, Pushes, SplitKeys, Writes, Wrote, push_logits, split_logits
 
 __all__ = [
     "Author",
@@ -23,7 +23,10 @@ __all__ = [
     "Labels",
     "Lens",
     "LostError",
+    "Push",
+    "Pushes",
     "SplitHead",
+    "SplitKeys",
     "StreamLog",
     "Streams",
     "Term",
@@ -31,6 +34,7 @@ __all__ = [
     "Writes",
     "Wrote",
     "less",
+    "push_logits",
     "read_states",
     "split_logits",
     "split_score",

@@ -1,4 +1,6 @@
-"""`writes`: what every author of the residual stream adds to the logits of the next token."""
+"""`writes`: what every author of the residual stream adds to the logits of the next token; and
+`pushes`: the tokens that one head pushes up and down.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +14,12 @@ from torch import Tensor
 from ..files import frame
 from ..traces import render_text
 from ..words import whole_number
-from .following import SplitHead
+from .following import SplitHead, Written
 from .labels import Labels
 from .streams import CallColumns, End, Streams
 
 DIFFERENCE = "difference"
+ROWS = 8192  # of the unembedding that are in float64 at a time
 
 
 class Wrote(NamedTuple):
@@ -105,13 +108,8 @@ def split_logits(
     split     a head to divide among its keys, which are called `key_names`
     """
     end: End = streams.end(call, column)
-    followed = end.spot.followed
+    written = _split_authors(streams, end, split)
     with streams.reading():
-        followed.split = split
-        try:
-            written = end.spot.authors()
-        finally:
-            followed.split = None
         state = end.factor * end.spot.vector()
         weight = end.weight.detach()
         every = (weight @ state.to(weight)).double()
@@ -136,3 +134,127 @@ def split_logits(
     sums = dict(zip(columns, values.sum(0).tolist(), strict=True))
     shown = tuple(i for i, author in enumerate(written.authors) if is_shown(author))
     return Writes(after, tuple(columns), tuple(names), values, sums, shown)
+
+
+# -------------------------------------------------------------------------------------------- pushes
+
+
+class Push(NamedTuple):
+    """What a head adds to the logit of one token, and the key that carried most of it."""
+
+    token: str
+    id: int
+    value: float
+    """What the head adds to the logit, less what it adds to that of all tokens on average."""
+    key: str
+    position: int | None
+    """The position of the key; None where many keys of a long text are one."""
+    part: float
+    """The key's part of the value."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pushes:
+    """The tokens that one head pushes up and down at one query. Returned by `recording.pushes`.
+
+    Softmax ignores what all logits have alike. So every value is what the head adds to the logit of
+    a token, less the mean over the vocabulary.
+    """
+
+    layer: str
+    head: int
+    after: str
+    """The token after which the logits are."""
+    mean: float
+    """What the head adds to the logits of all tokens on average."""
+    up: tuple[Push, ...]
+    """The tokens that are pushed up most, the first most."""
+    down: tuple[Push, ...]
+    """The tokens that are pushed down most, the first most."""
+
+    def table(self, *, library: str = "pandas") -> Any:
+        """Return a row for each token as a frame of pandas or polars."""
+        every = (*self.up, *self.down)
+        return frame(
+            {name: [getattr(one, name) for one in every] for name in Push._fields}, library
+        )
+
+    def __rich__(self) -> Table:
+        title = f'{self.layer}, head {self.head}, after "{self.after}"'
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        for name in ("token", "pushed", "key", "of it"):
+            right = name in ("pushed", "of it")
+            table.add_column(name, justify="right" if right else "left", no_wrap=True)
+        for one in (*self.up, *self.down):
+            table.add_row(one.token, f"{one.value:+.3f}", one.key, f"{one.part:+.3f}")
+        return table
+
+    def __repr__(self) -> str:
+        return render_text(self.__rich__())
+
+
+class SplitKeys(NamedTuple):
+    """A head to divide among its keys, with what they are called and their positions."""
+
+    head: SplitHead
+    names: Sequence[str]
+    positions: Sequence[int | None]
+
+
+def push_logits(
+    streams: Streams,
+    call: CallColumns,
+    column: int,
+    split: SplitKeys,
+    name_of: Callable[[int], str],
+    after: str,
+    top: int,
+) -> Pushes:
+    """Return the tokens that a head pushes up and down most after one query, `top` of each."""
+    end: End = streams.end(call, column)
+    written = _split_authors(streams, end, split.head)
+    keys = [i for i, author in enumerate(written.authors) if author.kind == "key"]
+    parts = end.factor * written.parts[keys]
+
+    # Every logit in float64, of some rows of the unembedding at a time.
+    weight = end.weight.detach()
+    parts = parts.to(weight.device)
+    own = parts.sum(0)
+    logits = torch.cat([rows.double() @ own for rows in torch.split(weight, ROWS)])
+    mean = logits.mean()
+    total = torch.stack([rows.double().sum(0) for rows in torch.split(weight, ROWS)]).sum(0)
+    centre = total / len(weight)
+
+    def push(token: int) -> Push:
+        by_key = parts @ (weight[token].double() - centre)
+        value = float(logits[token] - mean)
+        # The key that carried most of it pushes in the same direction.
+        most = int((by_key if value > 0 else -by_key).argmax())
+        author = written.authors[keys[most]].head or 0
+        carried = float(by_key[most])
+        return Push(
+            name_of(token), token, value, split.names[author], split.positions[author], carried
+        )
+
+    centred = logits - mean
+    highest = centred.topk(min(top, len(centred))).indices.tolist()
+    lowest = (-centred).topk(min(top, len(centred))).indices.tolist()
+    return Pushes(
+        split.head.name,
+        split.head.head,
+        after,
+        float(mean),
+        tuple(push(token) for token in highest if centred[token] > 0),
+        tuple(push(token) for token in lowest if centred[token] < 0),
+    )
+
+
+def _split_authors(streams: Streams, end: End, split: SplitHead | None) -> Written:
+    """Return who wrote the end of the stream, with one head divided among its keys."""
+    followed = end.spot.followed
+    with streams.reading():
+        followed.split = split
+        try:
+            return end.spot.authors()
+        finally:
+            followed.split = None

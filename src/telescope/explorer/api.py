@@ -26,6 +26,7 @@ from .answers import (
     json_bytes,
     to_json,
 )
+from .authors import why, writes
 from .context import answer
 from .export import html_page
 from .exported_run import export_answers
@@ -72,6 +73,8 @@ RUN_ROUTES = {
     "trace": Route(trace, "l&h&i&b"),
     "after": Route(after_head, "l&i&b"),
     "whatif": Route(what_if, "l&h&i&b&edits=scale,mask,sum,mute,t:0.5,hide:3"),
+    "why": Route(why, "l&h&i&j&than&b"),
+    "writes": Route(writes, "l&h&i&b"),
     "cell": Route(cell, "l&h&i&j&b"),
     "cells": Route(cells, "l&h&i&j&b"),
     "encoding": Route(encoding, "l&h&b"),

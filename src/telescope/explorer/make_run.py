@@ -37,6 +37,8 @@ from .output import Output, StackInputs
 from .run import AttentionView, Run
 
 LONGEST_SENTENCE = 4096  # tokens of a typed text; `telescope watch` takes longer ones
+# Bytes of a residual stream that a run keeps, to tell who wrote what; a sentence takes one million.
+MOST_STREAM = 2**26
 LAST_LATIN = 0x24F  # the code of the last Latin letter
 PREFIX = "example-"
 # What an example may be computed with, by the name in a request.
@@ -69,9 +71,13 @@ def read(model: Model, model_name: str, text: str, target: str | None = None) ->
         raise _unreadable(f"{model_name} has no tokenizer, so it cannot read text")
     try:
         with _no_padding_or_truncation(model.tokenizer):
-            views, written, output = _attention_views(model, text, target)
+            views, written, output, recording = _attention_views(model, text, target)
     except ValueError as problem:
         raise _unreadable(str(problem)) from None
+    # A server keeps many runs: a long text keeps its steps, and not who wrote them.
+    stream = None if recording is None else recording.stream
+    if stream is not None and stream.nbytes > MOST_STREAM:
+        stream.passes.clear()
     name = run_name(model_name, text, target)
     return Run(
         name,
@@ -85,15 +91,16 @@ def read(model: Model, model_name: str, text: str, target: str | None = None) ->
         written,
         notice=_notice(model, text),
         output=output,
+        recording=recording,
     )
 
 
-Seen = tuple[list[AttentionView], str | None, Output | None]
+Seen = tuple[list[AttentionView], str | None, Output | None, Recording | None]
 
 
 def _attention_views(model: Model, text: str, target: str | None) -> Seen:
-    """Return a view of each attention, the text that was written, and the output; ValueError for
-    what cannot be run.
+    """Return a view of each attention, the text that was written, the output and the recording;
+    ValueError for what cannot be run.
     """
     assert model.tokenizer is not None
     # What cannot be read is refused before a model runs.
@@ -121,7 +128,8 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
         views = [
             view for stack, inputs in read_by for view in _views_of(stack, model, decode, inputs)
         ]
-        return views, wrote.text, Output.of_translation(model, ids, wrote.ids, stacks.cross.rows)
+        output = Output.of_translation(model, ids, wrote.ids, stacks.cross.rows)
+        return views, wrote.text, output, stacks.cross.recording
     # Other models write no given target, and not all of them read a text.
     if target is not None:
         raise ValueError(f"a {type(model).__name__} does not write, so it takes no target")
@@ -139,7 +147,8 @@ def _attention_views(model: Model, text: str, target: str | None) -> Seen:
     )
     seen = SentenceAttention(read_words, read_words, tuple(recording.values()))
     views = _views_of(seen, model, model.tokenizer.decode, StackInputs.of_text(model, ids))
-    return views, None, Output.of_gpt(model, ids) if isinstance(model, GPT) else None
+    output_of_gpt = Output.of_gpt(model, ids) if isinstance(model, GPT) else None
+    return views, None, output_of_gpt, recording
 
 
 @contextmanager

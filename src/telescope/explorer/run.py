@@ -334,7 +334,7 @@ class AttentionView:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """All attentions of a model on one text; see `RunFacts`."""
+    """All attentions of a model on one text; `recording` has their calls, where there is a model."""
 
     name: str
     rev: str
@@ -348,6 +348,7 @@ class Run:
     example: ExampleFacts | None = None
     notice: str | None = None
     output: Output | None = None
+    recording: Recording | None = None
 
     def place(self, word: str | None) -> int:
         """Return the query at which the walk starts: the last token of this word, or of the text's
@@ -395,7 +396,8 @@ def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
         for named, watched in recording.items()
         for number, call in enumerate(watched.calls)
     )
-    return Run(name, rev, "recording", name, recording.model, recording.keep, views)
+    kept = (recording.model, recording.keep)
+    return Run(name, rev, "recording", name, *kept, views, recording=recording)
 
 
 # ----------------------------------------------------------------------------- requests about a run

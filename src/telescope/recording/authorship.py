@@ -15,12 +15,15 @@ from ..attribution import (
     Cell,
     Labels,
     Lens,
+    Pushes,
     SplitHead,
+    SplitKeys,
     StreamLog,
     Streams,
     Why,
     Writes,
     less,
+    push_logits,
     read_states,
     split_logits,
     split_score,
@@ -203,10 +206,10 @@ def writes(
     column = asked.query_column(position, "position")
     words = Words(decode, token_name)
     split = None
-    names: list[str] = []
+    names: Sequence[str] = ()
     number = None
     if head is not None:
-        split, names = _split_head(asked, head, column, decode, token_name)
+        split, names, _ = _split_head(asked, head, column, decode, token_name)
         number = asked.call.heads[asked.call.head_index(head)]
     following = asked.next_token(column)
 
@@ -248,8 +251,10 @@ def writes(
 
 def _split_head(
     asked: Asked, head: SupportsIndex, column: int, decode: Decode, token_name: Any
-) -> tuple[SplitHead, list[str]]:
-    """Return a head's weights times its values at one query, and what its keys are called."""
+) -> SplitKeys:
+    """Return a head's weights times its values at one query, with the names and positions of its
+    keys.
+    """
     call = asked.call
     place = call.head_index(head)
     if column not in call.rows:
@@ -264,12 +269,33 @@ def _split_head(
         names.append("other keys")
     # One name, one key: words that stand twice have their position.
     counted = Counter(names)
-    positions = [*found.keys.tolist(), -1]
+    first = asked.columns.keys.start
+    positions: list[int | None] = [key - first for key in found.keys.tolist()]
+    positions += [None] * (len(names) - len(positions))
     names = [
-        name if counted[name] == 1 else f"{name} [{at - asked.columns.keys.start}]"
-        for name, at in zip(names, positions, strict=False)
+        name if counted[name] == 1 else f"{name} [{at}]"
+        for name, at in zip(names, positions, strict=True)
     ]
-    return SplitHead(asked.name, call.heads[place], contexts), names
+    return SplitKeys(SplitHead(asked.name, call.heads[place], contexts), names, positions)
+
+
+@torch.no_grad()
+def pushes(
+    asked: Asked,
+    head: SupportsIndex,
+    position: SupportsIndex,
+    top: int,
+    decode: Decode,
+    token_name: Any,
+) -> Pushes:
+    """Return the tokens that a head pushes up and down; see `Recording.pushes`."""
+    if whole_number("top", top) < 1:
+        raise ValueError(f"top={top} names no token; 1 is the least")
+    column = asked.query_column(position, "position")
+    split = _split_head(asked, head, column, decode, token_name)
+    after = asked.token("query", column, decode, token_name)
+    name_of = Words(decode, token_name).name
+    return push_logits(asked.streams, asked.place, column, split, name_of, after, top)
 
 
 class Words:

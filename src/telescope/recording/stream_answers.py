@@ -1,11 +1,13 @@
-"""What a recording with keep="steps" answers about the residual stream: `why`, `writes`, `lens`."""
+"""What a recording with keep="steps" answers about the residual stream: `why`, `writes`, `pushes`,
+`lens`.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
-from ..attribution import Lens, StreamLog, Why, Writes
-from .authorship import Asked, lens, why, writes
+from ..attribution import Lens, Pushes, StreamLog, Why, Writes
+from .authorship import Asked, lens, pushes, why, writes
 from .names import Layers, select_layers
 from .recorded_call import RecordedCall
 
@@ -119,6 +121,47 @@ class StreamAnswers:
         chosen = [] if layer is None else select_layers(list(calls), layer)
         asked = Asked(calls, self.stream, self._decoder(chosen), sequence, "writes()")
         return writes(asked, chosen, head, position, tokens, against, self.decode, self.token_name)
+
+    def pushes(
+        self,
+        layer: str | SupportsIndex,
+        head: SupportsIndex,
+        position: SupportsIndex = -1,
+        *,
+        top: int = 8,
+        sequence: SupportsIndex = 0,
+    ) -> Pushes:
+        """Return the tokens whose logits a head pushes up and down most, of the whole vocabulary.
+
+        What the head wrote goes through the last norm as it ran and through the unembedding. The
+        mean over all tokens is taken off, because softmax ignores what all logits have alike. What
+        later layers make of the head's output counts as theirs.
+
+        Args:
+            layer: the name or number of the attention, as in `ts.watch(layers=...)`.
+            head: the head's number in the model; -1 is the last.
+            position: the token after which the logits are; -1 is the last.
+            top: how many tokens of each direction.
+            sequence: which sequence of the batch.
+
+        Returns:
+            The tokens, each with the key that carried most of it. Fewer than `top` where the head
+            pushes fewer tokens in a direction.
+
+        Raises:
+            ValueError: as `writes`; or if the attention is in an encoder, or `top` is below 1.
+
+        Example:
+            >>> import torch, telescope as ts
+            >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)).eval()
+            >>> with ts.watch(model, keep="steps") as recording:
+            ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+            >>> found = recording.pushes(-1, head=0, top=1)
+            >>> found.up[0].value > 0 > found.down[0].value
+            True
+        """
+        asked = Asked(self._calls, self.stream, layer, sequence, "pushes()")
+        return pushes(asked, head, position, top, self.decode, self.token_name)
 
     def lens(
         self,

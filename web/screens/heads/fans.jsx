@@ -4,8 +4,12 @@
 import { css, weightColour } from "../../parts/colour.js";
 import { argmax, percent } from "../../parts/numbers.js";
 import { clipped, visible } from "../../parts/text.js";
+import { AskRow, HEAD_SIDES, chosenKey } from "./asking.jsx";
 
-/** @typedef {{l: number, h: number}} HeadPlace */
+/**
+ * @typedef {{l: number, h: number}} HeadPlace
+ * @typedef {import("./asking.jsx").KeyChoice} KeyChoice
+ */
 
 /** What a habit means. @type {Record<string, string>} */
 const HABITS = {
@@ -19,9 +23,11 @@ const HABITS = {
 /**
  * What two heads attend to from one word, and in one sentence how they differ.
  * @param {{compared: PerspectivesAnswer, A: HeadPlace, B: HeadPlace, nameOf: (l: number, h: number)
- *   => string, byHand: boolean, go: Go, theme: Theme}} props
+ *   => string, byHand: boolean, go: Go, theme: Theme, keyWords: number[] | null, asking:
+ *   import("./asking.jsx").Asking | null, panel: (choices: (KeyChoice[] | undefined)[]) => any}}
+ *   props  `keyWords` is the word of each key
  */
-export function Fans({ compared, A, B, nameOf, byHand, go, theme }) {
+export function Fans({ compared, A, B, nameOf, byHand, go, theme, keyWords, asking, panel }) {
   const { names, word, heads, pair } = compared;
   const whole = [A, B].map(({ l, h }) => heads.find((one) => one.l === l && one.h === h));
   const kept = largest(whole, compared);
@@ -32,6 +38,14 @@ export function Fans({ compared, A, B, nameOf, byHand, go, theme }) {
   const query = <b class="q">{visible(names[word])}</b>;
   const tops = shown.map((one) => one && argmax(one.weights));
   const by = heads.filter((one) => one.habit !== null).length;
+  // The words that are drawn, as keys to choose.
+  const choices = shown.map((one) =>
+    one?.weights.map((weight, place) => ({
+      name: columns[place],
+      weight,
+      members: [...(keyWords ?? []).keys()].filter((j) => keyWords?.[j] === kept[place]),
+    })),
+  );
   return (
     <>
       <div class="readings">
@@ -49,7 +63,19 @@ export function Fans({ compared, A, B, nameOf, byHand, go, theme }) {
                   from={own}
                   query={names[word]}
                   theme={theme}
+                  chosen={asking ? chosenKey(choices[at] ?? [], asking.state) : null}
+                  choose={(place) =>
+                    asking?.go({ key: choices[at]?.[place].members.at(-1) ?? null }, false)
+                  }
                 />
+                {asking && (
+                  <AskRow
+                    {...asking}
+                    side={HEAD_SIDES[at]}
+                    name={nameOf(one.l, one.h)}
+                    keys={choices[at] ?? []}
+                  />
+                )}
                 <figcaption class="soft">
                   {one.habit ? (
                     <>
@@ -104,6 +130,7 @@ export function Fans({ compared, A, B, nameOf, byHand, go, theme }) {
         What is measured are perspectives, not a decision: where heads look, not what the model
         concludes.{left > 0 ? ` ${left} words with smaller weights are not drawn.` : ""}
       </p>
+      {panel(choices)}
     </>
   );
 }
@@ -131,10 +158,11 @@ const LINE = 26; // pixels from one word to the next
 
 /**
  * The words below each other, the query on the left, and a ribbon to every word.
- * @param {{weights: number[], words: string[], from: number | null, query: string, theme: Theme}}
- *   props
+ * @param {{weights: number[], words: string[], from: number | null, query: string, theme: Theme,
+ *   chosen: number | null, choose: (at: number) => void}} props  `chosen` is null where no key can
+ *   be chosen; the pointer chooses here, and the keyboard in the list below
  */
-function Fan({ weights, words, from, query, theme }) {
+function Fan({ weights, words, from, query, theme, chosen, choose }) {
   const high = words.length * LINE + 6;
   const y = (/** @type {number} */ at) => at * LINE + LINE / 2 + 3;
   const start = from === null ? high / 2 : y(from);
@@ -175,6 +203,8 @@ function Fan({ weights, words, from, query, theme }) {
             x="240"
             y={y(at) + 5}
             font-size="15"
+            class={chosen === null ? "" : `key ${at === chosen ? "chosen" : ""}`}
+            onClick={() => choose(at)}
             style={{
               fontFamily: "var(--serif)",
               fontWeight: at === top ? 600 : 400,

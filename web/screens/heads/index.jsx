@@ -2,12 +2,14 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useAnswer, useAnswers } from "../../answers.js";
 import { Answered, allAnswers, headName, layerOf } from "../../parts/answered.jsx";
+import { Asked, canAsk, useAskKeys } from "../../parts/asked.jsx";
 import { cellColour, css, weightColour } from "../../parts/colour.js";
 import { paint } from "../../parts/matrix.jsx";
 import { WhatIf } from "../../parts/what_if.jsx";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { tokenRange, wordsOrPieces } from "../../parts/words.js";
-import { number, perRun, shared } from "../../state/fields.js";
+import { number, perRun, shared, text } from "../../state/fields.js";
+import { askedKeys, chosenKey } from "./asking.jsx";
 import { Fans } from "./fans.jsx";
 import { Habits, LookedAt } from "./habits.jsx";
 import { Readings } from "./readings.jsx";
@@ -23,7 +25,9 @@ export const fields = {
   headA: perRun(number("a")),
   layerB: perRun(number("lb")),
   headB: perRun(number("b")),
-  ...shared("query", "kind"),
+  ...shared("query", "key", "kind", "asked", "than"),
+  /** Of which of the two it is asked. */
+  side: perRun(text("side", "a")),
 };
 export { Heads as view };
 
@@ -111,6 +115,7 @@ function Comparison({
   keyWords,
   transport,
   theme,
+  root,
   i,
   compared,
 }) {
@@ -160,7 +165,39 @@ function Comparison({
   const attentionOf = (l) => alike.find((one) => one.l === l) ?? attention;
   /** @type {(l: number, h: number) => string} */
   const nameOf = (l, h) => headName(attentionOf(l), h);
-  const shared = { run, answers, A, B, i, nameOf, layers, theme };
+
+  // What can be asked of a head, and the panel that answers.
+  const able = canAsk(run, transport);
+  useAskKeys(root, state, go, able);
+  const asking = able ? { state, go } : null;
+  const asked = state.heads.side === "b" ? B : A;
+  /** @param {{l: number, h: number, i: number}} place */
+  const goToHead = ({ l, h, i: query }) => {
+    const other = alike.some((one) => one.l === l) ? B : { l: null, h: null };
+    const heads = { layerA: l, headA: h, layerB: other.l, headB: other.h, side: "a" };
+    go({ layer: l, head: h, query, key: null, than: null, heads });
+  };
+  /** @param {(import("./asking.jsx").KeyChoice[] | undefined)[]} choices  of A and of B */
+  const panel = (choices) => {
+    const keys = choices[asked === B ? 1 : 0];
+    return (
+      <Asked
+        run={run}
+        attention={attentionOf(asked.l)}
+        h={asked.h}
+        i={i}
+        query={picked.range.tokens[picked.at(i) - picked.range.start] ?? ""}
+        keys={askedKeys(keys, state)}
+        at={keys?.length ? chosenKey(keys, state) : 0}
+        state={state}
+        go={go}
+        goToHead={goToHead}
+        answers={answers}
+        theme={theme}
+      />
+    );
+  };
+  const shared = { run, answers, A, B, i, nameOf, layers, theme, asking, panel };
   return (
     <>
       <div class="picker" style={{ margin: "14px 0 16px" }}>
@@ -181,6 +218,9 @@ function Comparison({
           byHand={byHand}
           go={go}
           theme={theme}
+          keyWords={keyWords?.words ?? null}
+          asking={asking}
+          panel={panel}
         />
       ) : (
         <Readings

@@ -13,16 +13,18 @@ import {
   weightScale,
 } from "../../parts/numbers.js";
 import { clipped, visible } from "../../parts/text.js";
+import { AskRow, HEAD_SIDES } from "./asking.jsx";
 
 /**
  * One query in both heads. Short texts read its weights from the small maps; long ones request its
  * trace.
  * @param {{run: Run, answers: import("../../answers.js").Answers, A:
  *   import("./index.jsx").HeadPlace, B: import("./index.jsx").HeadPlace, i: number, nameOf: (l:
- *   number, h: number) => string, layers: HeadsAnswer[], words: TokenRange | null, theme: Theme}}
- *   props
+ *   number, h: number) => string, layers: HeadsAnswer[], words: TokenRange | null, theme: Theme,
+ *   asking: import("./asking.jsx").Asking | null, panel: (choices:
+ *   import("./asking.jsx").KeyChoice[][]) => any}} props
  */
-export function Readings({ run, answers, A, B, i, nameOf, layers, words, theme }) {
+export function Readings({ run, answers, A, B, i, nameOf, layers, words, theme, asking, panel }) {
   const places = [A, B];
   // otherwise the largest weights alone are known
   const whole = run.attentions[A.l]?.has?.trace !== false;
@@ -54,6 +56,13 @@ export function Readings({ run, answers, A, B, i, nameOf, layers, words, theme }
         const tops = traces.map((trace, at) => trace.tokens[best[at]]);
         const same = traces[0].keys[best[0]] === traces[1].keys[best[1]];
         const top = Math.max(...rows.map(weightScale));
+        const choices = traces.map((trace, at) =>
+          trace.keys.map((key, place) => ({
+            name: trace.tokens[place],
+            weight: rows[at][place],
+            members: [key],
+          })),
+        );
         return (
           <>
             <div class="readings">
@@ -64,6 +73,14 @@ export function Readings({ run, answers, A, B, i, nameOf, layers, words, theme }
                     {nameOf(places[at].l, places[at].h)}
                   </h3>
                   <Reading trace={trace} weights={rows[at]} top={top} theme={theme} />
+                  {asking && (
+                    <AskRow
+                      {...asking}
+                      side={HEAD_SIDES[at]}
+                      name={nameOf(places[at].l, places[at].h)}
+                      keys={choices[at]}
+                    />
+                  )}
                 </div>
               ))}
             </div>
@@ -81,6 +98,7 @@ export function Readings({ run, answers, A, B, i, nameOf, layers, words, theme }
                 </>
               )}
             </p>
+            {panel(choices)}
           </>
         );
       }}

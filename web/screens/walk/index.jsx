@@ -5,6 +5,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered, KINDS, allAnswers, headName } from "../../parts/answered.jsx";
+import { Ask, Asked, canAsk, useAskKeys } from "../../parts/asked.jsx";
 import { FORMULAS } from "../../parts/formula.jsx";
 import { useKeys } from "../../parts/hooks.js";
 import { argmax, short, sum, toNumber } from "../../parts/numbers.js";
@@ -25,7 +26,7 @@ export const splitsWords = true;
 export const fields = {
   ...shared("layer", "head", "query", "key"),
   step: text("step", "softmax"),
-  ...shared("kind"),
+  ...shared("kind", "asked", "than"),
 };
 export { Walk as view };
 
@@ -47,6 +48,9 @@ const STEPS = {
   context: ["context", Context],
   after: ["after the head", AfterHead],
 };
+
+/** The steps at which one asks for a head's words, and not for a score. */
+const BEHIND = ["sum", "context", "after"];
 
 /**
  * Return the names of the steps that a trace has. A mask that hides nothing is a step too, which
@@ -137,8 +141,19 @@ function Steps({
     return true;
   });
 
-  // What the stage and its explanation have in common.
   const Stage = STEPS[step][1];
+  // What can be asked of the chosen score, and of the head.
+  const able = canAsk(run, transport);
+  useAskKeys(root, state, go, able);
+  /** @param {"why" | "follows"} question */
+  const asking = (question) => ({
+    open: state.asked === question,
+    toggle: () => go({ asked: state.asked === question ? null : question }),
+  });
+  const asksWhy = able && Stage === Ledger;
+  const asksWords = able && [...BEHIND, "softmax"].includes(step);
+
+  // What the stage and its explanation have in common.
   const { usual, labels } = stepLabels(trace, attention.d_k);
   /** @param {string} name */
   const label = (name) =>
@@ -163,6 +178,7 @@ function Steps({
     answers,
     cells: { run, scene: attention.l, chosen: i, go, transport },
     pick: (key) => go({ key: row.keys[key] }, false),
+    why: asksWhy ? asking("why") : null,
   };
   const { title, prose, readout } = explain(shared);
   return (
@@ -258,12 +274,46 @@ function Steps({
           <output class="readout" aria-live="polite">
             {readout}
           </output>
+          {(asksWhy || asksWords) && (
+            <p class="row">
+              {asksWhy && (
+                <Ask question="why" {...asking("why")}>
+                  why this score?
+                </Ask>
+              )}
+              {asksWords && (
+                <Ask question="follows" {...asking("follows")}>
+                  what follows?
+                </Ask>
+              )}
+            </p>
+          )}
           <p class="soft" style={{ fontSize: "13px" }}>
             {KINDS[attention.kind] ?? attention.name}, {headName(attention, state.head)}:{" "}
             <span class="figures">{trace.formula}</span>
           </p>
         </aside>
       </div>
+      <Asked
+        run={run}
+        attention={attention}
+        h={state.head}
+        i={i}
+        query={trace.token}
+        keys={row.tokens.map((name, at) => ({
+          name,
+          j: row.keys[at],
+          isHidden: row.steps.mask[at] === -Infinity,
+        }))}
+        at={j}
+        state={state}
+        go={go}
+        goToHead={(place) =>
+          go({ layer: place.l, head: place.h, query: place.i, key: null, than: null })
+        }
+        answers={answers}
+        theme={theme}
+      />
     </>
   );
 }

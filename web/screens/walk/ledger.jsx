@@ -1,4 +1,5 @@
 /** The ledger of the walk: a row for each key, with its scores, their changes and its weight. */
+import { Ask } from "../../parts/asked.jsx";
 import { css, signedColour, weightColour } from "../../parts/colour.js";
 import { count, full, largest, short, sum, weightScale } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
@@ -19,7 +20,7 @@ const ORDER = ["scores", "scaled", "capped", "biased", "mask", "softmax"];
  * The scores as a table: a row for each key, a column for each step up to this one.
  * @param {StepProps} props
  */
-export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labels }) {
+export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labels, why }) {
   const headings = { ...labels, ...HEADINGS };
   const columns = ORDER.slice(0, ORDER.indexOf(step) + 1).filter(
     (name) => row.steps[name] && (name !== "mask" || row.masks || step === "mask"),
@@ -63,7 +64,12 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
         </thead>
         <tbody>
           {row.tokens.map((token, at) => (
-            <tr key={row.keys[at]} class={at === j ? "chosen" : ""} onPointerEnter={() => pick(at)}>
+            <tr
+              key={row.keys[at]}
+              class={at === j ? "chosen" : ""}
+              // On the way to an open panel the pointer chooses no other key.
+              onPointerEnter={() => !why?.open && pick(at)}
+            >
               <td>
                 <button
                   type="button"
@@ -76,6 +82,11 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
                 </button>
                 {row.members[at].length > 1 && (
                   <small class="soft"> {row.members[at].length} pieces</small>
+                )}
+                {why && at === j && (
+                  <Ask question="why" {...why} label={`why ${visible(token)}?`}>
+                    why?
+                  </Ask>
                 )}
               </td>
               {columns.map((name, place) => {

@@ -43,12 +43,13 @@ class SentenceAttention:
     rows     words of the queries; in a decoder's cross-attention, the words written by these
              queries
     columns  words of the keys
-    layers   what was recorded of each layer
+    layers   what was recorded of each layer; recording: of all layers and kinds, where it is kept
     """
 
     rows: Words
     columns: Words
     layers: tuple[Watched, ...]
+    recording: Recording | None = None
 
     @cached_property
     def weights(self) -> Float[Tensor, "layer head row column"]:
@@ -115,7 +116,10 @@ def watch_translation(model: Transformer, source: str, written: Written) -> Tran
         SentenceAttention(given, given, _select(recording, "decoder.*.self")),
         # A row is the word that its queries write, one token after the one they read.
         SentenceAttention(
-            written_words(model, written.ids), read, _select(recording, "decoder.*.cross")
+            written_words(model, written.ids),
+            read,
+            _select(recording, "decoder.*.cross"),
+            recording,
         ),
     )
 
