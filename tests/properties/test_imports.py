@@ -19,7 +19,7 @@ HOUSE = [
     ["engines", "files"],
     ["layers", "traces", "surveys"],
     ["models", "tiles", "anatomy", "measures"],
-    ["attribution"],
+    ["authors"],
     ["recording", "decoding", "text"],
     ["interception"],
     ["editing"],

@@ -21,7 +21,7 @@ SIZES: dict[str, dict[str, Any]] = {  # each module that reads a size, since a s
     "telescope.interception.huggingface.definition": {"ROWS": 3},
     "telescope.interception.torch_functions.definition": {"ROWS": 3},
     "telescope.anatomy.parts": {"ROWS": 3},
-    "telescope.attribution.writes": {"ROWS": 3},
+    "telescope.authors.writes": {"ROWS": 3},
     "telescope.measures.habits": {"BLOCK": {"cpu": 60}},
     "telescope.measures.space": {"BLOCK": {"cpu": 60}},
     "telescope.measures.places": {"SMALL": {"cpu": 8}},

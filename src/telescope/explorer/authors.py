@@ -7,7 +7,7 @@ What cannot be split has a reason in its answer: to ask is no mistake of the rea
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..attribution import Author, Labels, Push, Why
+from ..authors import Author, Labels, Push, Why
 from ..recording import Recording
 from .answers import Answer
 from .run import AttentionView, Run, RunRequest

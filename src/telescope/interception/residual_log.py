@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..anatomy import Modules, StreamParts, count_heads, find_stream_parts, token_embeddings
-from ..attribution import Event, StreamLog
-from ..attribution import log as events
+from ..authors import Event, StreamLog
+from ..authors import log as events
 from ..engines import torch_modes
 from .interceptor import Handler
 from .module_hook import AFTER, BEFORE, listen

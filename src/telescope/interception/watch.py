@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from ..anatomy import Modules, find_output_projections
-from ..attribution import StreamLog
+from ..authors import StreamLog
 from ..recording import (
     ALSO,
     KEEP,

@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor
 
-from ..attribution import (
+from ..authors import (
     Author,
     CallColumns,
     Cell,

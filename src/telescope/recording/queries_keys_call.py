@@ -21,7 +21,7 @@ from ..attention import (
     restrict_to_sequences,
     tensors,
 )
-from ..attribution import CallColumns, StreamLog, Streams
+from ..authors import CallColumns, StreamLog, Streams
 from ..engines import torch_modes
 from ..measures import Places, head_sums, streaming_share
 from ..surveys import Size, Survey, survey

@@ -8,7 +8,7 @@ from jaxtyping import Bool
 from rich.table import Table
 from torch import Tensor
 
-from ..attribution import StreamLog
+from ..authors import StreamLog
 from ..field_words import OF_RECORDING, FieldNames
 from ..files import frame
 from ..measures import IsMark, punctuation_test

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
-from ..attribution import Lens, Pushes, StreamLog, Why, Writes
+from ..authors import Lens, Pushes, StreamLog, Why, Writes
 from .authorship import Asked, lens, pushes, why, writes
 from .names import Layers, select_layers
 from .recorded_call import RecordedCall

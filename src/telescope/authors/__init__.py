@@ -1,4 +1,5 @@
-"""Attribution: who wrote what an attention reads, and what becomes of what it writes.
+"""The authors of a residual stream: who wrote what an attention reads, and what follows from what a
+head writes.
 
 Imports anatomy and the rooms below. log.py is what hooks note while a model runs; following.py
 splits a state of the residual stream into what each author wrote; projections.py takes the parts
