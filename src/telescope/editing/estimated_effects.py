@@ -55,7 +55,8 @@ def verified_columns(
     count = len(rows) if isinstance(verify, str) else min(whole_number("verify", verify), len(rows))
     chosen = sorted(order[:count])
     exact = [estimate.value] + [nan] * len(rows)
-    for i, found in zip(chosen, run([rows[i] for i in chosen]), strict=True):
+    measured = run([rows[i] for i in chosen]) if chosen else []
+    for i, found in zip(chosen, measured, strict=True):
         exact[i + 1] = found[name]
     verified = [True] + [i in {*chosen} for i in range(len(rows))]
     values = [estimate.value, *(estimate.value + change for change in changes)]

@@ -46,7 +46,8 @@ def weight_gradients(
 
     # A matrix of a long text would fill the memory.
     dtype = compute_dtype(own.queries)
-    rows, keys = len(slopes), values.shape[-2]
+    rows = len(slopes)
+    keys = values.shape[-2]
     needed = rows * keys * dtype.itemsize
     if needed > MAX_BYTES:
         raise ValueError(
