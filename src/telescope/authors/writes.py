@@ -136,7 +136,7 @@ def split_logits(
     return Writes(after, tuple(columns), tuple(names), values, sums, shown)
 
 
-# -------------------------------------------------------------------------------------------- pushes
+# ------------------------------------------------------------------------------------------ pushes
 
 
 class Push(NamedTuple):

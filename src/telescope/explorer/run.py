@@ -334,7 +334,7 @@ class AttentionView:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """All attentions of a model on one text; `recording` has their calls, where there is a model."""
+    """All attentions of a model on one text; `recording` has their calls, if there is a model."""
 
     name: str
     rev: str
