@@ -8,7 +8,8 @@ import torch
 
 import telescope as ts
 from support import small_blocks
-from telescope.surveys import blocks, chunked
+from telescope.surveys import chunked
+from telescope.surveys.blocks import blocks
 
 SIZE = re.compile(r"^(?:\w+, )*(ROWS|GROUP|KEYS|SCORES|BLOCK|FEW)\b[^=\n(]*= ", re.MULTILINE)
 ROOT = Path(ts.__file__).parent
@@ -36,7 +37,7 @@ def test_a_dozen_tokens_are_cut_into_several_blocks(mask):
     attention = ts.Attention(mask=mask)
 
     def cut():
-        return len(list(blocks.blocks(q, q, attention, chunked.SCORES["cpu"])))
+        return len(list(blocks(q, q, attention, chunked.SCORES["cpu"])))
 
     whole = cut()
     with small_blocks.small_blocks():

@@ -237,7 +237,7 @@ class FollowedPass:
     def _write(self, write: Write) -> Tensor:
         return self._tensor(State(write.event if write.norm is None else write.norm, True))
 
-    # ------------------------------------------------------------------------------ around attentions
+    # ---------------------------------------------------------------------------- around attentions
 
     def stream_before(self, given: State) -> State:
         """Return the state to which an attention's output is added, by what the attention was
@@ -272,7 +272,7 @@ class FollowedPass:
             f'"{name}" has no residual stream: its output is added to nothing that was noted'
         )
 
-    # ------------------------------------------------------------------------------------ authorship
+    # ----------------------------------------------------------------------------------- authorship
 
     def authors(self, state: State, row: int) -> Written:
         """Return who wrote a state of the stream at one row, and what; raise a LostError where the

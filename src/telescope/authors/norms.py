@@ -33,8 +33,8 @@ class NormFormula:
             found = read_norm(module)
         except ValueError as problem:
             raise LostError(
-                f'"{path}": {problem}, so that its output is no sum of parts; LayerNorm and RMSNorm '
-                "are known"
+                f'"{path}": {problem}, so that its output is no sum of parts; LayerNorm and '
+                "RMSNorm are known"
             ) from None
         assert found is not None
         gain = found.gain.double()

@@ -1,4 +1,4 @@
-"""Find the tokens of recorded calls in the log of a residual stream, and who wrote what was there."""
+"""Find the tokens of recorded calls in the log of a residual stream, and who wrote there."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -87,7 +87,7 @@ class Streams:
         finally:
             self.log.is_paused = before
 
-    # ------------------------------------------------------------------------------- where a token is
+    # ----------------------------------------------------------------------------- where a token is
 
     def query(self, call: CallColumns, column: int) -> Spot:
         """Return what an attention was given at one of its queries.
@@ -134,7 +134,7 @@ class Streams:
         return passes[: own[0]] if own else []
 
     def around(self, call: CallColumns) -> "Around":
-        """Return the residual stream before and after an attention, at the queries that are kept."""
+        """Return the residual stream before and after an attention, at the kept queries."""
         before = []
         after = []
         for noted in self.log.passes:
@@ -227,7 +227,7 @@ class Streams:
                 )
         return self._followed[key]
 
-    # ------------------------------------------------------------------------------------ projections
+    # ---------------------------------------------------------------------------------- projections
 
     def sides(self, name: str) -> dict[str, Side]:
         """Return the query and key projections of an attention."""

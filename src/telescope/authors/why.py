@@ -1,4 +1,4 @@
-"""`why`: one score of an attention, split into a sum over who wrote what the query and the key read.
+"""`why`: one score of an attention, as a sum over who wrote what the query and the key read.
 
 A score is a dot product of two linear maps of the residual stream, once the norms are held as they
 ran. The stream is a sum over its authors, so the score is a sum over pairs: an author of what the
@@ -66,7 +66,7 @@ class Why:
     """
 
     def by(self, side: str) -> dict[str, float]:
-        """Return the score summed to the authors of one side, "query" or "key", the largest first."""
+        """Return the score summed to the authors of one side, "query" or "key", largest first."""
         if side not in ("query", "key"):
             raise ValueError(f'there is no side "{side}"; there are query and key')
         names = self.query_authors if side == "query" else self.key_authors

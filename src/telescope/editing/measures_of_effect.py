@@ -1,4 +1,4 @@
-"""The measures of `ts.effect`: what is tabulated of a model's output, and what is differentiated."""
+"""The measures of `ts.effect`: what of an output is tabulated, and what is differentiated."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -70,8 +70,8 @@ class Asked:
             )
         if log is None:
             raise ValueError(
-                f"{what} reads the residual stream with the weights of the model, which a recording "
-                "that was opened does not have; record the model again"
+                f"{what} reads the residual stream with the weights of the model, which a "
+                "recording that was opened does not have; record the model again"
             )
         self.call = found
         self.log = log
@@ -188,7 +188,7 @@ def _ran_at_key(asked: Asked, column: int) -> dict[str, Tensor]:
     return found
 
 
-# -------------------------------------------------------------------------------------------- writes
+# ------------------------------------------------------------------------------------------- writes
 
 
 @torch.no_grad()
@@ -338,7 +338,7 @@ class Words:
         )
 
 
-# ---------------------------------------------------------------------------------------------- lens
+# --------------------------------------------------------------------------------------------- lens
 
 
 @torch.no_grad()

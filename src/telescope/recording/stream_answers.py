@@ -67,7 +67,8 @@ class StreamAnswers:
 
         Example:
             >>> import torch, telescope as ts
-            >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)).eval()
+            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+            >>> model = ts.models.GPT(config).eval()
             >>> with ts.watch(model, keep="steps") as recording:
             ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
             >>> found = recording.why(-1, head=0, query=3, key=1)
@@ -108,7 +109,8 @@ class StreamAnswers:
 
         Example:
             >>> import torch, telescope as ts
-            >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)).eval()
+            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+            >>> model = ts.models.GPT(config).eval()
             >>> with ts.watch(model, keep="steps") as recording:
             ...     logits = model(torch.tensor([[1, 2, 3, 4]]))
             >>> found = recording.writes(tokens=5, against=6)
@@ -153,7 +155,8 @@ class StreamAnswers:
 
         Example:
             >>> import torch, telescope as ts
-            >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)).eval()
+            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+            >>> model = ts.models.GPT(config).eval()
             >>> with ts.watch(model, keep="steps") as recording:
             ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
             >>> found = recording.pushes(-1, head=0, top=1)
@@ -187,7 +190,8 @@ class StreamAnswers:
 
         Example:
             >>> import torch, telescope as ts
-            >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)).eval()
+            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+            >>> model = ts.models.GPT(config).eval()
             >>> with ts.watch(model, keep="steps") as recording:
             ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
             >>> recording.lens().states
