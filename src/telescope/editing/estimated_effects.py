@@ -9,6 +9,7 @@ from .edits import Edit
 from .estimates import Estimate
 
 HOW = ("exact", "gradient")
+VERIFY = 20  # of the largest estimates are run, unless the caller says
 Verify = int | str
 """How many of the largest estimates are run exactly, or "all"."""
 Drops = int | str
@@ -30,9 +31,6 @@ def check_how(how: str, verify: Any, drops: Any) -> None:
             raise ValueError(
                 f'{name}={given!r} belongs to how="gradient"; how="exact" runs every edit'
             )
-
-
-VERIFY = 20
 
 
 def verified_columns(
