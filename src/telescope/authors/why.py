@@ -80,6 +80,11 @@ class Why:
         width = self.terms.shape[1]
         return [self._term(place // width, place % width) for place in found]
 
+    def _clear(self, count: int, share: float) -> list[Term]:
+        """Return the largest terms, without those below a share of the first."""
+        found = self.top(count)
+        return [term for term in found if abs(term.value) >= share * abs(found[0].value)]
+
     def _term(self, one: int, other: int) -> Term:
         value = float(self.terms[one, other])
         return Term(self.query_authors[one], self.key_authors[other], value)
@@ -100,7 +105,7 @@ class Why:
                 f"{self.score:.3g}"
             )
         parts = []
-        for term in self.top(3):
+        for term in self._clear(3, 0.005):
             # A share of the score is clear only where the terms do not cancel.
             amount = (
                 f"{term.value / self.score:.0%}"
@@ -114,7 +119,7 @@ class Why:
         table = Table(box=None, pad_edge=False)
         for name, side in (("of the query", "left"), ("of the key", "left"), ("score", "right")):
             table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
-        shown = self.top(8)
+        shown = self._clear(8, 1e-6)
         for term in shown:
             table.add_row(term.query_author, term.key_author, f"{term.value:+.4f}")
         rest = self.terms.numel() - len(shown)
