@@ -12,6 +12,7 @@ from .labels import Labels
 from .lens import Lens, read_states
 from .log import Event, StreamLog
 from .norms import LostError
+from .readers import LaterCall, Reader, Readers, find_readers
 from .streams import CallColumns, Streams
 from .why import Cell, Term, Why, less, split_score
 from .writes import Push, Pushes, SplitKeys, Writes, Wrote, push_logits, split_logits
@@ -22,10 +23,13 @@ __all__ = [
     "Cell",
     "Event",
     "Labels",
+    "LaterCall",
     "Lens",
     "LostError",
     "Push",
     "Pushes",
+    "Reader",
+    "Readers",
     "SplitHead",
     "SplitKeys",
     "StreamLog",
@@ -34,6 +38,7 @@ __all__ = [
     "Why",
     "Writes",
     "Wrote",
+    "find_readers",
     "less",
     "push_logits",
     "read_states",

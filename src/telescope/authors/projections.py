@@ -7,6 +7,7 @@ a rotation of pairs of features. A map that does not give the recorded queries i
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -170,13 +171,24 @@ class Position:
     def project(self, side: str, head: int, written: Written) -> Projected:
         """Return the query or key of one head as a sum over the authors of what it was given."""
         own = self.sides[side]
-        scale = {name: self._norm_scale(name) for name in self.ran}
-        turn = self._turn(scale)
+        scale, turn = self.scale_and_turn
         linear = torch.einsum("kd,ad->ak", own.weight[head], written.parts)
         constant = torch.zeros_like(linear[0]) if own.bias is None else own.bias[head]
         # The norm of queries is linear with its denominator held.
         gain = scale[side][head]
         return Projected(turn(side, linear * gain), turn(side, (constant * gain)[None])[0])
+
+    def project_all(self, side: str, written: Written) -> Float[Tensor, "heads d_k"]:
+        """Return what one author wrote into the query or key of every head."""
+        scale, turn = self.scale_and_turn
+        linear = torch.einsum("hkd,d->hk", self.sides[side].weight, written.parts[0])
+        return turn(side, linear * scale[side])
+
+    @cached_property
+    def scale_and_turn(self) -> tuple[Mapping[str, Tensor], Turn]:
+        """What each side was multiplied by before its rotation, and the rotation."""
+        scale = {name: self._norm_scale(name) for name in self.ran}
+        return scale, self._turn(scale)
 
     def _turn(self, scale: Mapping[str, Tensor]) -> Turn:
         before = {side: self.sides[side].whole(self.x[side]) * scale[side] for side in self.ran}

@@ -14,14 +14,17 @@ from ..authors import (
     CallColumns,
     Cell,
     Labels,
+    LaterCall,
     Lens,
     Pushes,
+    Readers,
     SplitHead,
     SplitKeys,
     StreamLog,
     Streams,
     Why,
     Writes,
+    find_readers,
     less,
     push_logits,
     read_states,
@@ -186,6 +189,56 @@ def _ran_at_key(asked: Asked, column: int) -> dict[str, Tensor]:
     if not call.across and own in call.rows:
         found["query"] = call.queries[asked.sequence, :, call.rows.index(own)].double()
     return found
+
+
+# ------------------------------------------------------------------------------------------ readers
+
+
+@torch.no_grad()
+def readers(
+    asked: Asked,
+    attentions: Mapping[str, Sequence[RecordedCall]],
+    head: SupportsIndex,
+    query: SupportsIndex,
+    key: SupportsIndex,
+    decode: Decode,
+    token_name: Any,
+) -> Readers:
+    """Return which later heads read what a head wrote; see `Recording.readers`."""
+    query_at = asked.query_column(query)
+    # Positions are those of the head's own stack, whose later attentions read themselves.
+    key_at = asked.columns.queries[check_index("key", key, len(asked.columns.queries))]
+    number = asked.call.heads[asked.call.head_index(head)]
+    names = list(attentions)
+    later = []
+    for name in names[names.index(asked.name) + 1 :]:
+        if not attentions[name] or not asked.streams.is_beside(name, asked.name):
+            continue
+        own = Asked(attentions, asked.log, name, asked.sequence, "readers()")
+        call = own.call
+        if call.across:
+            continue
+        shift = call.size[1] - call.size[0]
+        later.append(
+            LaterCall(
+                own.place,
+                query_at,
+                key_at + shift,
+                {
+                    "query": _ran_at_query(own, query_at),
+                    "key": _ran_at_key(own, key_at + shift),
+                },
+                call.attention,
+                call.heads,
+                max(len(call.heads) // call.keys.shape[1], 1),
+            )
+        )
+    tokens = (
+        asked.token("query", query_at, decode, token_name),
+        asked.token("query", key_at, decode, token_name),
+    )
+    author = Author("head", asked.name, number)
+    return find_readers(asked.streams, author, later, tokens, asked.labels)
 
 
 # ------------------------------------------------------------------------------------------- writes

@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
-from ..authors import Lens, Pushes, StreamLog, Why, Writes
-from .authorship import Asked, lens, pushes, why, writes
+from ..authors import Lens, Pushes, Readers, StreamLog, Why, Writes
+from .authorship import Asked, lens, pushes, readers, why, writes
 from .names import Layers, select_layers
 from .recorded_call import RecordedCall
 
@@ -165,6 +165,39 @@ class StreamAnswers:
         """
         asked = Asked(self._calls, self.stream, layer, sequence, "pushes()")
         return pushes(asked, head, position, top, self.decode, self.token_name)
+
+    def readers(
+        self,
+        layer: str | SupportsIndex,
+        head: SupportsIndex,
+        query: SupportsIndex,
+        key: SupportsIndex,
+        *,
+        sequence: SupportsIndex = 0,
+    ) -> Readers:
+        """Return which later heads read what a head wrote: its part of each of their scores of one
+        query against one key (composition). It is `why` from the other end.
+
+        Args:
+            layer, head: the head that wrote; later self-attentions of its stack are asked.
+            query, key: positions of the scores, among the tokens of the sequence.
+            sequence: which sequence of the batch.
+
+        Raises:
+            ValueError: as `why`, for the head and for each later attention.
+
+        Example:
+            >>> import torch, telescope as ts
+            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+            >>> model = ts.models.GPT(config).eval()
+            >>> with ts.watch(model, keep="steps") as recording:
+            ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+            >>> [(row.layer, row.head) for row in recording.readers(0, head=1, query=3, key=1).rows]
+            [('blocks.1.self', 0), ('blocks.1.self', 1)]
+        """
+        calls = self._calls
+        asked = Asked(calls, self.stream, layer, sequence, "readers()")
+        return readers(asked, calls, head, query, key, self.decode, self.token_name)
 
     def lens(
         self,

@@ -354,3 +354,30 @@ def test_before_and_after_are_the_states_between_layers():
             attention_mask=None,
         )[0]
         torch.testing.assert_close(recording[name].after, state + added)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3, norms of queries", "gemma2, softcap"])
+@torch.no_grad()
+def test_readers_are_the_terms_of_why(family):
+    """From the other end: a head's rows and columns in the tables of all later heads."""
+    kind, config, options, _ = DECODERS[family]
+    model = made(kind, config, options)
+    ids = torch.randint(1, 60, (2, 9), generator=torch.Generator().manual_seed(1))
+    with ts.watch(model, keep="steps") as recording:
+        model(ids)
+    heads = len(recording[recording.names[0]].call.heads)
+    found = recording.readers(0, 1, 7, 4, sequence=1)
+    assert len(found.rows) == heads * (len(recording.names) - 1)
+    for row in found.rows:
+        whole = recording.why(row.layer, row.head, 7, 4, sequence=1)
+        one = whole.query_authors.index("head 0.1")
+        other = whole.key_authors.index("head 0.1")
+        assert row.score == pytest.approx(whole.score, abs=1e-9)
+        assert row.by_query == pytest.approx(whole.by("query")["head 0.1"], rel=1e-5, abs=1e-7)
+        assert row.by_key == pytest.approx(whole.by("key")["head 0.1"], rel=1e-5, abs=1e-7)
+        assert row.by_both == pytest.approx(float(whole.terms[one, other]), rel=1e-5, abs=1e-7)
+    sizes = [abs(row.by_query + row.by_key - row.by_both) for row in found.top(3)]
+    assert sizes == sorted(sizes, reverse=True)
+    with pytest.raises(ValueError, match='there is no column "score"'):
+        found.sort("score")
