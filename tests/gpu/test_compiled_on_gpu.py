@@ -13,6 +13,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
     pytest.mark.filterwarnings("ignore"),  # of torch's compiler
+    # Other files compile the same code for other models, and Dynamo stops after a few versions of one code.
+    pytest.mark.usefixtures("own_compiler"),
 ]
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 
