@@ -81,7 +81,7 @@ CLAIMS = {  # what a lesson's text says about its numbers
     "15-without-the-matrix": lambda names: names["seen"].received[0, 0].argmax() == 0,
     "16-watching": lambda names: names["best"].induction < 0.4,
     "18-sources": which_sources_can_be_trusted,
-    "19-corpus": line_breaks_and_key_biases,
+    "20-corpus": line_breaks_and_key_biases,
 }
 
 
