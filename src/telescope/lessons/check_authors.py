@@ -7,7 +7,7 @@ from torch.nn.functional import layer_norm
 
 from .material import Case, Cases, exercise, normal
 
-# ------------------------------------------------------------------------ 19  why a head looks there
+# ----------------------------------------------------------------------- 19  why a head looks there
 
 
 @exercise("split_score", "the terms of a table add up to q · k · scale")
