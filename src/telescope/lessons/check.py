@@ -21,6 +21,7 @@ from .check_attention import (
     two_readings,
     weight_free,
 )
+from .check_authors import attributed, held_norm, split_score
 from .check_looking import (
     attend_in_blocks,
     bytes_of_weights,
@@ -59,6 +60,7 @@ from .check_models import (
 __all__ = [
     "attend_in_blocks",
     "attention_of",
+    "attributed",
     "bytes_of_weights",
     "carried",
     "causal_mask",
@@ -75,6 +77,7 @@ __all__ = [
     "even_weights",
     "general_score",
     "gpt",
+    "held_norm",
     "hidden",
     "induction_share",
     "layer_norm",
@@ -95,6 +98,7 @@ __all__ = [
     "scores",
     "softmax",
     "split_heads",
+    "split_score",
     "synthesizer",
     "synthesizer_parameters",
     "towards",

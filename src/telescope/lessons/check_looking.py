@@ -1,4 +1,4 @@
-"""Checks of lessons 14 to 19: fast kernels, surveys, watching, changing, sources of answers,
+"""Checks of lessons 14 to 18 and 20: fast kernels, surveys, watching, changing, sources of answers,
 atlases.
 """
 
@@ -351,7 +351,7 @@ def rank_correlation() -> Cases:
     yield Case((a, a.exp()), torch.tensor(1.0))
 
 
-# -------------------------------------------------------------------------- 19  heads over a corpus
+# -------------------------------------------------------------------------- 20  heads over a corpus
 
 
 @exercise(

@@ -57,6 +57,69 @@ def which_sources_can_be_trusted(names):
     )
 
 
+def what_a_split_says_and_leaves_out(names):
+    english, german, recording = names["english"], names["german"], names["recording"]
+    # The first head goes by the words.
+    words = names["words"]
+    of_query = words.by("query")
+    (place,) = [term.value for term in words.top(8) if term[:2] == ("position", "position")]
+    row = recording["decoder.0.cross"].trace().weights[0, 3, german["mit"]]
+    ratio = (row[english["with"]] / row[english["astronomer"]]).log().item()
+    first = (
+        [round(of_query["word"], 2), round(words.score, 2), round(place, 2)] == [10.39, 8.10, -1.67]
+        and abs(words.terms.sum().item() - ratio) < 1e-4
+        and recording["decoder.1.cross"].trace().weights[0, 3].argmax(-1).tolist() == [0, 1, 2, 3, 4, 4, 4, 5, 6, 7, 8]
+    )
+    # Who tells the second head to stay, and to go on.
+    stay, go = (names["whys"][name] for name in ("stay", "go on"))
+    told = (
+        [next(iter(why.by("query"))) for why in (stay, go)] == ["decoder cross head 0.3", "decoder head 1.2"]
+        and [round(why.score, 2) for why in (stay, go)] == [1.05, 4.51]
+        and [round(next(iter(why.by("query").values())), 2) for why in (stay, go)] == [1.09, 2.54]
+        and round(names["found_weight"], 3) == 0.997
+    )
+    return first and told and the_control_of_the_split(names) and what_the_logit_is_made_of(names)
+
+
+def the_control_of_the_split(names):
+    go, control = names["whys"]["go on"].by("query"), names["control"]
+    after, said, _, _, *weights = control["decoder head 1.2", "go on"]
+    confirmed = [round(number, 2) for number in (after.score, said, *weights)] == [2.09, 1.97, 0.97, 0.83]
+    # The others count for more by one factor: that of the norm which `why` holds.
+    factors = [
+        after.by("query")[name] / go[name] for name in ("word", "decoder feed-forward 0", "decoder cross head 0.3")
+    ]
+    held = min(factors) > 1.01 and max(factors) - min(factors) < 1e-3
+    after, said, most, change, *_ = control["decoder cross head 0.3", "stay"]
+    weaker = [round(number, 2) for number in (after.score, said, change)] == [
+        0.30,
+        -0.03,
+        0.29,
+    ] and most == "decoder head 1.2"
+    other, said, most, change, *_ = control["decoder cross head 0.0", "stay"]
+    negative = [round(number, 2) for number in (other.score, said, change)] == [0.19, 0.96, -0.56]
+    return confirmed and held and weaker and negative and other.score < after.score and most == "decoder feed-forward 0"
+
+
+def what_the_logit_is_made_of(names):
+    lens, found, omen = names["lens"], names["found"], names["omen"]
+    logit = names["logits"][omen, names["target"][omen + 1]].item()
+    states = dict(zip(lens.states, lens.probability, strict=True))
+    pushed = names["recording"].pushes("decoder.2.cross", 3, omen, top=1).up[0]
+    return (
+        abs(found.values.sum().item() - logit) < 1e-3
+        and found.top(1)[0].author == pushed.key == "with"
+        and pushed.token == "mit"
+        and (names["largest"].author, round(names["largest"].values["mit"], 2)) == ("decoder cross head 2.3", 1.88)
+        and [round(chance.item(), 3) for chance in (names["chance"], names["less"])] == [0.914, 0.921]
+        and round(states["before decoder 2"], 2) == 0.98
+        and round(states["before decoder cross 1"], 3) == 0.005
+        and [lens.likeliest[0][0], lens.likeliest[1][0]] == ["omen", "omen"]
+        and names["model"].head is None
+        and torch.allclose(names["yours"].double(), names["library"], atol=1e-5)
+    )
+
+
 def line_breaks_and_key_biases(names):
     first, second = names["comparison"][:2]
     small = [head for head in names["comparison"] if head.errors < 3]
@@ -81,7 +144,8 @@ CLAIMS = {  # what a lesson's text says about its numbers
     "15-without-the-matrix": lambda names: names["seen"].received[0, 0].argmax() == 0,
     "16-watching": lambda names: names["best"].induction < 0.4,
     "18-sources": which_sources_can_be_trusted,
-    "19-corpus": line_breaks_and_key_biases,
+    "19-why": what_a_split_says_and_leaves_out,
+    "20-corpus": line_breaks_and_key_biases,
 }
 
 
@@ -172,7 +236,53 @@ def sliced(x, q, k, v, o, heads, off):
     return y
 
 
+def written_by_keys(w, v, W_o):
+    return w[:, None] * (v @ W_o)
+
+
+def centred(parts):
+    return parts - parts.mean(-1, keepdim=True)
+
+
+def spread(x):
+    return (x.var(correction=0) + 1e-5).sqrt()
+
+
 WRONG = [
+    (check.split_score, lambda a, b, q, k, scale: (a @ q) @ (b @ k).mT, "not multiplied by the scale"),
+    (check.split_score, lambda a, b, q, k, scale: (a @ q * scale) @ (b @ k * scale).mT, "the scale stands twice"),
+    (check.split_score, lambda a, b, q, k, scale: (a @ q) @ (b @ k).mT / sqrt(5), "the scale that is given"),
+    (check.split_score, lambda a, b, q, k, scale: (a @ q) @ (b @ k).mT / scale, "divided by the scale"),
+    (check.split_score, lambda a, b, q, k, scale: (a.sum(0) @ q) @ (b.sum(0) @ k) * scale, "the sum of the table"),
+    (check.split_score, lambda a, b, q, k, scale: a @ b.mT * scale, "not projected"),
+    (check.split_score, lambda a, b, q, k, scale: (a @ k) @ (b @ q).mT * scale, "W_q and W_k are exchanged"),
+    (check.split_score, lambda a, b, q, k, scale: (a @ q) @ (b.sum(0) @ k) * scale, "over the key's authors"),
+    (check.split_score, lambda a, b, q, k, scale: (b @ k) @ (a.sum(0) @ q) * scale, "over the query's authors"),
+    (check.split_score, lambda a, b, q, k, scale: (b @ k) @ (a @ q).mT * scale, "it looks transposed"),
+    (check.held_norm, lambda x, p, g: torch.nn.functional.layer_norm(p, p.shape[-1:], g), "normalised by itself"),
+    (check.held_norm, lambda x, p, g: torch.nn.functional.layer_norm(p, p.shape[-1:]), "the gain is missing"),
+    (check.held_norm, lambda x, p, g: p / spread(x) * g, "the mean is forgotten"),
+    (check.held_norm, lambda x, p, g: p / spread(x), "the mean and the gain are forgotten"),
+    (check.held_norm, lambda x, p, g: centred(p) / spread(x), "the gain is forgotten"),
+    (check.held_norm, lambda x, p, g: (p - x.mean()) / spread(x) * g, "as often as there are parts"),
+    (check.held_norm, lambda x, p, g: (p - x.mean() / len(p)) / spread(x) * g, "shared evenly"),
+    (check.held_norm, lambda x, p, g: (p - p.mean(0)) / spread(x) * g, "over the features of each part"),
+    (check.held_norm, lambda x, p, g: centred(p) / spread(x) ** 2 * g, "divided by the variance"),
+    (check.held_norm, lambda x, p, g: centred(p) / x.std() * g, "correction=0"),
+    (check.held_norm, lambda x, p, g: centred(p) / x.square().mean().sqrt() * g, "as in RMSNorm"),
+    (check.held_norm, lambda x, p, g: centred(x) / spread(x) * g, "a row for each part"),
+    (check.attributed, lambda w, v, o, f, row: (centred(v @ o) * f) @ row, "the weights are missing"),
+    (check.attributed, lambda w, v, o, f, row: (written_by_keys(w, v, o) * f) @ row, "the mean is left in"),
+    (
+        check.attributed,
+        lambda w, v, o, f, row: ((written_by_keys(w, v, o) - written_by_keys(w, v, o).mean(0)) * f) @ row,
+        "over the features",
+    ),
+    (check.attributed, lambda w, v, o, f, row: centred(written_by_keys(w, v, o)) @ row, "factor is missing"),
+    (check.attributed, lambda w, v, o, f, row: written_by_keys(w, v, o) @ row, "the norm is missing"),
+    (check.attributed, lambda w, v, o, f, row: (centred(w @ v @ o) * f) @ row, "a number for each key"),
+    (check.attributed, lambda w, v, o, f, row: centred(written_by_keys(w, v, o)) * f * row, "are not summed"),
+    (check.attributed, lambda w, v, o, f, row: (centred(written_by_keys(w, v, o)) * f).norm(dim=-1), "a length"),
     (check.carried, lambda w, v, W_o: (w * (v @ W_o).norm(dim=-1)[:, None]).sum((0, 1)), "divide by their sum"),
     (check.carried, lambda w, v, W_o: w.mean((0, 1)), "these are plain weights"),
     (check.rollout, lambda layers: (layers[2] @ layers[1] @ layers[0])[-1], "residual connection is missing"),
