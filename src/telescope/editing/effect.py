@@ -211,7 +211,8 @@ def effect(
         raise ValueError(f'there is no run="{run}"; {hint(str(run), RUNS)}')
     if corrupted is not None and how != "exact":
         raise ValueError(
-            'how="gradient" estimates edits of one run; leave out corrupted=, or how="gradient"'
+            'how="gradient" estimates edits of one text, and no patches from another; leave out '
+            'how="gradient", and every patch is run'
         )
     rivals = (against,) if isinstance(against, int) else tuple(against)
     check_rivals(tokens, rivals, measure)
