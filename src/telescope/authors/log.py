@@ -162,7 +162,7 @@ class StreamPass:
 
     def _select(self, kept: Kept) -> Kept:
         if self.rows is not None:
-            index = torch.tensor(self.rows, device=kept.tensor.device)
+            index = torch.tensor(self.rows, dtype=torch.long, device=kept.tensor.device)
             return Kept(kept.tensor.index_select(1, index), None)
         # Tensors of inference mode have no version: copy them.
         return Kept(kept.tensor.clone(), None) if kept.version is None else kept

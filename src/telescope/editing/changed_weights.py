@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..attention import Rectangle, grouped_matmul
 from ..recording import AttentionCall
-from ..surveys import Block, BlockScores, blocks, compute_dtype, run_within_memory, sink_of
+from ..surveys import Block, BlockScores, compute_dtype, run_within_memory, score_blocks, sink_of
 
 # Scores in a block: on a CPU as many as stay in its last-level cache.
 SCORES = {"cpu": 2**21, "cuda": 2**26}
@@ -227,7 +227,7 @@ def _estimate(
     sink = sink.expand(heads, 1, 1)
     total = torch.zeros(len(changes.numbers), dtype=torch.float64, device=call.queries.device)
     scores = BlockScores(call.queries, call.keys, call.attention)
-    for block in blocks(call.queries, call.keys, call.attention, most):
+    for block in score_blocks(call.queries, call.keys, call.attention, most):
         # dA of the block, with the values that its heads share.
         key_heads = slice(block.heads.start // group, -(-block.heads.stop // group))
         values = call.values[block.sequences, key_heads, block.columns].to(dtype)

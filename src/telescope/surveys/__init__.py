@@ -8,7 +8,8 @@ with kernels/ on a GPU. dispatch.py says which of them runs; shares.py sums sing
 matrix. blocks.py and device.py serve all engines.
 """
 
-from .blocks import Block, BlockScores, blocks, pairs_of_rows, sink_of
+from .blocks import Block, BlockScores, pairs_of_rows, sink_of
+from .blocks import blocks as score_blocks
 from .device import (
     StreamEvent,
     record_event,
@@ -49,7 +50,6 @@ __all__ = [
     "Summary",
     "Survey",
     "Top",
-    "blocks",
     "can_reuse_rows",
     "check_rules",
     "check_sums",
@@ -65,6 +65,7 @@ __all__ = [
     "record_event",
     "record_use",
     "run_within_memory",
+    "score_blocks",
     "share_within",
     "side_stream",
     "sink_of",
