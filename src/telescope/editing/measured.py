@@ -92,14 +92,14 @@ def last_places(
 
 def check_rivals(tokens: Sequence[int], against: Sequence[int], measure: Any = "logits") -> None:
     """Raise a ValueError unless every token has a rival, or none, and logits are measured."""
+    if against and len(against) != len(tokens):
+        raise ValueError(
+            f"against= names {len(against)} rivals and tokens= {len(tokens)}; give each token one"
+        )
     if against and measure != "logits":
         raise ValueError(
             f"against={[*against]} compares logits; leave measure= out, or let it be "
             'measure="logits"'
-        )
-    if against and len(against) != len(tokens):
-        raise ValueError(
-            f"against= names {len(against)} rivals and tokens= {len(tokens)}; give each token one"
         )
 
 
