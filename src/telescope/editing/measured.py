@@ -80,7 +80,7 @@ class _TokenLoss(torch.autograd.Function):
 def last_places(
     rows: Float[Tensor, "batch n vocabulary"], real: Bool[Tensor, "batch n"] | None
 ) -> Float[Tensor, "batch vocabulary"]:
-    """Return what stands at the last position of each sequence that is no padding."""
+    """Return the row of the last token of each sequence, padding left out."""
     if rows.ndim < 3:
         return rows
     if real is None:

@@ -22,7 +22,9 @@ Measure = Callable[[Any], float | Mapping[str, float]]
 
 
 def restored_column(measure: str | Measure, tokens: Sequence[int], against: Sequence[int]) -> str:
-    """Return the column whose restored part is told; "" for the columns of a function."""
+    """Return the name of the column from which "restored" is computed; "" for a function, whose
+    columns all are.
+    """
     if not isinstance(measure, str):
         return ""
     if measure == "loss":
