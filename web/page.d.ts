@@ -99,6 +99,8 @@ type OpenRun = (run: string, change?: StateChange) => void;
 interface ScreenModule {
   /** The text of its tab. */
   title: string;
+  /** What it shows, in half a sentence: for those who point at its tab. */
+  shows: string;
   /** The field of an attention's `has` that it needs to show that attention; null needs none. */
   needs: string | null;
   /**

@@ -15,6 +15,7 @@ import { merge, NOTHING_CHOSEN } from "../state/state.js";
 import { Choices, Folded, OutputLine, Tabs } from "./bar.jsx";
 import { Masthead } from "./masthead.jsx";
 import { ModelDrawing } from "./model_drawing.jsx";
+import { pageTitle, PrintedAddress, TextAbove, useTitle } from "./presenting.jsx";
 import { lastWrittenQuery, useShown } from "./shown.js";
 import { useTheme } from "./theme.js";
 
@@ -49,6 +50,10 @@ function App({ root, transport, store }) {
   /** @type {Run | null} */
   const run = state.run && answer.value?.run === state.run ? answer.value : null;
   const { shown, ...suggested } = useShown(answers, run, state);
+  const title = pageTitle(state, run, shown);
+  useTitle(root, title);
+  const isPresenting = state.presenting === 1 && state.run !== null;
+  root.toggleAttribute("data-presenting", isPresenting);
 
   const shared = { state, go, openRun, answers, transport, theme, root, shown };
   const [unfolded, setUnfolded] = useState(false); // on a phone the choices are folded
@@ -82,8 +87,9 @@ function App({ root, transport, store }) {
           )}
         </div>
       </div>
+      {run && <TextAbove run={run} go={go} />}
       <LessonBar {...shared} run={run} />
-      <main class="inside screen">
+      <main class="inside screen" data-screen={state.screen}>
         {state.atlas.name ? (
           <AtlasScreen {...shared} />
         ) : !state.run ? (
@@ -94,6 +100,7 @@ function App({ root, transport, store }) {
           </Answered>
         )}
       </main>
+      <PrintedAddress title={title} />
       <footer class="inside foot">
         <span>
           Every number here was computed by the model. Attention shows where a head looks; by itself

@@ -20,6 +20,7 @@ export const Tabs = ({ run, state, go }) => (
       <a
         href={run ? statePath({ ...state, screen }) : "#"}
         aria-current={state.screen === screen ? "page" : undefined}
+        title={screenOf(screen).shows}
         onClick={(event) => {
           event.preventDefault();
           go({ screen });

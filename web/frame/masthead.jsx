@@ -138,6 +138,7 @@ function Tools({ toggleTheme, theme, ...rest }) {
   useKeys(root, ({ key }) => {
     if (key === "?") setHelp(true);
     else if (key === "t") toggleTheme();
+    else if (key === "p" && run) go({ presenting: state.presenting ? 0 : 1 }, false);
     else if (run && /^[1-9]$/.test(key)) {
       const offered = offeredScreens(run, state);
       if (!offered[Number(key) - 1]) return false;
@@ -164,6 +165,17 @@ function Tools({ toggleTheme, theme, ...rest }) {
       >
         {theme === "dark" ? "☀" : "☾"}
       </button>
+      {run && (
+        <button
+          type="button"
+          class="button square"
+          onClick={() => go({ presenting: 1 }, false)}
+          aria-label="present"
+          title="present: the screen alone, larger (p)"
+        >
+          ⛶
+        </button>
+      )}
       <SaveMenu {...rest} />
       <button
         type="button"
@@ -190,6 +202,8 @@ const KEYS = [
   ["g", "Map: go to a query and a key"],
   ["w", "Walk, Heads: why a score is what it is. Escape: close"],
   ["f", "Walk, Heads: what follows the head"],
+  ["p", "present the screen and its caption alone, larger; p again ends it"],
+  ["Page ↓ ↑, Space", "while presenting: next and previous caption"],
   ["t", "light or dark"],
   ["?", "this help"],
 ];

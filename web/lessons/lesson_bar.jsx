@@ -3,23 +3,34 @@
  * try.
  */
 import { useState } from "preact/hooks";
+import { useKeys } from "../parts/hooks.js";
 import { captionState, findLesson, makeRun } from "./lessons.js";
+
+/** Return which way a key of a presenter turns the captions; Space presses a focused button. */
+const turned = (/** @type {KeyboardEvent} */ { key, shiftKey, target }) => {
+  if (key === "PageDown") return 1;
+  if (key === "PageUp") return -1;
+  const onControl = /** @type {Element} */ (target).closest("button, a, summary, [role=button]");
+  return key === " " && !onControl ? (shiftKey ? -1 : 1) : 0;
+};
 
 /**
  * The caption that is being read, above the screen that it speaks of.
- * @param {Pick<ScreenProps, "go" | "answers" | "transport"> & {state: State, run: Run | null}}
- *   props
+ * @param {Pick<ScreenProps, "go" | "answers" | "transport" | "root"> & {state: State, run: Run |
+ *   null}} props
  */
-export function LessonBar({ state, run, go, answers, transport }) {
+export function LessonBar({ state, run, go, answers, transport, root }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
   const lesson = findLesson(state.lesson);
-  if (!lesson) return null;
-  const at = Math.min(Math.max(0, state.caption ?? 0), lesson.captions.length - 1);
-  const last = at === lesson.captions.length - 1;
+  const count = lesson?.captions.length ?? 0;
+  const at = Math.min(Math.max(0, state.caption ?? 0), count - 1);
+  const last = at === count - 1;
   /** @param {number} next */
   const turn = async (next) => {
-    const source = lesson.captions[next].run ?? lesson.run;
+    const chosen = lesson?.captions[next];
+    if (!lesson || !chosen || busy) return;
+    const source = chosen.run ?? lesson.run;
     setBusy(true);
     setProblem(null);
     try {
@@ -34,6 +45,12 @@ export function LessonBar({ state, run, go, answers, transport }) {
     }
     setBusy(false);
   };
+  useKeys(root, (event) => {
+    const way = lesson && state.presenting ? turned(event) : 0;
+    if (way) turn(at + way);
+    return way !== 0;
+  });
+  if (!lesson) return null;
   return (
     <section class="lesson" aria-label={`lesson: ${lesson.title}`}>
       <div class="inside">

@@ -10,6 +10,7 @@ import { visible } from "../parts/text.js";
 import { number, shared } from "../state/fields.js";
 
 export const title = "Output";
+export const shows = "the likeliest next tokens and their probabilities";
 export const needs = null;
 export const subject = "model";
 /** @type {ScreenModule["isOffered"]} */

@@ -6,6 +6,7 @@ import { count, full, percent, short } from "../parts/numbers.js";
 import { shared } from "../state/fields.js";
 
 export const title = "Why √d";
+export const shows = "why scores are divided by √d";
 export const needs = null;
 export const subject = "nothing";
 /** @type {ScreenModule["isOffered"]} */

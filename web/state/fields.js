@@ -46,6 +46,8 @@ export const SHARED = {
   /** The lesson that is being read, and its caption. */
   lesson: text("card"),
   caption: number("at"),
+  /** 1 shows the screen and the caption alone, larger: for a projector. */
+  presenting: number("present", 0),
 };
 
 /** Return some of the shared fields, for the `fields` of a screen. @type {PickShared} */

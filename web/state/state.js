@@ -23,7 +23,7 @@ const placesOf = (group, fields) =>
   }));
 
 /** The fields that every screen writes into its address. */
-const EVERYWHERE = placesOf(null, shared("pieces", "edits", "lesson", "caption"));
+const EVERYWHERE = placesOf(null, shared("pieces", "edits", "lesson", "caption", "presenting"));
 
 /** The fields in the address of each screen, in their order there. */
 const ON_SCREEN = Object.fromEntries(

@@ -11,6 +11,7 @@ import { number, perRun, shared, text } from "../../state/fields.js";
 import { Ribbons, THINNEST } from "./ribbons.jsx";
 
 export const title = "Alignment";
+export const shows = "which words attend to which, as ribbons";
 export const needs = "alignment";
 export const begins = "sharpest";
 export const fields = {

@@ -8,6 +8,7 @@ import { number, shared } from "../../state/fields.js";
 import { Scatter } from "./scatter.jsx";
 
 export const title = "Geometry";
+export const shows = "every token as a point, before and after attention";
 export const needs = "geometry";
 export const subject = "layer";
 export const splitsWords = true;

@@ -15,6 +15,7 @@ import { Habits, LookedAt } from "./habits.jsx";
 import { Readings } from "./readings.jsx";
 
 export const title = "Heads";
+export const shows = "two heads compared from one word, and all heads";
 export const needs = "map";
 export const begins = "start";
 export const splitsWords = true;

@@ -9,6 +9,7 @@ import { fits, misfit } from "./fitting.js";
 import { Patches } from "./patches.jsx";
 
 export const title = "Image";
+export const shows = "what a query sees of an image";
 export const needs = "image";
 /** @type {ScreenModule["isOffered"]} */
 export const isOffered = (run) => Boolean(run?.attentions.some((one) => one.has?.image));

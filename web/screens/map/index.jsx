@@ -23,6 +23,7 @@ import { Toolbar } from "./toolbar.jsx";
 import { cellSize, tileLevel } from "./viewport.js";
 
 export const title = "Map";
+export const shows = "every weight of one head, as a map to zoom into";
 export const needs = "tiles";
 export const fields = {
   ...shared("layer", "head"),

@@ -12,6 +12,7 @@ import { Encodings } from "./encodings.jsx";
 import { Added, Angles, BeforeAndAfter, Biases, ByDistance } from "./panels.jsx";
 
 export const title = "Positions";
+export const shows = "what positions do to the scores";
 export const needs = "positions";
 export const begins = "query";
 export const splitsWords = true;

@@ -14,6 +14,7 @@ import { Minimap } from "./minimap.jsx";
 import { Context, Ranked } from "./segments.jsx";
 
 export const title = "Sources";
+export const shows = "which words an answer comes from";
 export const needs = null;
 export const subject = "model";
 /** A worked example has no text whose sources could be found. @type {ScreenModule["isOffered"]} */

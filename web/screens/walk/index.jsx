@@ -20,6 +20,7 @@ import { Ledger } from "./ledger.jsx";
 import { Context, Embedding, Projections, Sum, Tokens } from "./stages.jsx";
 
 export const title = "Walk";
+export const shows = "one query of one head, step by step";
 export const needs = "trace";
 export const begins = "start";
 export const splitsWords = true;
