@@ -107,7 +107,10 @@ def test_paper_has_the_text_the_picture_the_caption_and_the_address(page):
         printed = tab.locator(".printed").inner_text()
         assert printed.splitlines()[0].startswith("Journey 2/5 · Walk · Your journey starts with one step")
         assert printed.splitlines()[-1] == address
-        assert tab.evaluate("getComputedStyle(document.querySelector('.telescope')).backgroundColor") == "rgb(255, 255, 255)"
+        assert (
+            tab.evaluate("getComputedStyle(document.querySelector('.telescope')).backgroundColor")
+            == "rgb(255, 255, 255)"
+        )
     finally:
         tab.emulate_media(media="screen", color_scheme="light")
 

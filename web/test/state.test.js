@@ -11,7 +11,14 @@ const { BY_ADDRESS, DEFAULTS, memoryStore, merge, NOTHING_CHOSEN, parseState, st
  */
 const STABLE = {
   ...{ l: "layer", h: "head", i: "query", j: "key", kind: "kind", edits: "edits" },
-  ...{ pieces: "pieces", present: "presenting", d: "features", card: "lesson", at: "caption", step: "walk.step" },
+  ...{
+    pieces: "pieces",
+    present: "presenting",
+    d: "features",
+    card: "lesson",
+    at: "caption",
+    step: "walk.step",
+  },
   ...{ la: "heads.layerA", a: "heads.headA", lb: "heads.layerB", b: "heads.headB" },
   ...{ alpha: "geometry.progress", word: "alignment.word", of: "alignment.weightsOf" },
   ...{ x: "map.column", y: "map.row", z: "map.zoom", how: "map.aggregate", scale: "map.scale" },
