@@ -305,6 +305,9 @@ OF_WATCHED = {
     **dict.fromkeys(("resid_pre", "hidden_before"), '.before, for keep="steps"'),
     **dict.fromkeys(("resid_post", "hidden_after"), '.after, for keep="steps"'),
     **dict.fromkeys(("to_pandas", "to_df", "table"), ".survey().table()"),
+    **dict.fromkeys(
+        ("tokens", "words", "text"), ".call.key_ids, and recording.decode(ids) is text"
+    ),
 }
 """What others call parts of one watched attention, and ours."""
 OF_TABLE = {

@@ -2,11 +2,16 @@
 units.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from errno import ELOOP
+from functools import wraps
+from inspect import Parameter, signature
 from operator import index
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MAX_LENGTH = 1000  # characters of an error message
 
@@ -31,6 +36,45 @@ def hint(given: str, known: Iterable[str]) -> str:
     names = list(known)
     closest = closest_name(given, names)
     return f'did you mean "{closest}"?' if closest else f"there are {', '.join(names)}"
+
+
+def suggests(
+    own: str, way: str = "", /, **theirs: str
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate the function that callers know as `own`: an argument that it does not take raises a
+    TypeError with the way out.
+
+    `theirs` has, by what others call an argument, what is written here instead; of other unknown
+    names the closest is suggested. `way` is said where too many arguments are given by position.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = signature(function).parameters.values()
+        if any(one.kind in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL) for one in parameters):
+            raise TypeError(f"{function.__name__} takes any argument: nothing can be suggested")
+        # Tuples: torch.compile reads them as constants.
+        names = tuple(one.name for one in parameters)
+        most = sum(one.kind is not Parameter.KEYWORD_ONLY for one in parameters)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in names:
+                    raise TypeError(_unknown_argument(own, name, names, theirs))
+            if way and len(args) > most:
+                raise TypeError(f"{own} takes {most} by position, and was given {len(args)}; {way}")
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _unknown_argument(own: str, name: str, names: Iterable[str], theirs: dict[str, str]) -> str:
+    if name in theirs:
+        return f"{own} takes no {name}=; write {theirs[name]}"
+    known = [one for one in names if one not in ("self", "cls")]
+    return f"{own} takes no {name}=; {hint(name, known)}"
 
 
 def whole_number(name: str, given: Any) -> int:

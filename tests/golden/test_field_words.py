@@ -104,7 +104,7 @@ def test_protocols_of_python_are_left_alone(recording):
     for one in (copy.copy(heads), copy.deepcopy(heads), pickle.loads(pickle.dumps(heads))):
         assert repr(one) == repr(heads)
     empty = object.__new__(ts.Recording)
-    for name in ("_repr_html_", "__array__", "__rich_console__", "_ipython_display_", "pattern"):
+    for name in ("_repr_svg_", "__array__", "__rich_console__", "_ipython_display_", "pattern"):
         assert not hasattr(empty, name)
         assert not hasattr(recording, name)
     with pytest.raises(AttributeError, match=r"^a Recording has no attribute '_watched'$"):

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..files import import_optional
 from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kinds_of
 from ..recording import Heads, list_names, natural_order, open_recording
-from ..traces import render_text
+from ..traces import PrintedTable
 from ..words import check_index, hint
 from .exact import ExactSum
 from .folder import download, is_atlas, read_folder, upload, write_card, write_folder
@@ -72,7 +72,7 @@ class Profile(NamedTuple):
     shares: tuple[float, ...]
 
 
-class Atlas:
+class Atlas(PrintedTable):
     """Every head of a model, measured over a corpus. `ts.atlas` makes one, `ts.open` opens a saved
     one.
 
@@ -351,9 +351,6 @@ class Atlas:
             excerpt = " ".join(texts[0].excerpt.split())[:60] if texts else ""
             table.add_row(kind, str(len(own)), f"{best.layer} head {best.number}", share, excerpt)
         return table
-
-    def __repr__(self) -> str:
-        return render_text(self.__rich__(), width=140)
 
     # -------------------------------------------------------------------------------------- private
 

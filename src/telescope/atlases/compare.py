@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..files import import_optional
 from ..measures import HABITS, Head
-from ..traces import render_text
+from ..traces import PrintedTable
 from .atlas import Atlas
 from .sums import error_of_sum
 
@@ -50,7 +50,7 @@ class HeadChange:
         return self.after - self.before
 
 
-class Comparison(Sequence[HeadChange]):
+class Comparison(PrintedTable, Sequence[HeadChange]):
     """The heads of two atlases, those that changed the most first; printed, a table.
 
     Example:
@@ -105,9 +105,6 @@ class Comparison(Sequence[HeadChange]):
             moved = "" if isnan(head.moved) else f"{head.moved:.0%}"
             table.add_row(head.layer, str(head.number), kind, head.habit, *numbers, errors, moved)
         return table
-
-    def __repr__(self) -> str:
-        return render_text(self.__rich__(), width=140)
 
 
 def compare(before: Atlas, after: Atlas) -> Comparison:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..words import suggests
 from .mask import Everyone, Mask, Pairs, everyone
 from .masks import Causal
 from .normalizers import softmax
@@ -312,6 +313,26 @@ class Attention(Value):
             if isinstance(part, Tensor) or part != getattr(default, name)
         ]
         return f"Attention({', '.join(given)})"
+
+
+# After the dataclass has written it: what a caller may guess.
+Attention.__init__ = suggests(  # type: ignore[method-assign]
+    "Attention",
+    causal="mask=ts.causal",
+    is_causal="mask=ts.causal",
+    window="mask=ts.window(size)",
+    sliding_window="mask=ts.causal & ts.window(size)",
+    attn_mask="mask=ts.from_tensor(attn_mask)",
+    padding="mask=ts.padding(lengths)",
+    softmax_scale="scale=",
+    logit_cap="softcap=",
+    logits_soft_cap="softcap=",
+    sinks="sink=",
+    alibi="bias=ts.alibi(heads)",
+    heads="the heads into the tensors, (batch, heads, n, d)",
+    num_heads="the heads into the tensors, (batch, heads, n, d)",
+    dropout="dropout= of ts.attend",
+)(Attention.__init__)
 
 
 def _wrong_mask(given: Any) -> str:

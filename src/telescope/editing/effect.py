@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ..files import frame
 from ..recording import list_names
-from ..traces import render_text
-from ..words import hint
+from ..traces import PrintedTable
+from ..words import hint, suggests
 from .call_edits import SequencesHiddenError
 from .edit import editing
 from .edits import Edit, Needs
@@ -41,8 +41,8 @@ LONG = 2048
 MEASURES = ("logits", "loss")  # measures by name; others are functions of the model's output
 
 
-@dataclass(frozen=True)
-class Effects:
+@dataclass(frozen=True, repr=False)
+class Effects(PrintedTable):
     """A table with one row for each edit, and one for the model as it is. Returned by `ts.effect`.
 
     `columns` maps the name of each column to its numbers, as the constructor of a pandas frame
@@ -111,9 +111,6 @@ class Effects:
             table.add_row("as it is" if edit is None else str(edit), *cells)
         return table
 
-    def __repr__(self) -> str:
-        return render_text(self.__rich__())
-
 
 def _cell(number: float) -> str:
     if number != number:
@@ -121,10 +118,11 @@ def _cell(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:.4g}"
 
 
+@suggests("effect", edit="edits=, a list", metric="measure=", loss='measure="loss"', method="how=")
 def effect(
     model: nn.Module,
     inputs: Any,
-    edits: Iterable[Edit | Sequence[Edit]],
+    edits: Edit | Iterable[Edit | Sequence[Edit]],
     measure: str | Measure = "logits",
     *,
     tokens: Sequence[int] = (),
@@ -218,7 +216,9 @@ def effect(
     check_rivals(tokens, rivals, measure)
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     call = ModelInputs.of(model, inputs, tokenizer)
-    listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in edits]
+    # One edit by itself is a list of one.
+    several = [edits] if isinstance(edits, Edit) else edits
+    listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in several]
     measured = measure_columns(measure, call, tokens, rivals, labels)
     clean = Runs(model, call, tokenizer, measured, isinstance(measure, str))
     named: list[Any] = [None]

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..attention import Attention, Rectangle, raise_scores, require_real, table_of
 from ..attention import hide as hide_keys
 from ..recording import Layers, head_numbers
-from ..words import whole_number
+from ..words import suggests, whole_number
 from .edits import (
     Block,
     Edit,
@@ -127,6 +127,13 @@ class Boost(KeyEdit):
 class HideEdits:
     """`ts.hide`: make edits that hide keys from queries."""
 
+    @suggests(
+        "hide",
+        layer="layers=, a name, a number or a list",
+        head="heads=, a number or a list",
+        key="keys=",
+        query="queries=",
+    )
     def __call__(
         self,
         keys: Given,
@@ -213,6 +220,15 @@ def _segments(given: list[Any]) -> list[Any]:
 hide = HideEdits()
 
 
+@suggests(
+    "boost",
+    layer="layers=, a name, a number or a list",
+    head="heads=, a number or a list",
+    key="keys=",
+    query="queries=",
+    times="by=",
+    factor="by=",
+)
 def boost(
     keys: Given,
     by: float,

@@ -8,7 +8,7 @@ from ..anatomy import count_heads
 from ..attention import require_real
 from ..interception.found import find_attentions
 from ..recording import Layers, Recording, select_layers
-from ..words import hint
+from ..words import hint, suggests
 from .ablation import Ablate, Resample
 from .edits import Heads, Mute, read_heads, read_layers
 
@@ -20,6 +20,13 @@ MEANS = ("zero", "mean")
 class MuteEdits:
     """`ts.mute`: make edits that multiply the context of heads."""
 
+    @suggests(
+        "mute",
+        layer="layers=, a name, a number or a list",
+        head="heads=, a number or a list",
+        factor="times=",
+        value="by=",
+    )
     def __call__(
         self, layers: Layers = None, heads: Heads = None, *, times: float = 0.0, by: By = "zero"
     ) -> Mute | Ablate:

@@ -26,7 +26,7 @@ from ..attention import (
     require_dense,
     require_real,
 )
-from ..words import hint
+from ..words import hint, suggests
 from . import chunked, flex, reference, sdpa, torch_modes
 from .exact import may_be_nonfinite, sums_are_nonfinite
 
@@ -70,6 +70,16 @@ class Plan:
         return f"{self.engine}: {self.why}"
 
 
+@suggests(
+    "attend",
+    "the definition is one argument: ts.attend(q, k, v, ts.Attention(mask=..., scale=...))",
+    mask="the mask in the definition: ts.attend(q, k, v, ts.Attention(mask=ts.causal))",
+    causal="ts.attend(q, k, v, ts.Attention(mask=ts.causal))",
+    is_causal="ts.attend(q, k, v, ts.Attention(mask=ts.causal))",
+    attn_mask="ts.attend(q, k, v, ts.Attention(mask=ts.from_tensor(attn_mask)))",
+    scale="the scale in the definition: ts.attend(q, k, v, ts.Attention(scale=...))",
+    dropout_p="dropout=",
+)
 def attend(
     queries: Queries,
     keys: Keys,

@@ -60,7 +60,7 @@ from ..recording import (
     store_named,
 )
 from ..token_kinds import TokenNames
-from ..words import hint
+from ..words import hint, suggests
 from . import huggingface
 from .found import find_attentions
 from .interceptor import describe_bypasses
@@ -139,6 +139,16 @@ def _join(call: RecordedCall, parts: list[dict[str, Tensor]]) -> None:
     call.facts.shape = (batch, key_heads * len(parts), d_q, d_k)
 
 
+@suggests(
+    "watch",
+    "it records a block: with ts.watch(model) as recording: model(inputs)",
+    layer="layers=",
+    head="heads=",
+    n="top=",
+    text="the text into the block: with ts.watch(model): model(ids)",
+    inputs="the call into the block: with ts.watch(model): model(inputs)",
+    output_attentions='keep="queries-keys", and recording[layer].weights',
+)
 @contextmanager
 def watch(
     model: nn.Module,

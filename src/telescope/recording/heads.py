@@ -16,15 +16,15 @@ from torch import Tensor
 from ..field_words import OF_TABLE, FieldNames
 from ..files import Columns, Names, frame
 from ..measures import CLEAR, COLUMNS, HABITS, MEASURES, Head, IsMark, kinds_of
-from ..traces import FirstThatFits, render_text, round_numbers
-from ..words import hint, index_range, whole_number
+from ..traces import FirstThatFits, PrintedTable, round_numbers
+from ..words import hint, index_range, suggests, whole_number
 from .head_measures import DENOMINATORS, QUOTIENTS, HeadSums, measure_heads
 from .names import Layers, list_names, select_layers
 from .recorded_call import RecordedCall
 from .sources import Segments
 
 
-class Heads(FieldNames, Sequence[Head]):
+class Heads(PrintedTable, FieldNames, Sequence[Head]):
     """A table of heads, which prints as one: heads.where(previous=0.5).sort("spread")[:10].
 
     `layers` are the names of all layers in the order of the model; a part of a table keeps all of
@@ -33,6 +33,7 @@ class Heads(FieldNames, Sequence[Head]):
     """
 
     _theirs = OF_TABLE
+    _width = 160
 
     def __init__(
         self,
@@ -56,6 +57,13 @@ class Heads(FieldNames, Sequence[Head]):
         self.segments = tuple(self._heads[0].segments) if self._heads else ()
         """The names of the segments, which can be sorted and filtered by like any column."""
 
+    @suggests(
+        "sort",
+        descending="rising=False",
+        reverse="rising=False",
+        ascending="rising=True",
+        key="by=",
+    )
     def sort(self, by: str = "kind", *, rising: bool | None = None) -> "Heads":
         """Return the table sorted by a column, unknown numbers last.
 
@@ -213,10 +221,16 @@ class Heads(FieldNames, Sequence[Head]):
     @overload
     def __getitem__(self, index: slice) -> "Heads": ...
 
-    def __getitem__(self, index: int | slice) -> "Head | Heads":
+    def __getitem__(self, index: Any) -> "Head | Heads":
         if isinstance(index, slice):
             return Heads(self._heads[index], self.layers, self._counts, self.left_out)
-        return self._heads[index]
+        if isinstance(index, str):
+            raise TypeError(
+                f'a table of heads has a row for each head, and no ["{index}"]; .sort("{index}"), '
+                f'.where({index}=0.4) or .table()["{index}"]'
+            )
+        head: Head = self._heads[index]
+        return head
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -248,9 +262,6 @@ class Heads(FieldNames, Sequence[Head]):
             cells = [shown.get(name, shown["first"]).show(_value(head, name)) for name in names]
             table.add_row(head.layer, str(head.number), head.kind, *cells)
         return table
-
-    def __repr__(self) -> str:
-        return render_text(self.__rich__(), width=160)
 
 
 def heads_of(

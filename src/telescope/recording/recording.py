@@ -13,7 +13,7 @@ from ..field_words import OF_RECORDING, FieldNames
 from ..files import frame
 from ..measures import IsMark, punctuation_test
 from ..token_kinds import TokenNames, space_of_sides
-from ..traces import render_text
+from ..traces import PrintedTable
 from ..words import format_bytes, hint
 from .attention_call import AttentionCall, KeepOptions
 from .call_tokens import with_kinds
@@ -38,7 +38,7 @@ KEEP: dict[str, type[RecordedCall]] = {
 """The class of recorded calls for each value of `ts.watch(keep=...)`."""
 
 
-class Recording(StreamAnswers, FieldNames, Mapping[str, Watched]):
+class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
     """Everything that was kept of a watched model, a mapping from the name of each attention to a
     `Watched`.
 
@@ -425,6 +425,3 @@ class Recording(StreamAnswers, FieldNames, Mapping[str, Watched]):
         title = f'{self.model}, keep="{self.keep}": {format_bytes(self.nbytes)}'
         watched = dict(self)
         return table_of(title, watched, self.edits, self._left_out, self.other_layers)
-
-    def __repr__(self) -> str:
-        return render_text(self.__rich__())

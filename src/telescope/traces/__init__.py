@@ -6,6 +6,7 @@ May import attention, engines, token_kinds and words. Read trace.py first: `trac
 """
 
 from ..engines import formulas
+from .printed import PrintedTable
 from .render import (
     DIGITS,
     DIGITS_OF_FLOAT64,
@@ -34,6 +35,7 @@ __all__ = [
     "INCOMPLETE",
     "PAIR_STEPS",
     "FirstThatFits",
+    "PrintedTable",
     "Row",
     "Span",
     "Trace",

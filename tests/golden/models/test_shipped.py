@@ -50,9 +50,10 @@ def test_an_unknown_name(shelf):
     with pytest.raises(ts.LoadError) as caught:
         ts.load("translator-xy")
     assert str(caught.value) == (
-        'there is no model "translator-xy"; did you mean "translator-xx"? Shipped: translator-xx. A folder works too.'
+        'there is no model "translator-xy"; did you mean "translator-xx"? Shipped: translator-xx. A folder works '
+        "too; of a model on a hub, transformers' from_pretrained makes one that ts.watch takes."
     )
-    with pytest.raises(ts.LoadError, match=r'no model "qqq"\. Shipped: translator-xx\. A folder works too\.'):
+    with pytest.raises(ts.LoadError, match=r'no model "qqq"\. Shipped: translator-xx\. A folder works too;'):
         ts.load("qqq")
     with pytest.raises(ts.LoadError, match=r'no model "xx"; did you mean "translator-xx"\?'):
         ts.load("xx")

@@ -174,13 +174,14 @@ def _unknown_model_error(name: str) -> LoadError:
     local = [
         entry
         for entry in paths.list_names(Path())
-        if entry.endswith(".bin") or Path(entry).is_dir()
+        if entry[0] != "." and (entry.endswith(".bin") or Path(entry).is_dir())
     ]
     similar = closest_name(name, [*shipped, *local])
     suggestion = f'; did you mean "{similar}"?' if similar else "."
     return LoadError(
         f'there is no model "{name}"{suggestion} Shipped: {", ".join(shipped) or "none yet"}. A '
-        "folder works too."
+        "folder works too; of a model on a hub, transformers' from_pretrained makes one that "
+        "ts.watch takes."
     )
 
 
