@@ -41,6 +41,9 @@ from .prompts import Place
 from .spans import Span
 
 Heads = SupportsIndex | Sequence[SupportsIndex] | None
+# What a caller may guess, and what is written here.
+GUESSES = {"layer": "layers=, a name, a number or a list", "head": "heads=, a number or a list"}
+GUESSED_KEYS = GUESSES | {"key": "keys=", "query": "queries="}
 """Numbers of heads, -1 for the last; None is all."""
 Shared = TypeVar("Shared")
 

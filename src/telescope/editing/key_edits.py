@@ -18,6 +18,7 @@ from ..attention import hide as hide_keys
 from ..recording import Layers, head_numbers
 from ..words import suggests, whole_number
 from .edits import (
+    GUESSED_KEYS,
     Block,
     Edit,
     EditedCall,
@@ -127,13 +128,7 @@ class Boost(KeyEdit):
 class HideEdits:
     """`ts.hide`: make edits that hide keys from queries."""
 
-    @suggests(
-        "hide",
-        layer="layers=, a name, a number or a list",
-        head="heads=, a number or a list",
-        key="keys=",
-        query="queries=",
-    )
+    @suggests("hide", **GUESSED_KEYS)
     def __call__(
         self,
         keys: Given,
@@ -220,15 +215,7 @@ def _segments(given: list[Any]) -> list[Any]:
 hide = HideEdits()
 
 
-@suggests(
-    "boost",
-    layer="layers=, a name, a number or a list",
-    head="heads=, a number or a list",
-    key="keys=",
-    query="queries=",
-    times="by=",
-    factor="by=",
-)
+@suggests("boost", **GUESSED_KEYS, times="by=", factor="by=")
 def boost(
     keys: Given,
     by: float,

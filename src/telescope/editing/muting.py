@@ -10,7 +10,7 @@ from ..interception.found import find_attentions
 from ..recording import Layers, Recording, select_layers
 from ..words import hint, suggests
 from .ablation import Ablate, Resample
-from .edits import Heads, Mute, read_heads, read_layers
+from .edits import GUESSES, Heads, Mute, read_heads, read_layers
 
 By = str | Recording | Resample
 """What remains of a head that is muted altogether."""
@@ -20,13 +20,7 @@ MEANS = ("zero", "mean")
 class MuteEdits:
     """`ts.mute`: make edits that multiply the context of heads."""
 
-    @suggests(
-        "mute",
-        layer="layers=, a name, a number or a list",
-        head="heads=, a number or a list",
-        factor="times=",
-        value="by=",
-    )
+    @suggests("mute", **GUESSES, factor="times=", value="by=")
     def __call__(
         self, layers: Layers = None, heads: Heads = None, *, times: float = 0.0, by: By = "zero"
     ) -> Mute | Ablate:
