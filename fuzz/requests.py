@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from pathlib import Path
 from random import Random
 from threading import Thread
@@ -384,10 +385,19 @@ def _sign(request: Request, dice: Random) -> None:
     if dice.random() < 0.5:
         request.headers.append((b"authorization", f"Bearer {token}".encode()))
     else:
-        cookies.insert(dice.randrange(len(cookies) + 1), f"telescope-{PORT}={token}".encode())
+        value = _cookie_value() if request.has_token else token
+        cookies.insert(dice.randrange(len(cookies) + 1), f"telescope-{PORT}={value}".encode())
     if cookies:
         request.headers.append((b"cookie", b"; ".join(cookies)))
     dice.shuffle(request.headers)
+
+
+@cache
+def _cookie_value() -> str:
+    """Return what the cookie of a browser with the token holds."""
+    from telescope.explorer.guard import Guard
+
+    return Guard.at(TOKEN, PORT, HOSTS).cookie_value
 
 
 # --------------------------------------------------------------------------------- sending requests
@@ -430,6 +440,9 @@ def runs() -> list[str]:
     return [*RUNS, *application()[1]]
 
 
+_numbers = count()
+
+
 async def send(request: Request, pieces: int, *, leaves: bool) -> tuple[int, dict[str, str], bytes]:
     """Send a request, its body in some pieces; a client that leaves sends all but the last. Return
     the answer.
@@ -465,7 +478,8 @@ async def send(request: Request, pieces: int, *, leaves: bool) -> tuple[int, dic
         "raw_path": quote(raw_path, errors="replace").encode(),
         "query_string": request.query_string,
         "headers": request.headers,
-        "client": ("127.0.0.1", 1),
+        # Each from another address: wrong tokens of one address are slowed down.
+        "client": (f"2001:db8:{next(_numbers) % 65536:x}::1", 1),
         "server": ("127.0.0.1", PORT),
         "root_path": "",
     }
@@ -499,10 +513,20 @@ def check(request: Request, status: int, headers: dict[str, str], body: bytes) -
         raise WrongError(f"{status} without the token: {told}, {request.headers}")
     if request.has_token and status == 401:
         raise WrongError(f"401 with the token: {told}, {request.headers}")
-    if status >= 400 and status != 499:
+    if headers.get("content-type", "").startswith("text/html") and status == 401:
+        _check_sign_in(headers, body, told)
+    elif status >= 400 and status != 499:
         _check_error(headers, body, told)
     elif headers.get("content-type") == "application/json" and body:
         json.loads(body, parse_constant=_no_constant)
+
+
+def _check_sign_in(headers: dict[str, str], body: bytes, told: str) -> None:
+    """Check the page that asks for the token: no script, and nothing of the request in it."""
+    if b"<form" not in body or b"<script" in body or len(body) > 2000:
+        raise WrongError(f"not the page that asks for the token to {told}: {body!r}")
+    if "script-src" in headers["content-security-policy"]:
+        raise WrongError(f"a script may run without the token: {told}")
 
 
 def _check_error(headers: dict[str, str], body: bytes, told: str) -> None:

@@ -4,6 +4,7 @@ import { addressStore, hashStore, memoryStore } from "./state/state.js";
 import { kernelTransport } from "./transport/comm.js";
 import { httpTransport } from "./transport/http.js";
 import { fileTransport } from "./transport/inline.js";
+import { remembering } from "./transport/remake.js";
 
 const page = globalThis.document?.getElementById("telescope");
 const saved = globalThis.document?.getElementById("telescope-answers");
@@ -12,7 +13,7 @@ if (page && saved) {
   const { start, answers } = JSON.parse(saved.textContent ?? "");
   mount(page, fileTransport(answers), hashStore(start));
 } else if (page) {
-  mount(page, httpTransport, addressStore);
+  mount(page, remembering(httpTransport), addressStore);
 }
 
 /**
@@ -36,6 +37,7 @@ export default {
     root.tabIndex = -1;
     root.addEventListener("keydown", keepKey);
     el.append(root);
-    return mount(root, kernelTransport(model), memoryStore(JSON.parse(model.get("start") || "{}")));
+    const store = memoryStore(JSON.parse(model.get("start") || "{}"));
+    return mount(root, remembering(kernelTransport(model)), store);
   },
 };

@@ -148,6 +148,8 @@ interface Transport {
   /** All answers about one head, in one file. */
   file?(run: Run, place: Query, format: string): Promise<Blob>;
   send?(path: string, body: object): Promise<any>;
+  /** Keep what makes the sentence of an address, for a server that does not know its run. */
+  remember?(state: State): void;
 }
 
 /** The attention and head that a screen shows. */

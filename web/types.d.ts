@@ -65,7 +65,10 @@ interface Curve {
   numbers: number[];
 }
 
-/** All runs: sentences first, the most recently used of them first, then recordings. */
+/**
+ * The runs that the reader may open: sentences that were typed in this browser, the most recently used of them first,
+ * then recordings.
+ */
 interface RunsAnswer {
   runs: Run[];
 }
@@ -80,6 +83,8 @@ interface Run {
   title: string;
   model: string;
   text: string | null;
+  /** the translation that it was given to write; null if it wrote its own */
+  target: string | null;
   /** what a translator wrote */
   written: string | null;
   /** what was recorded: "summaries", "queries-keys" or "steps" */

@@ -13,6 +13,7 @@ import { AtlasScreen } from "../screens/atlas/index.jsx";
 import { screenOf } from "../screens/index.js";
 import { merge, NOTHING_CHOSEN } from "../state/state.js";
 import { Choices, Folded, OutputLine, Tabs } from "./bar.jsx";
+import { LostRun } from "./lost_run.jsx";
 import { Masthead } from "./masthead.jsx";
 import { ModelDrawing } from "./model_drawing.jsx";
 import { pageTitle, PrintedAddress, TextAbove, useTitle } from "./presenting.jsx";
@@ -38,7 +39,7 @@ export function mount(element, transport, store) {
 function App({ root, transport, store }) {
   const answers = useMemo(() => new Answers(transport), [transport]);
   const [theme, toggleTheme] = useTheme(root);
-  const { state, go, openRun } = useStored(store);
+  const { state, go, openRun } = useStored(store, transport);
 
   // Each sentence that was run since the page was opened requests the list of runs again.
   const [sent, setSent] = useState(0);
@@ -46,7 +47,10 @@ function App({ root, transport, store }) {
   const list = useAnswer(answers, "runs", sent ? { sent } : undefined);
   const runs = list.value?.runs ?? [];
 
-  const answer = useAnswer(answers, state.run && `runs/${state.run}`);
+  const [again, setAgain] = useState(0); // a run that was lost is asked for again
+  const asked = again ? { again } : undefined;
+  const answer = useAnswer(answers, state.run && `runs/${state.run}`, asked);
+  useSource(answer, transport, state, go);
   /** @type {Run | null} */
   const run = state.run && answer.value?.run === state.run ? answer.value : null;
   const { shown, ...suggested } = useShown(answers, run, state);
@@ -94,6 +98,14 @@ function App({ root, transport, store }) {
           <AtlasScreen {...shared} />
         ) : !state.run ? (
           <Landing {...shared} runs={runs} onSent={onSent} />
+        ) : answer.error && transport.canRun ? (
+          <LostRun
+            key={state.run}
+            {...shared}
+            problem={answer.error}
+            onSent={onSent}
+            onFound={() => setAgain(again + 1)}
+          />
         ) : (
           <Answered answer={answer}>
             {() => run && shown && <Screen {...shared} {...suggested} run={run} shown={shown} />}
@@ -112,11 +124,42 @@ function App({ root, transport, store }) {
 }
 
 /**
+ * Keep in the state what makes the run of a sentence, so that the address makes it anywhere.
+ * @param {Fetched<Run>} answer
+ * @param {Transport} transport
+ * @param {State} state
+ * @param {Go} go
+ */
+function useSource(answer, transport, state, go) {
+  const run = state.run && answer.fresh && transport.canRun ? answer.value : null;
+  useEffect(() => {
+    if (!run) return;
+    const isSentence = run.kind === "sentence" && run.text !== null;
+    const source = {
+      run: run.run,
+      model: isSentence ? run.model : null,
+      text: isSentence ? run.text : null,
+      target: isSentence ? run.target : null,
+    };
+    const isKept = Object.entries(source).every(([name, value]) => {
+      return /** @type {any} */ (state)[name] === value;
+    });
+    if (!isKept) go(source, false);
+  }, [run, state]);
+}
+
+/**
  * Return the state of a store, and the functions that change it.
  * @param {StateStore} store
+ * @param {Transport} transport
  */
-function useStored(store) {
-  const [state, setState] = useState(() => store.read());
+function useStored(store, transport) {
+  /** @param {State} read */
+  const remembered = (read) => {
+    transport.remember?.(read);
+    return read;
+  };
+  const [state, setState] = useState(() => remembered(store.read()));
   // Two changes may follow each other before a render: the second starts from the first.
   const latest = useRef(state);
   latest.current = state;
@@ -135,7 +178,7 @@ function useStored(store) {
     (run, change = {}) => go(merge({ ...NOTHING_CHOSEN, run }, change)),
     [],
   );
-  useEffect(() => store.listen(setState), [store]);
+  useEffect(() => store.listen((read) => setState(remembered(read))), [store]);
   return { state, go, openRun };
 }
 

@@ -7,7 +7,7 @@ import { headName } from "../parts/answered.jsx";
 import { percent } from "../parts/numbers.js";
 import { clipped, visible } from "../parts/text.js";
 import { screenOf } from "../screens/index.js";
-import { statePath } from "../state/state.js";
+import { stateAddress } from "../state/state.js";
 import { offeredScreens } from "./shown.js";
 
 /**
@@ -18,7 +18,7 @@ export const Tabs = ({ run, state, go }) => (
   <nav class="tabs" aria-label="screens">
     {offeredScreens(run, state).map((screen) => (
       <a
-        href={run ? statePath({ ...state, screen }) : "#"}
+        href={run ? stateAddress({ ...state, screen }) : "#"}
         aria-current={state.screen === screen ? "page" : undefined}
         title={screenOf(screen).shows}
         onClick={(event) => {

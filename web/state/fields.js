@@ -33,6 +33,10 @@ export const SHARED = {
   key: perRun(number("j")),
   /** A kind of attention, such as "cross", of which the first is shown unless a layer is chosen. */
   kind: perRun(text("kind")),
+  /** What makes the run of a sentence, on any server: the model, what it reads, what it writes. */
+  model: perRun(text("model")),
+  text: perRun(text("text")),
+  target: perRun(text("target")),
   /** What-if: the changes of the definition, as the API takes them. */
   edits: perRun(text("edits")),
   /** What is asked of a score or a head, and answered in a panel: "why" or "follows". */

@@ -25,6 +25,13 @@ const placesOf = (group, fields) =>
 /** The fields that every screen writes into its address. */
 const EVERYWHERE = placesOf(null, shared("pieces", "edits", "lesson", "caption", "presenting"));
 
+/**
+ * What makes the run of a sentence, which stands behind the # of the address. Browsers do not send
+ * that part: a text of 4,096 tokens fits there, and not into a request, whose first line proxies cut
+ * at 8,000 characters; and no log of a server holds what a student typed.
+ */
+const SOURCE = placesOf(null, shared("model", "text", "target"));
+
 /** The fields in the address of each screen, in their order there. */
 const ON_SCREEN = Object.fromEntries(
   SCREEN_NAMES.map((name) => [name, [...placesOf(name, SCREENS[name].fields), ...EVERYWHERE]]),
@@ -131,16 +138,33 @@ const withField = (state, [address, value]) => {
  */
 export function statePath(state) {
   if (!state.run && !state.atlas.name) return "/";
-  const query = (state.atlas.name ? ON_ATLAS : ON_SCREEN[state.screen]).flatMap((place) => {
-    const { group, name, field } = place;
-    const value = /** @type {any} */ (group ? state[group] : state)[name];
-    const isWritten = value !== null && value !== field.initial;
-    return isWritten ? [`${field.address}=${encodeURIComponent(String(value))}`] : [];
-  });
+  const query = written(state.atlas.name ? ON_ATLAS : ON_SCREEN[state.screen], state);
   const path = state.atlas.name
     ? `/atlas/${encodeURIComponent(state.atlas.name)}`
     : `/s/${encodeURIComponent(String(state.run))}/${state.screen}`;
   return query.length ? `${path}?${query.join("&")}` : path;
+}
+
+/**
+ * Return fields as an address holds them, without those at their initial values.
+ * @param {Place[]} places
+ * @param {State} state
+ */
+const written = (places, state) =>
+  places.flatMap(({ group, name, field }) => {
+    const value = /** @type {any} */ (group ? state[group] : state)[name];
+    const isWritten = value !== null && value !== field.initial;
+    return isWritten ? [`${field.address}=${encodeURIComponent(String(value))}`] : [];
+  });
+
+/**
+ * Return the whole address of a state: its path and query, and behind the # what makes its
+ * sentence.
+ * @param {State} state
+ */
+export function stateAddress(state) {
+  const source = state.run && !state.atlas.name ? written(SOURCE, state) : [];
+  return statePath(state) + (source.length ? `#${source.join("&")}` : "");
 }
 
 /**
@@ -161,7 +185,8 @@ const listenToHistory = (read) => (changed) => {
 const writeHistory = (step, address) =>
   history[step ? "pushState" : "replaceState"](null, "", address);
 
-const readAddress = () => parseState(location.pathname, location.search);
+const readAddress = () =>
+  parseState(location.pathname, `${location.search.slice(1)}&${location.hash.slice(1)}`);
 
 /**
  * Keep the state in the page's address. A step adds an entry to the history; a change while
@@ -170,7 +195,7 @@ const readAddress = () => parseState(location.pathname, location.search);
  */
 export const addressStore = {
   read: readAddress,
-  write: (state, step) => writeHistory(step, statePath(state)),
+  write: (state, step) => writeHistory(step, stateAddress(state)),
   listen: listenToHistory(readAddress),
 };
 

@@ -2,8 +2,17 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { importBundled } from "../bundle.js";
 
-const { BY_ADDRESS, DEFAULTS, memoryStore, merge, NOTHING_CHOSEN, parseState, statePath } =
-  await importBundled("state/state.js");
+const {
+  addressStore,
+  BY_ADDRESS,
+  DEFAULTS,
+  memoryStore,
+  merge,
+  NOTHING_CHOSEN,
+  parseState,
+  stateAddress,
+  statePath,
+} = await importBundled("state/state.js");
 
 /**
  * Where each name of an address lies in the state. Readers share addresses: no name may change or
@@ -29,6 +38,7 @@ const STABLE = {
   ...{ look: "atlas.look", col: "atlas.across", row: "atlas.up", only: "atlas.only" },
   ...{ habit: "atlas.habit", whose: "image.weightsOf", side: "heads.side" },
   ...{ ask: "asked", than: "than" },
+  ...{ model: "model", text: "text", target: "target" },
 };
 
 /** An address of every screen, with all of its fields at other than their initial values. */
@@ -63,6 +73,26 @@ test("an address leads back to itself", () => {
     const [path, query = ""] = address.split("?");
     assert.equal(statePath(parseState(path, query)), address);
   }
+});
+
+test("what makes a sentence stands behind the #, which is not sent", () => {
+  const texts = ["Good morning.", "a#b?c&d=e+f%20", "„Größe“ 🔭 \n𝒳", "w".repeat(20_000)];
+  for (const text of texts) {
+    const source = { model: "translator-en-de", text, target: "Guten Morgen." };
+    const state = merge(parseState(...ADDRESSES[0].split("?")), source);
+    const address = stateAddress(state);
+    const { pathname, search, hash } = new URL(address, "http://127.0.0.1:8000");
+    assert.equal(pathname + search, statePath(state));
+    globalThis.location = /** @type {any} */ ({ pathname, search, hash });
+    assert.deepEqual(addressStore.read(), state);
+  }
+});
+
+test("an address may hold the source in its query, and recordings have none", () => {
+  const state = parseState("/s/-/walk", "text=Good+morning.&model=gpt");
+  assert.deepEqual([state.run, state.text, state.model], ["-", "Good morning.", "gpt"]);
+  assert.equal(stateAddress(merge(state, NOTHING_CHOSEN)), "/s/-/walk");
+  assert.equal(stateAddress(merge(state, { run: null })), "/");
 });
 
 test("the address of an atlas leads back to the same state", () => {

@@ -32,12 +32,35 @@ const address = (path, query) => {
   return `/api/v1/${path}${parameters ? `?${parameters}` : ""}`;
 };
 
+const MOST_TRIES = 8; // of a request that a busy server refuses: about half a minute
+const LONGEST_PAUSE = 8;
+
+/**
+ * Wait until a request that was refused is sent again: as long as the server says, longer each time,
+ * and not as long as every other page of a class.
+ * @param {Response} response
+ * @param {number} tries
+ * @param {AbortSignal | null} [signal]
+ */
+const pause = (response, tries, signal) =>
+  new Promise((resolve, reject) => {
+    const asked = Number(response.headers.get("Retry-After")) || 1;
+    const seconds = Math.min(asked * 2 ** (tries - 1), LONGEST_PAUSE) * (0.5 + Math.random());
+    const timer = setTimeout(resolve, seconds * 1000);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(new DOMException("aborted", "AbortError"));
+    });
+  });
+
 /**
  * Return the response to a request, or throw a Failure with the server's message.
  * @param {string} url
  * @param {RequestInit} [options]
+ * @param {number} [tries]
+ * @returns {Promise<Response>}
  */
-async function request(url, options) {
+async function request(url, options, tries = 1) {
   let response;
   try {
     response = await fetch(url, { credentials: "same-origin", ...options });
@@ -46,6 +69,10 @@ async function request(url, options) {
     throw new Failure("the server does not answer; is it still running?", "gone");
   }
   if (response.ok) return response;
+  if (response.status === 503 && tries < MOST_TRIES) {
+    await pause(response, tries, options?.signal);
+    return request(url, options, tries + 1);
+  }
   const { error } = await response.json().catch(() => ({}));
   throw new Failure(
     error?.message ?? `the server answered ${response.status}`,

@@ -13,7 +13,8 @@ import typer
 from .. import __version__
 from .boundary import run
 from .long_runs import atlas, compare, evaluate, recipe, train
-from .looking import doctor, explain, serve, watch
+from .looking import doctor, explain, watch
+from .serving import serve
 from .writing import generate, recall, summarize, translate
 
 VERSION = f"telescope {__version__}"

@@ -1,8 +1,7 @@
-"""telescope explain | watch | serve | doctor"""
+"""telescope explain | watch | doctor"""
 
 import sys
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from .common import (
     print_json,
     read_edits,
 )
+from .serving import import_explorer
 from .writing import TRANSLATOR
 
 # What the page cannot show of a saved recording, by what the recording keeps.
@@ -274,71 +274,6 @@ def watch(
     print_all([recording.heads()], plain)
 
 
-def serve(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Recordings, atlases, or folders that hold recordings.", show_default=False
-        ),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            help="Model for sentences typed into the page, shipped or a folder. Repeatable.",
-        ),
-    ] = None,
-    port: Port = 0,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on; any other than the default opens the page to the network."
-        ),
-    ] = "127.0.0.1",
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    log: Annotated[
-        bool,
-        typer.Option(
-            "--log", help="Print a line for each request: time, id, method, path, status, duration."
-        ),
-    ] = False,
-) -> None:
-    """Serve the explorer, a web page, to this machine. It shows recordings and typed sentences;
-    Ctrl-C stops it.
-    """
-    from ..atlases import is_atlas
-    from ..models import LoadError
-
-    explorer = _import_explorer()
-    library = explorer.Library(None if model is None else {name: name for name in model})
-    # Sort the arguments: an atlas is opened as it is, another folder may hold several recordings.
-    atlases = [library.open_atlas(place) for place in filter(is_atlas, runs or ())]
-    folders = [
-        folder
-        for place in runs or ()
-        if not is_atlas(place)
-        for folder in explorer.recordings(place)
-    ]
-    # Leave out recordings that cannot be read, unless none can.
-    opened = []
-    problems = []
-    for folder in folders:
-        try:
-            opened.append(library.open(folder))
-        except LoadError as problem:
-            problems.append(problem)
-    if problems and not opened:
-        raise problems[0]
-    for unreadable in problems:
-        print(f"telescope: a recording is left out: {unreadable}", file=sys.stderr)
-    # The page opens at the first atlas, else at the first recording, else at its start.
-    path = f"/s/{opened[0].name}/heads" if opened else "/"
-    if atlases:
-        path = f"/atlas/{atlases[0]}" + (f"?other={atlases[1]}" if len(atlases) > 1 else "")
-    log_line = partial(print, file=sys.stderr, flush=True) if log else None
-    explorer.serve(library, host=host, port=port, path=path, browse=open_page, log=log_line)
-
-
 def doctor(
     every: Annotated[
         bool,
@@ -376,7 +311,7 @@ def _check_example(name: str) -> str:
 def _open_example(name: str, *, by_sum: bool, query: str | None, port: int) -> None:
     """Serve the explorer with a worked example, at the screen that shows most of it."""
     _check_example(name)
-    explorer = _import_explorer()
+    explorer = import_explorer()
     library = explorer.Library()
     if name in TABLES:
         path = TABLES[name]
@@ -393,7 +328,7 @@ def _open_in_browser(
     """Serve the explorer with one sentence, opened at this layer, head and word."""
     from urllib.parse import urlencode
 
-    explorer = _import_explorer()
+    explorer = import_explorer()
     library = explorer.Library({model: load_model(model)})
     try:
         run = library.read(sentence)
@@ -409,20 +344,6 @@ def _open_in_browser(
     chosen = {name: value for name, value in state.items() if value is not None}
     path = f"/s/{run.name}/walk?{urlencode(chosen)}"
     explorer.serve(library, port=port, path=path, browse=True)
-
-
-def _import_explorer() -> Any:
-    """Import the explorer's server. The import is late, since the web server is an optional
-    dependency.
-    """
-    from importlib import import_module
-
-    try:
-        return import_module("..explorer.server", __package__)
-    except ImportError as problem:
-        raise ValueError(
-            f"the page needs a web server: pip install 'telescope-attention[serve]' ({problem})"
-        ) from None
 
 
 def _read_text(file: Path) -> str:

@@ -217,6 +217,7 @@ class RunFacts(Answer):
 
     rev      changes with the contents
     kind     "sentence", "recording" or "example"
+    target   the translation that it was given to write; null if it wrote its own
     written  what a translator wrote
     keep     what was recorded: "summaries", "queries-keys" or "steps"
     notice   what a reader should know before believing the numbers
@@ -233,6 +234,7 @@ class RunFacts(Answer):
     title: str
     model: str
     text: str | None
+    target: str | None
     written: str | None
     keep: str
     example: ExampleFacts | None
@@ -340,11 +342,19 @@ class RequestParams:
 class LruCache(Generic[K, V]):
     """At most `capacity` values by key, for several threads; the least recently used value is
     dropped first.
+
+    With `nbytes`, the size of a value, at most `most_bytes` of them; one value is kept whatever its
+    size.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(
+        self, capacity: int, most_bytes: int = 0, nbytes: Callable[[V], int] | None = None
+    ) -> None:
         self.capacity = capacity
+        self.most_bytes = most_bytes
+        self._nbytes = nbytes or (lambda value: 0)
         self._entries: OrderedDict[K, V] = OrderedDict()
+        self._sizes: dict[K, int] = {}
         self._lock = Lock()
 
     def get(self, key: K) -> V | None:
@@ -358,12 +368,17 @@ class LruCache(Generic[K, V]):
         """Store a value unless the key has one, and return the stored one: threads that race share
         one value.
         """
+        size = self._nbytes(value)
         with self._lock:
             # Two threads may have made the value at once; the first one stays.
-            value = self._entries.setdefault(key, value)
+            if key not in self._entries:
+                self._entries[key] = value
+                self._sizes[key] = size
             self._entries.move_to_end(key)
-            while len(self._entries) > self.capacity:
-                self._entries.popitem(last=False)
+            value = self._entries[key]
+            while self._is_full() and len(self._entries) > 1:
+                dropped, _ = self._entries.popitem(last=False)
+                del self._sizes[dropped]
             return value
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
@@ -373,6 +388,23 @@ class LruCache(Generic[K, V]):
         # Threads may make the same value twice, without waiting for each other; `put` keeps one.
         found = self.get(key)
         return self.put(key, make()) if found is None else found
+
+    def drop(self, is_dropped: Callable[[V], bool]) -> None:
+        """Drop the values for which a function returns True."""
+        with self._lock:
+            for key in [key for key, value in self._entries.items() if is_dropped(value)]:
+                del self._entries[key], self._sizes[key]
+
+    def keys(self) -> list[K]:
+        """Return the keys, the most recently used first; none of them is used by this."""
+        with self._lock:
+            return list(reversed(self._entries))
+
+    def _is_full(self) -> bool:
+        return len(self._entries) > self.capacity or sum(self._sizes.values()) > self.most_bytes
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
 
     def __iter__(self) -> Iterator[V]:
         """Iterate over the values, the most recently used first."""

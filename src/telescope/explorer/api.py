@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from secrets import token_hex
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -139,6 +140,14 @@ class Api:
         self.library = library
         self.memory = Memory()
         self.routes = library_routes(library)
+        # A browser keeps answers for longer than a server runs: after a restart the same run may
+        # be of other weights, or answered by another version.
+        self._started = token_hex(4)
+
+    def reads(self, method: str, path: str, browser: str | None = None) -> bool:
+        """Return whether a model has to read a text for this request, which takes long."""
+        name = path.strip("/").removeprefix("runs").strip("/").partition("/")[0]
+        return method == "POST" or (bool(name) and not self.library.is_ready(name, browser))
 
     def answer(
         self,
@@ -147,19 +156,21 @@ class Api:
         parameters: Mapping[str, str],
         body: bytes = b"",
         has_left: Callable[[], bool] = lambda: False,
+        browser: str | None = None,
     ) -> HttpAnswer:
         """Return the answer to a request for a path under /api/v1. Errors are answers too; nothing
         is raised.
 
-        An export ends early, with any answer, once `has_left` returns True.
+        An export ends early, with any answer, once `has_left` returns True. `browser` is who asks:
+        the sentences of other browsers are unknown. Without it, as in a notebook, all are known.
         """
         # What a browser's developer tools show as the time that an answer took to make.
         started = perf_counter()
         try:
             if method == "POST":
-                answered = self._post(path, body)
+                answered = self._post(path, body, browser)
             elif method == "GET":
-                answered = self._get(path.strip("/"), parameters, has_left)
+                answered = self._get(path.strip("/"), parameters, has_left, browser)
             else:
                 raise Refusal(
                     405, "method", f"{method[:20]} is not supported; GET is, and POST of /runs"
@@ -184,25 +195,31 @@ class Api:
         return self._about_run(self.library.run(name), resource, given)
 
     def _get(
-        self, path: str, parameters: Mapping[str, str], has_left: Callable[[], bool]
+        self,
+        path: str,
+        parameters: Mapping[str, str],
+        has_left: Callable[[], bool],
+        browser: str | None,
     ) -> HttpAnswer:
         # About one run: tagged by its revision, so that a browser keeps what has not changed.
         first, _, rest = path.partition("/")
         if first == "runs" and rest:
             name, _, resource = rest.partition("/")
-            run = self.library.run(name)
+            run = self.library.run(name, browser)
             # An export takes seconds, and ends early when its reader leaves.
             if resource == "export":
                 return self._export(run, parameters, has_left)
             found = self._about_run(run, resource, parameters)
-            tag = {"ETag": f'"{run.rev}"'}
+            tag = {"ETag": f'"{run.rev}-{self._started}"'}
             if not isinstance(found, Picture):
                 return HttpAnswer(200, json_bytes(found), headers=tag)
             # A sampled picture has no tag: a later request may give a better one.
             labels = {"X-Exact": str(int(found.exact)), "X-Samples": f"{found.samples:g}"}
             return HttpAnswer(200, found.numbers, BINARY, labels | (tag if found.exact else {}))
 
-        # About the library.
+        # About the library; only the list of runs differs between browsers.
+        if path == "runs":
+            return HttpAnswer(200, json_bytes(to_json(self.library.describe_runs(browser))))
         route, names = _find_route(self.routes, path, path)
         params = [RequestParams(parameters)] if route.parameters else []
         return HttpAnswer(200, json_bytes(to_json(route.answer(*params, *names.values()))))
@@ -214,7 +231,7 @@ class Api:
         found = route.answer(RunRequest(run, {**parameters, **names}, self.memory))
         return found if isinstance(found, Picture) else to_json(found)
 
-    def _post(self, path: str, body: bytes) -> HttpAnswer:
+    def _post(self, path: str, body: bytes, browser: str | None) -> HttpAnswer:
         """Make a run: of a text, of a worked example, or of a text that an atlas names."""
         if path.strip("/") != "runs":
             raise Refusal(405, "method", "only /runs takes a POST")
@@ -231,16 +248,15 @@ class Api:
                 raise Refusal(
                     400, "bad-json", 'an example takes "inputs" and "normalize", and nothing else'
                 )
-            return _created(self.library.make_example(request))
+            return _created(self.library.make_example(request, browser))
         # A text in which a habit of a head is strong, as an atlas lists it.
         if isinstance(request.get("atlas"), str):
-            return _created(*self.library.open_evidence(request))
+            return _created(*self.library.open_evidence(request, browser))
         # A text for a model to read, and perhaps the translation that it has to write.
         fits = isinstance(request.get("text"), str) and set(request) <= {"text", "model", "target"}
         if fits and all(value is None or isinstance(value, str) for value in request.values()):
-            return _created(
-                self.library.read(request["text"], request.get("model"), request.get("target"))
-            )
+            text, model, target = request["text"], request.get("model"), request.get("target")
+            return _created(self.library.read(text, model, target, browser))
         raise Refusal(
             400,
             "bad-json",

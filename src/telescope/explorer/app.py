@@ -6,101 +6,28 @@ ends.
 
 import sys
 from collections.abc import Callable
-from threading import Event, Lock
 
-from anyio import CapacityLimiter, create_task_group, fail_after, to_thread
+from anyio import fail_after
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive
+from starlette.types import ASGIApp
 
 from .answers import Refusal
 from .api import JSON, Api, HttpAnswer
+from .computing import Computing
 from .export import media_type, page_files
-from .guard import LEFT, Guard, described, error_response, request_id, with_ids
-
-BODY_SECONDS = 10.0  # within which the body of a request must arrive
-MOST_WAITING = 128  # requests that may be queued or computed
-
-
-class Computing:
-    """The answers that are queued or being computed: at most `at_once` of them in threads at a
-    time.
-    """
-
-    def __init__(self, at_once: int) -> None:
-        self.stopping = False
-        """Whether the server ends: nobody waits any longer for a thread that still computes."""
-        self.threads = 0
-        """How many threads compute, those included that nobody waits for."""
-        self._limiter = CapacityLimiter(at_once)
-        self._lock = Lock()
-        self._waiting = 0
-
-    async def run(
-        self, receive: Receive, compute: Callable[[Callable[[], bool]], HttpAnswer]
-    ) -> HttpAnswer | None:
-        """Return what `compute` returns, or None if the reader has left.
-
-        `compute` runs in a thread and is given a function that tells whether the reader has left. A
-        reader who leaves the queue is not computed for. Raises Refusal 503 if the queue is full.
-        """
-        # Refuse at once what would only wait: the queue must not grow without limit.
-        if self._waiting >= MOST_WAITING:
-            raise Refusal(503, "busy", "too many requests at once; try again in a second")
-        has_left = Event()
-        began = False
-        answer = None
-        failed: Exception | None = None  # raised outside of the task group, which would wrap it
-
-        async def wait_for_leaving() -> None:
-            nonlocal failed
-            try:
-                # Drop whatever else arrives until the connection ends.
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-            except Refusal as refusal:
-                failed = refusal  # a body that is too large, of a request that should have none
-            has_left.set()
-            # A thread cannot be ended from outside: while the server runs, its slot stays taken
-            # until it returns.
-            if self.stopping or not began:
-                group.cancel_scope.cancel()
-
-        # One task waits for the reader to leave while the answer is computed in a thread.
-        self._waiting += 1
-        try:
-            async with create_task_group() as group:
-                group.start_soon(wait_for_leaving)
-                # Wait for a slot: for a reader who leaves before that, nothing is computed.
-                async with self._limiter:
-                    began = True
-                    try:
-                        answer = await to_thread.run_sync(
-                            self._count, compute, has_left.is_set, abandon_on_cancel=True
-                        )
-                    except Exception as problem:
-                        failed = failed or problem
-                # The answer is there: end the task that waits for the reader to leave.
-                group.cancel_scope.cancel()
-        finally:
-            self._waiting -= 1
-        if failed is not None:
-            raise failed
-        return None if has_left.is_set() else answer
-
-    def _count(
-        self, compute: Callable[[Callable[[], bool]], HttpAnswer], has_left: Callable[[], bool]
-    ) -> HttpAnswer:
-        # Under a lock: `+=` of two threads at once could lose one.
-        with self._lock:
-            self.threads += 1
-        try:
-            return compute(has_left)
-        finally:
-            with self._lock:
-                self.threads -= 1
+from .guard import (
+    BODY_SECONDS,
+    LEFT,
+    Guard,
+    browser_of,
+    described,
+    error_response,
+    request_id,
+    with_ids,
+)
 
 
 def app(
@@ -165,8 +92,12 @@ def app(
         # HEAD is GET without a body, which the server leaves out by itself.
         asked = "GET" if method == "HEAD" else method
         parameters = dict(request.query_params)
+        browser = browser_of(request.scope)
         answered = await work.run(
-            request.receive, lambda has_left: api.answer(asked, path, parameters, body, has_left)
+            request.receive,
+            lambda has_left: api.answer(asked, path, parameters, body, has_left, browser),
+            browser or "",
+            reads=api.reads(asked, path, browser),
         )
         if answered is None:
             return Response(status_code=LEFT)

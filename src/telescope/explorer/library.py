@@ -4,10 +4,10 @@ more sentences.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from .answers import Answer, LruCache, OpenedText, Refusal, RunFacts, not_kept, 
 from .atlases import Atlases, find_evidence, find_model, read_evidence
 from .make_run import LONGEST_SENTENCE, example_name, example_run, read, run_name
 from .run import Run, run_of_recording
+from .sentences import Sentences
 
 CARD_KINDS = ("translator", "gpt")  # of the models that the landing's cards need
-# How many are kept in memory
-MOST_SENTENCES = 32
-MOST_MODELS = 2
+MOST_EXAMPLES = 32  # worked examples that are kept in memory
+# Models that are kept: the three that are shipped take 80 MB, and loading one half a second.
+MOST_MODELS = 8
+MOST_MODEL_BYTES = 2**32
 # The kinds of models, by the class or the model_type of a config
 KINDS = {"Transformer": "translator", "GPT": "gpt", "Encoder": "encoder"}
 KINDS |= {"marian": "translator", "bert": "encoder"}
@@ -46,7 +48,9 @@ class ModelsAnswer(Answer):
 
 @dataclass(frozen=True)
 class RunsAnswer(Answer):
-    """All runs: sentences first, the most recently used of them first, then recordings."""
+    """The runs that the reader may open: sentences that were typed in this browser, the most
+    recently used of them first, then recordings.
+    """
 
     runs: Sequence[RunFacts]
 
@@ -63,11 +67,10 @@ class Library:
             models = {name: shipped[name] for name in names}
         self.models: dict[str, str | Path | Model] = dict(models)
         self.recordings: dict[str, Run] = {}
-        self.sentences: LruCache[str, Run] = LruCache(MOST_SENTENCES)
-        self.examples: LruCache[str, Run] = LruCache(MOST_SENTENCES)
-        self._loaded: LruCache[str, Model] = LruCache(MOST_MODELS)
+        self.sentences = Sentences()
+        self.examples: LruCache[str, Run] = LruCache(MOST_EXAMPLES)
+        self._loaded: LruCache[str, Model] = LruCache(MOST_MODELS, MOST_MODEL_BYTES, model_bytes)
         self.atlases = Atlases()
-        self._run_lock = Lock()
 
     def add(self, recording: Recording, title: str, rev: str) -> Run:
         """Add a recording under a name made from its title; `rev` identifies its contents, for
@@ -94,49 +97,54 @@ class Library:
         """Open a saved atlas, add it, and return its name."""
         return self.atlases.add(_name_for(folder.name, "atlas"), Atlas.open(folder))
 
-    def runs(self) -> Iterable[Run]:
-        """Return all runs: sentences first, the most recently used of them first, then
-        recordings.
-        """
-        return [*self.sentences, *self.recordings.values()]
-
-    def run(self, name: str) -> Run:
-        """Return a run by name, or raise Refusal 404."""
+    def run(self, name: str, browser: str | None = None) -> Run:
+        """Return a run by name, or raise Refusal 404; a sentence of another browser is unknown."""
+        run = self.recordings.get(name)
         # A worked example needs no request before: its link opens it.
-        run = self.recordings.get(name) or self.sentences.get(name)
         if run is None and example_name(name) is not None:
             run = self.examples.get_or_make(name, lambda: example_run(name))
+        if run is None:
+            run = self.sentences.find(browser, name)
         if run is None:
             raise Refusal(
                 404,
                 "unknown-run",
-                f'there is no run "{name[:40]}"; it may have been dropped from memory: run the '
-                "sentence again",
+                f'there is no run "{name[:40]}" here; type its sentence again, or open the '
+                "recording with telescope serve",
             )
         return run
 
-    def read(self, text: str, model: str | None = None, target: str | None = None) -> Run:
-        """Run a model on a text and return the run. One at a time: two in parallel would each take
-        twice as long.
-        """
+    def is_ready(self, name: str, browser: str | None = None) -> bool:
+        """Return whether no model has to read a text before this run can answer."""
+        return not self.sentences.knows(browser, name) or self.sentences.is_ready(name)
+
+    def read(
+        self,
+        text: str,
+        model: str | None = None,
+        target: str | None = None,
+        browser: str | None = None,
+    ) -> Run:
+        """Run a model on a text and return the run, which is then known to this browser."""
         if not self.models:
             raise Refusal(
                 422,
                 "text",
                 "there is no model to read the text; start the server with --model FOLDER",
             )
-        model = next(iter(self.models)) if model is None else model
-        if model not in self.models:
-            raise unknown(f'there is no model "{model[:40]}"; there are {", ".join(self.models)}')
+        chosen = next(iter(self.models)) if model is None else model
+        if chosen not in self.models:
+            raise unknown(f'there is no model "{chosen[:40]}"; there are {", ".join(self.models)}')
         # The same text is the same run, and is not read twice.
-        name = run_name(model, text, target)
-        chosen = model
-        with self._run_lock:
-            return self.sentences.get_or_make(
-                name, lambda: read(self._model(chosen), chosen, text, target)
-            )
+        name = run_name(chosen, text, target)
+        nbytes = len(text) + len(target or "")
+        return self.sentences.make(
+            browser, name, lambda: read(self._model(chosen), chosen, text, target), nbytes
+        )
 
-    def open_evidence(self, request: Mapping[str, Any]) -> tuple[Run, OpenedText]:
+    def open_evidence(
+        self, request: Mapping[str, Any], browser: str | None = None
+    ) -> tuple[Run, OpenedText]:
         """Run the model of an atlas on a text in which a habit of a head is strong.
 
         Return the run, and the head there.
@@ -146,7 +154,7 @@ class Library:
         evidence = find_evidence(atlas, request)
         name = find_model(atlas, list(self.models), self._model)
         text, whole = read_evidence(atlas, evidence, self._model(name))
-        run = self.read(text, name)
+        run = self.read(text, name, browser=browser)
         layer = request["l"]
         # The model may be another class with other names of the same layers, in the same order.
         names = [view.name for view in run.views]
@@ -155,12 +163,17 @@ class Library:
             raise not_kept(f'the model that is here has no attention "{atlas.layers[layer]}"')
         return run, OpenedText(place, request["h"], whole)
 
-    def make_example(self, request: Mapping[str, Any]) -> Run:
+    def make_example(self, request: Mapping[str, Any], browser: str | None = None) -> Run:
         """Return a worked example as a run: {"example": "bank", "inputs": {"x": [[…]]}?,
         "normalize": "by_sum"?}.
         """
-        run = example_run(request["example"], request.get("inputs"), request.get("normalize"))
-        return self.sentences.put(run.name, run)
+
+        def make() -> Run:
+            return example_run(request["example"], request.get("inputs"), request.get("normalize"))
+
+        # Its name is a hash of the numbers, once they have been checked.
+        run = make()
+        return self.sentences.make(browser, run.name, make, len(str(request)))
 
     def warm_up(self, stopped: Event) -> None:
         """Load the models of the landing's cards, and run each once: the first sentence then takes
@@ -178,16 +191,14 @@ class Library:
                 if not stopped.wait(0.5):  # the page itself comes first
                     self._model(name)
                 if not stopped.is_set():
-                    with self._run_lock:
+                    with self.sentences.making:
                         read(self._model(name), name, "Good morning.")
             # Whoever asks for a model that cannot be loaded is told why.
             except (Refusal, LoadError):
                 continue
 
     def _model(self, name: str) -> Model:
-        """Return a model by name, loaded in float32 if it is a folder; at most MOST_MODELS are
-        kept.
-        """
+        """Return a model by name, loaded in float32 if it is a folder; those used last are kept."""
         source = self.models[name]
         # A model that is in memory already is used as it is.
         if isinstance(source, Model):
@@ -199,7 +210,12 @@ class Library:
             except LoadError as problem:
                 raise Refusal(422, "text", str(problem)) from None
 
-        return self._loaded.get_or_make(name, open_model)
+        found = self._loaded.get(name)
+        if found is None:
+            found = self._loaded.put(name, open_model())
+            in_memory = {one for one, model in self.models.items() if isinstance(model, Model)}
+            self.sentences.keep_models({*self._loaded.keys(), *in_memory})
+        return found
 
     def describe_models(self) -> ModelsAnswer:
         """Answer the models that can read a text."""
@@ -210,9 +226,15 @@ class Library:
             longest=LONGEST_SENTENCE,
         )
 
-    def describe_runs(self) -> RunsAnswer:
-        """Answer all runs, the latest first."""
-        return RunsAnswer([run.describe() for run in self.runs()])
+    def describe_runs(self, browser: str | None = None) -> RunsAnswer:
+        """Answer the runs that this browser may open, the latest first."""
+        recordings = [run.describe() for run in self.recordings.values()]
+        return RunsAnswer([*self.sentences.describe(browser), *recordings])
+
+
+def model_bytes(model: Model) -> int:
+    """Return the bytes of a model's parameters."""
+    return sum(one.nbytes for one in model.parameters())
 
 
 def _name_for(title: str, default: str) -> str:

@@ -88,6 +88,7 @@ def read(model: Model, model_name: str, text: str, target: str | None = None) ->
         "steps",
         tuple(views),
         text,
+        target,
         written,
         notice=_notice(model, text),
         output=output,

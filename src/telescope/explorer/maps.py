@@ -92,7 +92,7 @@ def tile(request: RunRequest) -> Picture:
     effort = int(request.word("effort", EFFORTS))
 
     # An exact tile is kept; more effort would not change it.
-    key = (request.view, request.h, request.b, z, x, y)
+    key = (*_head_key(request), z, x, y)
     found: Tile | None = request.memory.tiles.get(key)
     if found is None:
         try:
@@ -133,8 +133,16 @@ def _tiles(request: RunRequest) -> "Tiles | TopTiles":
         return Tiles(view.head(h, b)) if view.call.has_queries else TopTiles(view.call, h, b)
 
     # Kept for the next request: every tile adds to the sums that others need.
-    tiles: Tiles | TopTiles = request.memory.heads.get_or_make((view, h, b), make)
+    tiles: Tiles | TopTiles = request.memory.heads.get_or_make(_head_key(request), make)
     return tiles
+
+
+def _head_key(request: RunRequest) -> tuple[object, ...]:
+    """Return the key of a head in the memory of tiles. A view as the key would keep all of its run
+    in memory.
+    """
+    run = request.run
+    return (run.name, run.rev, request.layer, request.h, request.b)
 
 
 def _no_tile(problem: ValueError) -> Refusal:

@@ -121,8 +121,8 @@ def _add_run(library: Library, what: object, text: str | None) -> Run:
     if isinstance(what, Recording):
         return library.add(what, what.model, uuid4().hex)
     if isinstance(what, Trace):
-        run = run_of_trace(what)
-        return library.sentences.put(run.name, run)
+        run = library.recordings["trace"] = run_of_trace(what)
+        return run
     if isinstance(what, str | os.PathLike):
         # A folder comes before an example of the same name.
         if not Path(what).exists() and example_name(f"{PREFIX}{what}") is not None:

@@ -94,9 +94,7 @@ class AttentionView:
     # ---------------------------------------------------------------------------- tokens and words
 
     def words(self, axis: str) -> Words | None:
-        """Return the words of an axis, "q" or "k"; None where they are unknown, or the recording
-        has grown since.
-        """
+        """Return the words of an axis; None where they are unknown, or the recording has grown."""
         words = self.rows if axis == "q" else self.columns
         known = words is not None and len(words.word_ids) == self.length(axis)
         return words if known else None
@@ -123,10 +121,8 @@ class AttentionView:
 
     def tokens(self, axis: str, sequence: int, indices: Sequence[int]) -> list[str]:
         """Return the texts of some queries ("q") or keys ("k"); a token without text has its name
-        or its number.
-
-        In cross-attention a query is labelled with the token that it predicts, the one after the
-        token that it read.
+        or its number. In cross-attention a query is labelled with the token that it predicts, the
+        one after the token that it read.
         """
         words = self.words(axis)
         if words is not None:
@@ -344,6 +340,7 @@ class Run:
     keep: str
     views: tuple[AttentionView, ...]
     text: str | None = None
+    target: str | None = None
     written: str | None = None
     example: ExampleFacts | None = None
     notice: str | None = None
@@ -371,6 +368,7 @@ class Run:
             title=self.title,
             model=self.model,
             text=self.text,
+            target=self.target,
             written=self.written,
             keep=self.keep,
             example=self.example,
@@ -396,8 +394,8 @@ def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
         for named, watched in recording.items()
         for number, call in enumerate(watched.calls)
     )
-    kept = (recording.model, recording.keep)
-    return Run(name, rev, "recording", name, *kept, views, recording=recording)
+    facts = (name, rev, "recording", name, recording.model, recording.keep)
+    return Run(*facts, views, recording=recording)
 
 
 # ----------------------------------------------------------------------------- requests about a run

@@ -7,10 +7,11 @@ import asyncio
 import logging
 import os
 import secrets
+import shutil
 import socket
 import sys
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from errno import EADDRNOTAVAIL
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -30,9 +31,11 @@ from ..recording import FILE
 from ..words import describe_error
 from .answers import Refusal
 from .api import Api
-from .app import Computing, app
+from .app import app
+from .computing import Computing
 from .guard import Guard
 from .library import Library
+from .links import check_token, is_bare, origins_of, qr_code
 
 __all__ = ["Library", "Refusal", "recordings", "serve"]
 
@@ -48,6 +51,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 IPV4_ROUTES = Path("/proc/net/fib_trie")
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 QUEUED = 2048  # connections that may wait to be accepted, as many as uvicorn asks for
+OUTSIDE = ("192.0.2.1", 9)  # an address that is in no network, reserved for documentation
 NAME_SECONDS = 1.0  # that a name server may take to tell this machine's full name
 
 Address = IPv4Address | IPv6Address
@@ -59,6 +63,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     path: str = "/",
+    token: str | None = None,
+    names: Sequence[str] = (),
     browse: bool = False,
     say: Callable[[str], object] = print,
     log: Callable[[str], object] | None = None,
@@ -66,21 +72,41 @@ def serve(
     """Serve a library until Ctrl-C; port 0 takes a free port.
 
     Passes the link, with the access token, to `say`; of a server on all addresses of this machine,
-    a link for each. `log` is given one line for each request. Ctrl-C ends the process at once if an
-    answer is still being computed.
+    a link for each, the best for others first, and on a terminal its QR code. `token` is one of the
+    user's own, so that links outlive the server. `names` are further names under which a proxy or a
+    router leads here: school.example, or https://school.example where the address differs. `log` is
+    given one line for each request. Ctrl-C ends the process at once if an answer is still being
+    computed.
     """
+    # Refused before a port is taken.
+    if token is not None:
+        check_token(token)
+    for name in names:
+        origins_of(name)
     # Listen before anything else: then the port is known, and early requests wait.
     listener = listen(host, port)
     port = listener.getsockname()[1]
     bound = bound_address(listener)
     # The link carries the token: who has it may ask, and nobody else.
-    token = secrets.token_urlsafe(24)
-    names = host_names(host, bound)
-    guard = Guard.at(token, port, names)
+    token = secrets.token_urlsafe(24) if token is None else token
+    hosts = host_names(host, bound)
+    # A bare name leads here at this port, and by a proxy of either scheme.
+    bare = [name for name in names if is_bare(name)]
+    elsewhere = [origin for name in names for origin in origins_of(name)]
+    is_open = bound.is_unspecified and IPV4_ROUTES.exists()
+    guard = Guard.at(
+        token,
+        port,
+        [*hosts, *map(str.lower, bare)],
+        elsewhere,
+        (lambda: network_addresses(bound)) if is_open else None,
+    )
     query = f"{'&' if '?' in path else '?'}token={quote(token)}"
     # On all addresses a link for each is printed, on one address the best link alone.
-    printed = [name for name in names if is_printed(name)] if bound.is_unspecified else names[:1]
-    links = [f"http://{name}:{port}{path}{query}" for name in printed]
+    printed = [name for name in hosts if is_printed(name)] if bound.is_unspecified else hosts[:1]
+    places = [origins_of(name)[0] for name in names if not is_bare(name)]
+    places += [f"http://{name}:{port}" for name in (*bare, *printed)]
+    links = [f"{place}{path}{query}" for place in places]
     _warn(host, bound)
     # Several answers at a time, each on its share of the cores.
     at_once = min(AT_ONCE, os.cpu_count() or 1)
@@ -89,6 +115,10 @@ def serve(
     config = uvicorn_config(app(Api(library), guard, computing, log=log))
     for link in links:
         say(link)
+    if sys.stdout.isatty() and (names or not bound.is_loopback):
+        code = qr_code(links[0], shutil.get_terminal_size().columns)
+        if code is not None:
+            say(code)
     # Load the models in a thread while the page opens.
     stopped = Event()
     warming = Thread(target=library.warm_up, args=(stopped,))
@@ -281,11 +311,30 @@ def host_names(host: str, bound: Address) -> list[str]:
     # One address, and the name under which the user knows it.
     if not bound.is_unspecified:
         return _distinct([_in_url(host), _in_url(str(bound))])
-    # All addresses; those of IPv6 only if the listener takes IPv6.
+    # All addresses: those that others can type first.
+    return _distinct([*network_addresses(bound), *machine_names(), *LOOPBACK])
+
+
+def network_addresses(bound: Address) -> list[str]:
+    """Return the hosts of this machine's addresses, as they are now, without the loopback: first
+    that by which it reaches other networks, and IPv6 only if the listener takes it.
+    """
+    main = main_address()
     own = [
         one for one in interface_addresses() if not one.is_loopback and one.version <= bound.version
     ]
-    return _distinct([*(_in_url(str(one)) for one in own), *machine_names(), *LOOPBACK])
+    return [_in_url(str(one)) for one in sorted(own, key=lambda one: one != main)]
+
+
+def main_address() -> Address | None:
+    """Return the address of the interface that leads to other networks, or None; nothing is sent.
+
+    Others, such as those of containers, lead nowhere for a class.
+    """
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect(OUTSIDE)  # of UDP: this only chooses the interface
+        return ip_address(asking.getsockname()[0])
+    return None
 
 
 def is_printed(name: str) -> bool:

@@ -11,7 +11,8 @@ import uvicorn
 
 from support.exploring import recorded, serving
 from telescope.explorer import server as connections
-from telescope.explorer.app import MOST_WAITING, app
+from telescope.explorer.app import app
+from telescope.explorer.computing import MOST_WAITING
 from telescope.explorer.guard import Guard
 from telescope.explorer.server import uvicorn_config
 

@@ -3,6 +3,7 @@
 import json
 import re
 from html import unescape
+from itertools import count
 
 import pytest
 
@@ -20,7 +21,9 @@ from telescope.explorer.guard import LARGEST_BODY, Guard  # noqa: E402
 TOKEN, PORT = "a-secret-of-24-bytes", 8123
 HOST = f"127.0.0.1:{PORT}"
 KEY = {"Authorization": f"Bearer {TOKEN}"}
+COOKIE = Guard.at(TOKEN, PORT, ()).cookie_value
 ONE = "/api/v1/runs/run"
+NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,13 @@ def client():
     guard = Guard.at(TOKEN, PORT, ("127.0.0.1", "localhost"))
     with TestClient(app(explorer, guard), base_url=f"http://{HOST}", follow_redirects=False) as client:
         yield client
+
+
+@pytest.fixture
+def stranger(client):
+    """A client at an address of its own: wrong tokens of one address are slowed down."""
+    address = (f"2001:db8:0:{next(NUMBERS):x}::1", 50000)
+    return TestClient(client.app, base_url=f"http://{HOST}", follow_redirects=False, client=address)
 
 
 def code(response):
@@ -76,8 +86,8 @@ def test_local_host_names_are_answered(client):
      {"Cookie": f"telescope-{PORT}=wrong"}, {"Cookie": f"telescope-1={TOKEN}"}, {"Cookie": "=;;\x01"},
      {"Authorization": "Bearer é".encode()}],
 )  # fmt: skip
-def test_nothing_is_served_without_the_key(client, path, headers):
-    response = client.get(path, headers=headers)
+def test_nothing_is_served_without_the_key(stranger, path, headers):
+    response = stranger.get(path, headers=headers)
     assert (response.status_code, code(response)) == (401, "no-token")
     assert TOKEN not in response.text
 
@@ -87,32 +97,36 @@ FOREIGN = ['prefs={"theme":"dark"}', "list[0]=a", "flag", "a b=c d", "=", "", 'q
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
-def test_cookies_of_other_programs_do_not_hide_the_key(client, foreign):
+def test_cookies_of_other_programs_do_not_hide_the_key(stranger, foreign):
     """Browsers share cookies between the ports of a host."""
-    own = f"telescope-{PORT}={TOKEN}"
+    own = f"telescope-{PORT}={COOKIE}"
     for line in (f"{foreign}; {own}", f"{own}; {foreign}", f"{foreign};{own};{foreign}"):
-        assert client.get("/api/v1/runs", headers={"Cookie": line.encode()}).status_code == 200, line
-    assert client.get("/api/v1/runs", headers=[("Cookie", foreign.encode()), ("Cookie", own)]).status_code == 200
-    assert client.get("/api/v1/runs", headers={"Cookie": foreign.encode()}).status_code == 401
+        assert stranger.get("/api/v1/runs", headers={"Cookie": line.encode()}).status_code == 200, line
+    assert stranger.get("/api/v1/runs", headers=[("Cookie", foreign.encode()), ("Cookie", own)]).status_code == 200
+    stranger.cookies.clear()
+    assert stranger.get("/api/v1/runs", headers={"Cookie": foreign.encode()}).status_code == 401
 
 
 def test_a_link_with_the_key_redirects_and_sets_a_cookie(client):
     response = client.get(f"/s/run/walk?l=0&token={TOKEN}&h=1")
     assert (response.status_code, response.headers["location"]) == (303, "/s/run/walk?l=0&h=1")
-    cookie = response.headers["set-cookie"]
-    assert cookie.startswith(f"telescope-{PORT}={TOKEN};")
-    assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
-    assert "domain" not in cookie.lower()
+    cookie, browser = response.headers.get_list("set-cookie")
+    assert cookie.startswith(f"telescope-{PORT}={COOKIE};")
+    assert re.match(f"telescope-{PORT}-browser=[A-Za-z0-9_-]{{22}};", browser)
+    for line in (cookie, browser):
+        assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in line.split(";")}
+        assert "domain" not in line.lower()
+    assert TOKEN not in str(response.headers)
     assert client.get("/s/run/walk?l=0&h=1", headers={"Cookie": cookie.partition(";")[0]}).status_code == 200
     client.cookies.clear()
 
 
-def test_a_link_with_a_wrong_key_is_refused(client):
+def test_a_link_with_a_wrong_key_is_refused(stranger):
     for token in ("wrong", "", "é", TOKEN[:-1], TOKEN + "x"):
-        response = client.get("/", params={"token": token})
+        response = stranger.get("/", params={"token": token})
         assert response.status_code == 401
         assert "set-cookie" not in response.headers
-    assert client.get(f"/api/v1/runs?token={TOKEN}").status_code == 401  # addresses are written into logs
+    assert stranger.get(f"/api/v1/runs?token={TOKEN}").status_code == 401  # addresses are written into logs
 
 
 @pytest.mark.parametrize("path", ["//evil.example/", "/%2Fevil.example", "/\\evil.example", "//evil.example%0d%0aX: y"])
