@@ -4,15 +4,16 @@ import { addressStore, hashStore, memoryStore } from "./state/state.js";
 import { kernelTransport } from "./transport/comm.js";
 import { httpTransport } from "./transport/http.js";
 import { fileTransport } from "./transport/inline.js";
+import { withExamples } from "./transport/worked.js";
 
 const page = globalThis.document?.getElementById("telescope");
 const saved = globalThis.document?.getElementById("telescope-answers");
 
 if (page && saved) {
   const { start, answers } = JSON.parse(saved.textContent ?? "");
-  mount(page, fileTransport(answers), hashStore(start));
+  mount(page, withExamples(fileTransport(answers)), hashStore(start));
 } else if (page) {
-  mount(page, httpTransport, addressStore);
+  mount(page, withExamples(httpTransport), addressStore);
 }
 
 /**
@@ -36,6 +37,7 @@ export default {
     root.tabIndex = -1;
     root.addEventListener("keydown", keepKey);
     el.append(root);
-    return mount(root, kernelTransport(model), memoryStore(JSON.parse(model.get("start") || "{}")));
+    const transport = withExamples(kernelTransport(model));
+    return mount(root, transport, memoryStore(JSON.parse(model.get("start") || "{}")));
   },
 };
