@@ -5,15 +5,16 @@ import { kernelTransport } from "./transport/comm.js";
 import { httpTransport } from "./transport/http.js";
 import { fileTransport } from "./transport/inline.js";
 import { remembering } from "./transport/remake.js";
+import { withExamples } from "./transport/worked.js";
 
 const page = globalThis.document?.getElementById("telescope");
 const saved = globalThis.document?.getElementById("telescope-answers");
 
 if (page && saved) {
   const { start, answers } = JSON.parse(saved.textContent ?? "");
-  mount(page, fileTransport(answers), hashStore(start));
+  mount(page, withExamples(fileTransport(answers)), hashStore(start));
 } else if (page) {
-  mount(page, remembering(httpTransport), addressStore);
+  mount(page, withExamples(remembering(httpTransport)), addressStore);
 }
 
 /**
@@ -38,6 +39,6 @@ export default {
     root.addEventListener("keydown", keepKey);
     el.append(root);
     const store = memoryStore(JSON.parse(model.get("start") || "{}"));
-    return mount(root, remembering(kernelTransport(model)), store);
+    return mount(root, withExamples(remembering(kernelTransport(model))), store);
   },
 };

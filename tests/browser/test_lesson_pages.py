@@ -138,7 +138,7 @@ def test_a_cell_is_edited(home):
     assert cell.input_value() == "0.57"
     cell.fill("−0,57")
     cell.press("Enter")
-    tab.wait_for_url("**/example-journey-*/**")
+    tab.wait_for_url("**/example-journey~*/**")
     home.settled()
     assert tab.get_by_label("x, starts, column 1").input_value() == "−0.57"
     run = re.search(r"/s/([^/]+)/", tab.url)[1]

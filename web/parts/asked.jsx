@@ -28,7 +28,7 @@ const QUESTIONS = {
  * @param {Run} run
  * @param {Transport} transport
  */
-export const canAsk = (run, transport) => run.kind !== "example" && Boolean(transport.send);
+export const canAsk = (run, transport) => run.kind !== "example" && transport.canRun;
 
 /**
  * A button that opens the panel of a question, or closes it.

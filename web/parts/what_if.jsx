@@ -37,7 +37,8 @@ export function WhatIf({
       ...{ l: attention.l, h, i, edits: state.edits },
     },
   );
-  if (!transport.send) return null;
+  // a file runs no model, and computes worked examples by itself
+  if (!transport.canRun && !run.example) return null;
   if (attention.has?.trace === false)
     return edits.size ? (
       <p class="failure" role="status">

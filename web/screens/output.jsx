@@ -145,7 +145,7 @@ function ChosenWord({ chosen, i, go }) {
 function Bars({ found, run, openRun, transport }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
-  const append = found.kind === "gpt" && transport.send;
+  const append = found.kind === "gpt" && transport.canRun;
   /** @param {string} more */
   const write = async (more) => {
     setBusy(true);

@@ -29,6 +29,16 @@ MOST_LARGEST = 14  # weights of one query
 SHARES = tuple(name for name in IN_SPACE if MEASURES[name].is_share)
 
 
+def habit_meanings() -> dict[str, str]:
+    """Return the keys whose share of the weight is each habit, in words."""
+    return {**HABIT_KEYS, **{name: MEASURES[name].meaning for name in SHARES}}
+
+
+def distance_meanings() -> dict[str, str]:
+    """Return how far heads look, in words, by the names of the numbers."""
+    return {name: MEASURES[name].meaning for name in IN_SPACE if name not in SHARES}
+
+
 def _by_words(params: RequestParams) -> bool:
     return params.word("by", ("pieces", "words")) == "words"
 
@@ -114,8 +124,8 @@ def heads(request: RunRequest) -> HeadsAnswer:
         maps=[HeadMap(h, share) for h, share in zip(which, shares, strict=True)],
         # Habits of a long text would need all of its scores; a summary holds them.
         habits=_habits(view, which) if small or not call.has_queries else None,
-        habit_keys={**HABIT_KEYS, **{name: MEASURES[name].meaning for name in SHARES}},
-        distances={name: MEASURES[name].meaning for name in IN_SPACE if name not in SHARES},
+        habit_keys=habit_meanings(),
+        distances=distance_meanings(),
         clear=CLEAR,
         names=names,
         columns_of=columns_of,

@@ -2,7 +2,6 @@
 worked example has vectors in place of a model, whole words, and cells that can be edited.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from ..tasks import (
 )
 from ..traces import Trace, Words, shortest_numbers
 from .answers import ExampleFacts, ExampleInput, ExampleStep, Refusal, unknown
+from .example_names import PREFIX, name_of, parse
 from .joined_words import Decode
 from .output import Output, StackInputs
 from .run import AttentionView, Run
@@ -40,7 +40,6 @@ LONGEST_SENTENCE = 4096  # tokens of a typed text; `telescope watch` takes longe
 # Bytes of a residual stream that a run keeps, to tell who wrote what; a sentence takes one million.
 MOST_STREAM = 2**26
 LAST_LATIN = 0x24F  # the code of the last Latin letter
-PREFIX = "example-"
 # What an example may be computed with, by the name in a request.
 NORMALIZERS = {"softmax": attentions.softmax, "by_sum": attentions.by_sum}
 LARGEST_NUMBER = 1e6  # in a cell
@@ -226,32 +225,34 @@ def _unreadable(message: str) -> Refusal:
 
 
 def example_name(run: str) -> str | None:
-    """Return the example that a run such as example-bank shows, or None."""
-    name = run.removeprefix(PREFIX)
+    """Return the example that a run such as example-bank~by_sum shows, or None."""
+    name = run.removeprefix(PREFIX).partition("~")[0]
     return name if run.startswith(PREFIX) and name in EXAMPLES else None
 
 
 def example_run(name: str, inputs: object = None, normalize: object = None) -> Run:
-    """Return an example as a run, computed from other numbers where `inputs` are given: {"x":
-    [[1.0, 0.0], …]}.
+    """Return an example as a run, computed in float64 from other numbers where `inputs` are given:
+    {"x": [[1.0, 0.0], …]}.
 
-    Raises Refusal for an unknown example, normaliser or input, and for a cell that is no number.
+    `name` may hold changes, as in example-bank~x.0.0_1.5; then the others are None. Raises Refusal
+    for an unknown example, normaliser or input, and for a cell that is no number.
     """
-    name = name.removeprefix(PREFIX)
+    asked = PREFIX + name.removeprefix(PREFIX)
+    name = name.removeprefix(PREFIX).partition("~")[0]
     if name not in EXAMPLES:
         raise unknown(f'there is no example "{name[:40]}"; there are {", ".join(EXAMPLES)}')
     # A list: JSON may hold what cannot be hashed.
     if normalize is not None and normalize not in list(NORMALIZERS):
         raise _bad(f"normalize must be one of {', '.join(NORMALIZERS)}")
-    normalizer = NORMALIZERS[str(normalize or "softmax")]
     # The example with its own numbers tells the shapes that other numbers must have.
-    original = EXAMPLES[name](normalizer)
+    original = EXAMPLES[name](NORMALIZERS["softmax"], dtype=torch.float64)
+    if "~" in asked:
+        inputs, normalize = parse(asked, original.inputs)
+    normalizer = NORMALIZERS[str(normalize or "softmax")]
     given = {} if inputs is None else _check_inputs(original, inputs)
-    example = EXAMPLES[name](normalizer, given) if given else original
-    # Other numbers make another run, named by a hash of them.
-    run = f"{PREFIX}{name}"
-    if given or normalize not in (None, "softmax"):
-        run += f"-{_hash(given, str(normalize))}"
+    example = EXAMPLES[name](normalizer, given, dtype=torch.float64)
+    # Other numbers make another run, whose name holds them; a link keeps the name that it has.
+    run = asked if "~" in asked else name_of(name, original.inputs, given, str(normalize))
     views = tuple(_view(at, scene) for at, scene in enumerate(example.scenes))
     if name == "bank":  # one picture for both: the same word moves to two places
         views = tuple(replace(view, beside=views) for view in views)
@@ -312,7 +313,7 @@ def _describe(example: Example, normalizer: object) -> ExampleFacts:
                 caption=scene.caption,
                 query=scene.trace.find(scene.query),
                 findings=scene.findings,
-                inputs=["x"] if scene.moves else list(example.inputs),
+                inputs=scene.inputs,
             )
             for scene in example.scenes
         ],
@@ -347,13 +348,8 @@ def _check_inputs(example: Example, inputs: object) -> dict[str, Tensor]:
                         f'"{name}", row {i}, column {j}: {str(x)[:20]} is not a number from -1e6 '
                         "to 1e6"
                     )
-        found[name] = torch.tensor(rows, dtype=torch.float32)
+        found[name] = torch.tensor(rows, dtype=torch.float64)
     return found
-
-
-def _hash(given: Mapping[str, Tensor], normalize: str) -> str:
-    contents = {name: matrix.tolist() for name, matrix in sorted(given.items())}
-    return sha256(json.dumps([contents, normalize]).encode()).hexdigest()[:12]
 
 
 def _bad(message: str) -> Refusal:

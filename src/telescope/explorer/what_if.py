@@ -337,7 +337,10 @@ def what_if(request: RunRequest) -> WhatIfAnswer:
         trace=trace_row(request, view, one, seen),
         before=before,
         after=after,
-        changed=int(moved.argmax()) if float(moved.max()) > 0 else None,
+        # The first of the largest: of two keys, both change alike but for rounding.
+        changed=int((moved >= moved.max() - 1e-12).int().argmax())
+        if float(moved.max()) > 0
+        else None,
         output=change,
         reaches=made is not None,
     )

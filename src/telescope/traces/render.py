@@ -211,8 +211,10 @@ def plane(before: Float[Tensor, "n d"], after: Float[Tensor, "n d"]) -> Plane:
     missing = max(0, 2 - len(axes))  # one vector, or vectors of one feature, span no plane
     axes = torch.cat([axes, axes.new_zeros(missing, axes.shape[1])])[:2]
     variance = torch.cat([lengths, lengths.new_zeros(missing)]) ** 2
-    # An axis may point either way: fix its sign.
-    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    # An axis may point either way: make its largest feature positive, of equal ones the first.
+    sizes = axes.abs()
+    is_largest = sizes >= sizes.amax(1, keepdim=True) * (1 - 1e-9)
+    largest = axes.gather(1, is_largest.int().argmax(1, keepdim=True))
     projected = centred @ (axes * torch.where(largest < 0, -1.0, 1.0)).mT
     # Vectors that are all equal have no variance to explain.
     x, y = (variance[:2] / variance.sum().clamp(min=1e-300)).tolist()

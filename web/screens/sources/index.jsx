@@ -92,7 +92,7 @@ function Asked({ asked: described, ...props }) {
   const { run, go, answers, root, theme, transport } = props;
   const chosen = props.state.sources;
   // A saved file has no model that could run without a segment.
-  const asked = transport.send
+  const asked = transport.canRun
     ? described
     : { ...described, hide: described.hide ?? "a saved file cannot run the model" };
   const [first, end] =
