@@ -3,6 +3,7 @@
  */
 import { css, weightColour } from "../../parts/colour.js";
 import { argmax, percent } from "../../parts/numbers.js";
+import { SpecialTitle, specialMeaning } from "../../parts/special.jsx";
 import { clipped, visible } from "../../parts/text.js";
 import { AskRow, HEAD_SIDES, chosenKey } from "./asking.jsx";
 
@@ -208,9 +209,10 @@ function Fan({ weights, words, from, query, theme, chosen, choose }) {
             style={{
               fontFamily: "var(--serif)",
               fontWeight: at === top ? 600 : 400,
-              fill: weights[at] >= 0.05 ? "var(--ink)" : "var(--soft)",
+              fill: weights[at] >= 0.05 && !specialMeaning(word) ? "var(--ink)" : "var(--soft)",
             }}
           >
+            <SpecialTitle of={word} />
             {clipped(word, 16)}
           </text>
           <text
