@@ -10,8 +10,9 @@ interface ModelsAnswer {
   /** "translator", "gpt", "encoder" or "other", of each */
   kinds: Record<string, string>;
   default: string | null;
-  /** the most tokens of a typed text */
+  /** the most tokens of a typed text; limits: of one that each model reads at once */
   longest: number;
+  limits: Record<string, number>;
 }
 
 /** q·k of random vectors with d features, as it is and divided by √d. */
@@ -780,6 +781,41 @@ interface HeadOnWord {
   /** of all weight that goes there, over the text */
   share: number;
   weights: number[];
+}
+
+/** Some words, as every head of the attentions of l's kind attends to them from one word. */
+interface ReadingsAnswer {
+  l: number;
+  /** the word, and i the query of its last token; between: the words that are compared */
+  word: string;
+  i: number;
+  between: string[];
+  /** the weight that each would get if all tokens got the same */
+  even: number[];
+  heads: HeadReading[];
+  /** the two heads that differ most in these words, of those without a habit */
+  pair: number[] | null;
+  /** how many heads attend by position, and were left out to choose the pair */
+  left: number;
+  /** the text with a word inserted before the word; null where the run has no text */
+  control: string | null;
+}
+
+/** What one head attends to from one word. */
+interface HeadReading {
+  l: number;
+  h: number;
+  /** "previous", "itself", "next", "first" or "sink" of a head that attends by position */
+  habit: string | null;
+  /** of all weight that goes there, over the text */
+  share: number;
+  /** on each of the compared words */
+  weights: number[];
+  /**
+   * the compared word that gets more than its even weight, and more so than the others, by its place; null where none
+   * does, and where the head attends by position
+   */
+  reads: number | null;
 }
 
 /**

@@ -1,6 +1,7 @@
 """The words of others lead to our calls: in errors about names that are not there, and in the glossary."""
 
 import copy
+import json
 import pickle
 import re
 import subprocess
@@ -127,6 +128,16 @@ def test_errors_about_names_import_no_torch():
     code = "import sys, telescope.field_words; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False"]
+
+
+def test_the_words_on_the_page_are_in_the_glossary():
+    """In the order of the page's own list, and each with the meaning that the page shows."""
+    source = json.loads((HOME / "web/parts/terms.json").read_text(encoding="utf-8"))
+    assert list(source) == sorted(source, key=str.lower)
+    page = (HOME / "docs/reference/glossary.md").read_text(encoding="utf-8")
+    section = page.partition("## Words on the page")[2]
+    found = re.findall(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |\Z)", section, flags=re.MULTILINE | re.DOTALL)
+    assert {word: " ".join(meaning.split()) for word, meaning in found} == source
 
 
 def test_the_glossary_is_written_from_the_table():

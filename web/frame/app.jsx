@@ -6,7 +6,7 @@ import { render } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Answers, useAnswer } from "../answers.js";
 import { Landing } from "../lessons/landing.jsx";
-import { LessonBar } from "../lessons/lesson_bar.jsx";
+import { BelowCaption, LessonBar } from "../lessons/lesson_bar.jsx";
 import { Answered } from "../parts/answered.jsx";
 import { asSentence } from "../parts/text.js";
 import { AtlasScreen } from "../screens/atlas/index.jsx";
@@ -94,6 +94,7 @@ function App({ root, transport, store }) {
       {run && <TextAbove run={run} go={go} />}
       <LessonBar {...shared} run={run} />
       <main class="inside screen" data-screen={state.screen}>
+        <BelowCaption {...shared} run={run} />
         {state.atlas.name ? (
           <AtlasScreen {...shared} />
         ) : !state.run ? (

@@ -4,7 +4,9 @@
  */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useAnswer } from "../answers.js";
+import { afterSentence } from "../lessons/lessons.js";
 import { useKeys } from "../parts/hooks.js";
+import { isTooLong, LengthNote } from "../parts/length_note.jsx";
 import { visible } from "../parts/text.js";
 import { SaveMenu } from "../saving/menu.jsx";
 import { offeredScreens } from "./shown.js";
@@ -46,7 +48,7 @@ const LOGO = (
  * The text of the run in a field; where a model is at hand, another text can be run.
  * @param {FrameProps & {run: Run | null, onSent: () => void}} props
  */
-function Sentence({ run, transport, answers, openRun, onSent }) {
+function Sentence({ run, state, transport, answers, openRun, onSent }) {
   const [text, setText] = useState(/** @type {string | null} */ (null));
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
@@ -62,7 +64,7 @@ function Sentence({ run, transport, answers, openRun, onSent }) {
   const submit = async (event) => {
     event.preventDefault();
     const sentence = (text ?? run?.text ?? "").trim();
-    if (!sentence || busy) return;
+    if (!sentence || busy || isTooLong(sentence, models, model)) return;
     setBusy(true);
     setProblem(null);
     try {
@@ -70,7 +72,7 @@ function Sentence({ run, transport, answers, openRun, onSent }) {
       setText(null);
       setChosen(null);
       onSent();
-      openRun(made.run, { lesson: null, caption: null });
+      openRun(made.run, afterSentence(state));
     } catch (failure) {
       setProblem(/** @type {Error} */ (failure).message);
     }
@@ -82,7 +84,6 @@ function Sentence({ run, transport, answers, openRun, onSent }) {
         <input
           type="text"
           aria-label={canRun ? "a sentence for the model" : "what was recorded"}
-          maxlength={4000}
           readonly={!canRun}
           autocomplete="off"
           spellcheck={false}
@@ -104,7 +105,7 @@ function Sentence({ run, transport, answers, openRun, onSent }) {
           </select>
         )}
         {canRun && (
-          <button class="button strong" disabled={busy}>
+          <button class="button strong" disabled={busy || isTooLong(text ?? "", models, model)}>
             {busy ? "running…" : "Run"}
           </button>
         )}
@@ -119,6 +120,11 @@ function Sentence({ run, transport, answers, openRun, onSent }) {
           </p>
         )}
       </form>
+      {canRun && text !== null && (
+        <div class="length-note">
+          <LengthNote text={text} models={models} model={model} />
+        </div>
+      )}
       {problem && (
         <p class="failure" style={{ gridColumn: "1 / -1", margin: 0 }}>
           {problem}

@@ -1,5 +1,20 @@
 /** The lessons on worked examples, whose numbers a hand can check; the last ends with a model. */
 
+import { full, percent, short, sum } from "../parts/numbers.js";
+import { Term } from "../parts/term.jsx";
+import { Figure, stepOf } from "./facts.jsx";
+import {
+  ALIKE,
+  FIRST,
+  MOST,
+  NOTHING,
+  OPPOSITE,
+  SAME,
+  TAKEN,
+  UNDIVIDED,
+  WINNER,
+} from "./tries_by_hand.jsx";
+
 /** @type {import("./lessons.js").RunSource} */
 const JOURNEY = { example: "journey" };
 
@@ -11,6 +26,41 @@ export const MONEY = { text: "The money is in the bank.", kind: "translator" };
  * @type {(step: string, place: StateChange) => StateChange}
  */
 const walk = (step, place) => ({ screen: "walk", walk: { step }, ...place });
+
+/**
+ * Return the request for every step of one query of a worked example.
+ * @type {(l: number, i: number) => import("./facts.jsx").Needs}
+ */
+const traced =
+  (l, i) =>
+  ({ run }) => ({
+    trace: { path: `runs/${run.run}/trace`, query: { l, h: 0, i } },
+  });
+
+/**
+ * Return numbers as a caption writes them.
+ * @type {(numbers: number[] | null | undefined, length: number, write?: (x: number) => string) =>
+ *   any}
+ */
+const figures = (numbers, length, write = short) =>
+  Array.from({ length }, (_, at) => (
+    <>
+      {at > 0 && ", "}
+      <Figure>{numbers && write(numbers[at])}</Figure>
+    </>
+  ));
+
+/**
+ * Return two numbers as a caption writes them: 112 and 96.
+ * @type {(numbers: number[] | null | undefined, write: (x: number) => string, between?: string) =>
+ *   any}
+ */
+const pairOf = (numbers, write, between = "and") => (
+  <>
+    <Figure>{numbers && write(numbers[0])}</Figure> {between}{" "}
+    <Figure>{numbers && write(numbers[1])}</Figure>
+  </>
+);
 
 /** @type {import("./lessons.js").Lesson[]} */
 export const BY_HAND = [
@@ -24,8 +74,11 @@ export const BY_HAND = [
         say: (
           <>
             Six words, and for each a vector of three numbers. We follow <b class="q">journey</b>.
-            The aim is a new vector for it, its <b>context</b>: one that also holds something of the
-            other five words.
+            The aim is a new vector for it, its{" "}
+            <b>
+              <Term name="context" />
+            </b>
+            : one that also holds something of the other five words.
           </>
         ),
         at: walk("embedding", { layer: 0, head: 0, query: 1 }),
@@ -33,28 +86,33 @@ export const BY_HAND = [
       {
         say: (
           <>
-            How similar is each word to journey? Multiply their numbers one by one and add up: the{" "}
-            <b>dot product</b>. A high score means similar. Point at a row to see its three
-            products.
+            How well does each word fit journey? Multiply their numbers one by one and add up: the{" "}
+            <b>
+              <Term name="dot product" />
+            </b>
+            . A high score means that both are large in the same places. Choose a row to see its
+            three products.
           </>
         ),
-        at: walk("scores", { layer: 0, head: 0, query: 1, key: 2 }),
+        at: walk("scores", { layer: 0, head: 0, query: 1, key: 3 }),
+        attempt: ALIKE,
       },
       {
         say: (
           <>
-            Scores become <b>weights</b>, shares that sum to 1. Softmax takes e to the power of
-            every score and divides by the sum, so that large scores stand out and no share is
-            negative.
+            Scores become <b>weights</b>, shares that sum to 1. <Term name="softmax">Softmax</Term>{" "}
+            takes e to the power of every score and divides by the sum, so that large scores stand
+            out and no share is negative.
           </>
         ),
         at: walk("softmax", { layer: 0, head: 0, query: 1, key: 1 }),
       },
       {
-        say: (
+        needs: traced(0, 1),
+        say: ({ trace }) => (
           <>
-            The context: every word’s vector times its weight, all added up. Journey’s becomes
-            0.4419, 0.6515, 0.5683.
+            The context: every word’s vector times its weight, all added up. Journey’s becomes{" "}
+            {figures(trace?.context, 3)}.
           </>
         ),
         at: walk("sum", { layer: 0, head: 0, query: 1 }),
@@ -67,19 +125,14 @@ export const BY_HAND = [
           </>
         ),
         at: { screen: "alignment", layer: 0, head: 0, alignment: { word: 1, weightsOf: "head" } },
+        attempt: OPPOSITE,
       },
     ],
-    attempt: (
-      <>
-        Go back to the first caption and change the numbers of <i>starts</i> to −0.57, −0.85, −0.64:
-        the opposite of journey. What happens to its weight?
-      </>
-    ),
   },
   {
     name: "qkv",
     title: "Queries, keys, values",
-    teaser: "Three learnt matrices decide what a word looks for, and what it offers.",
+    teaser: "Three matrices decide what a word looks for, and what it offers.",
     run: JOURNEY,
     captions: [
       {
@@ -104,8 +157,8 @@ export const BY_HAND = [
       {
         say: (
           <>
-            The query of journey is compared with every key: again a dot product, but of what was
-            learnt, no longer of the words themselves.
+            The <Term name="query" /> of journey is compared with every key: again a dot product,
+            but of what was learnt, no longer of the words themselves.
           </>
         ),
         at: walk("scores", { layer: 1, head: 0, query: 1, key: 1 }),
@@ -118,78 +171,98 @@ export const BY_HAND = [
           </>
         ),
         at: walk("softmax", { layer: 1, head: 0, query: 1 }),
+        attempt: MOST,
       },
       {
-        say: (
+        needs: traced(1, 1),
+        say: ({ trace }) => (
           <>
-            The weights mix the <b class="v">values</b>: the context of journey is 0.3061, 0.8210.
-            This is <b>scaled dot-product attention</b>, softmax(q·k / √d) v.
+            The weights mix the <b class="v">values</b>: the context of journey is{" "}
+            {figures(trace?.context, 2)}. This is <b>scaled dot-product attention</b>, softmax(q·k /
+            √d) v.
           </>
         ),
         at: walk("sum", { layer: 1, head: 0, query: 1 }),
+        attempt: NOTHING,
       },
     ],
-    attempt: (
-      <>
-        Go back to the first caption and set all of W<sub>q</sub> to 0. What does a query that looks
-        for nothing get?
-      </>
-    ),
   },
   {
     name: "scale",
     title: "Why √d",
-    teaser: "Without dividing, one key takes everything and learning stops.",
+    teaser: "Without dividing, one key takes nearly everything, and little is learnt.",
     run: { example: "thinking-machines" },
     captions: [
       {
-        say: (
+        needs: traced(0, 0),
+        say: ({ trace, run }) => (
           <>
-            A query and two keys of 64 features each. The scores are 112 and 96: sums of 64 products
+            A query and two keys of {run?.attentions[0].d_k ?? 64} features each. The scores are{" "}
+            {pairOf(stepOf(trace, "scores"), full)}: sums of {run?.attentions[0].d_k ?? 64} products
             become large.
           </>
         ),
         at: walk("scores", { layer: 0, head: 0, query: 0 }),
       },
       {
-        say: "Divided by √64 = 8 they are 14 and 12, and softmax shares 0.88 to 0.12.",
+        needs: traced(0, 0),
+        say: ({ trace, run }) => (
+          <>
+            Divided by √{run?.attentions[0].d_k ?? 64} they are{" "}
+            {pairOf(stepOf(trace, "scaled"), full)}, and <Term name="softmax" /> shares{" "}
+            {pairOf(stepOf(trace, "weights"), (x) => short(x, 2), "to")}.
+          </>
+        ),
         at: walk("softmax", { layer: 0, head: 0, query: 0 }),
+        attempt: UNDIVIDED,
       },
       {
-        say: (
+        needs: (place) => ({
+          ...traced(0, 0)(place),
+          edited: {
+            path: `runs/${place.run.run}/whatif`,
+            query: { l: 0, h: 0, i: 0, edits: "scale" },
+          },
+        }),
+        say: ({ trace, edited }) => (
           <>
-            What if they are not divided? Of 112 and 96, softmax makes 0.9999999 and 0.0000001: the
-            second word is gone.
+            What if they are not divided? Of {pairOf(stepOf(trace, "scores"), full)}, softmax makes{" "}
+            {pairOf(edited?.after, full)}:{" "}
+            {edited && edited.after[1] < 1e-3 ? "the second word is gone" : "see the second word"}.
           </>
         ),
         at: walk("softmax", { layer: 0, head: 0, query: 0, edits: "scale" }),
       },
       {
-        say: (
+        needs: ({ state }) => ({ spread: { path: "variance", query: { d: state.features } } }),
+        say: ({ spread }) => (
           <>
             Is that always so? Here are random queries and keys. With <b>4</b> features, q·k stays
-            small. Both histograms look alike.
+            small: its <Term name="variance" /> is{" "}
+            <Figure>{spread?.d === 4 ? short(spread.dot.variance, 3) : null}</Figure>. Both
+            histograms look alike.
           </>
         ),
         at: { screen: "variance", features: 4 },
       },
       {
-        say: (
+        needs: () => ({ spread: { path: "variance", query: { d: 512 } } }),
+        say: ({ spread }) => (
           <>
-            With <b>512</b> features, q·k is spread over √512 ≈ 23 times the width. Softmax now
-            gives everything to one key, and its gradient vanishes: nothing is learnt. Divided by
-            √d, nothing has changed.
+            With <b>512</b> features, q·k is spread over √512 ≈{" "}
+            <Figure>{spread && String(Math.round(Math.sqrt(spread.d)))}</Figure> times the width.
+            Softmax gives the largest of eight keys{" "}
+            <Figure>{spread && percent(spread.dot.largest)}</Figure> on average, and its{" "}
+            <Term name="gradient" /> falls from{" "}
+            <Figure>{spread && short(spread.divided.gradient, 2)}</Figure> to{" "}
+            <Figure>{spread && short(spread.dot.gradient, 2)}</Figure>: little is learnt. Divided by
+            √d, nearly nothing has changed.
           </>
         ),
         at: { screen: "variance", features: 512 },
+        attempt: WINNER,
       },
     ],
-    attempt: (
-      <>
-        Move the slider from 1 to 512 and watch both rows of weights. From which d on does one key
-        win?
-      </>
-    ),
   },
   {
     name: "mask",
@@ -209,8 +282,12 @@ export const BY_HAND = [
       {
         say: (
           <>
-            The <b>mask</b> replaces the score of every later word by −∞. Masked cells are hatched
-            everywhere on this page.
+            The{" "}
+            <b>
+              <Term name="mask" />
+            </b>{" "}
+            replaces the score of every later word by −∞. Masked cells are hatched everywhere on
+            this page.
           </>
         ),
         at: walk("mask", { layer: 2, head: 0, query: 1 }),
@@ -223,12 +300,15 @@ export const BY_HAND = [
           </>
         ),
         at: walk("softmax", { layer: 2, head: 0, query: 1 }),
+        attempt: FIRST,
       },
       {
-        say: (
+        needs: traced(1, 1),
+        say: ({ trace }) => (
           <>
-            What if there were no mask? Later words take their share at once, and the others get
-            less.
+            What if there were no mask? The four later words take{" "}
+            <Figure>{trace && percent(sum((stepOf(trace, "weights") ?? []).slice(2)))}</Figure> at
+            once, and the others get less.
           </>
         ),
         at: walk("softmax", { layer: 2, head: 0, query: 1, edits: "mask" }),
@@ -238,14 +318,9 @@ export const BY_HAND = [
           <>All six queries: a triangle. The first word sees itself alone, the last one sees all.</>
         ),
         at: { screen: "alignment", layer: 2, head: 0, alignment: { word: 1, weightsOf: "head" } },
+        attempt: TAKEN,
       },
     ],
-    attempt: (
-      <>
-        Choose the word <i>step</i>, the last: how much does the mask take from it? And from{" "}
-        <i>Your</i>?
-      </>
-    ),
   },
   {
     name: "bank",
@@ -272,13 +347,16 @@ export const BY_HAND = [
         at: { screen: "geometry", layer: 0, query: 1, key: 0, geometry: { progress: 1 } },
       },
       {
-        say: (
+        needs: traced(0, 1),
+        say: ({ trace }) => (
           <>
-            Why it moves: the context of bank is a mixture, and money takes part in it with its
-            weight.
+            Why it moves: the context of bank is a mixture,{" "}
+            <Figure>{trace && percent(stepOf(trace, "weights")?.[0] ?? NaN)}</Figure> money and{" "}
+            <Figure>{trace && percent(stepOf(trace, "weights")?.[1] ?? NaN)}</Figure> bank.
           </>
         ),
         at: walk("sum", { layer: 0, head: 0, query: 1 }),
+        attempt: SAME,
       },
       {
         say: (
@@ -291,11 +369,5 @@ export const BY_HAND = [
         run: MONEY,
       },
     ],
-    attempt: (
-      <>
-        Go back to the third caption, choose the step <i>inputs</i>, and give bank the vector 2, 0,
-        0, that of money. Does it still move?
-      </>
-    ),
   },
 ];

@@ -1,8 +1,47 @@
 /** The lessons that end with a model: several heads, a translation, the next word. */
+import { headName } from "../parts/answered.jsx";
+import { argmax, percent } from "../parts/numbers.js";
+import { Term } from "../parts/term.jsx";
+import { visible } from "../parts/text.js";
 import { MONEY } from "./by_hand.jsx";
+import { Experiment } from "./experiment.jsx";
+import { Figure } from "./facts.jsx";
+import {
+  AGREE,
+  aligned,
+  BEGINNING,
+  CONTROL,
+  FROM,
+  HEAT,
+  ORDER,
+  READING,
+} from "./tries_by_model.jsx";
 
 /** @type {import("./lessons.js").RunSource} */
 const AMBIGUOUS = { text: "The man saw the astronomer with a telescope", kind: "translator" };
+
+/** How the experiment's two heads are found: they differ most in two words. */
+const ON_READING = { word: READING.word, pair: READING.between };
+
+/** @type {import("./facts.jsx").Needs} */
+const byHand = ({ run }) => ({
+  compared: { path: `runs/${run.run}/perspectives`, query: { l: 0, i: 7 } },
+});
+
+/**
+ * What one head made by hand gives the word that it looks at.
+ * @type {(compared: PerspectivesAnswer | null, head: number) => any}
+ */
+const lookedAt = (compared, head) => {
+  const weights = compared?.heads[head].weights;
+  const at = weights ? argmax(weights) : 0;
+  return (
+    <>
+      <b class="k">{compared ? visible(compared.columns[at]) : "…"}</b> (
+      <Figure>{weights && percent(weights[at])}</Figure>)
+    </>
+  );
+};
 
 /** @type {import("./lessons.js").Lesson[]} */
 export const BY_MODEL = [
@@ -13,11 +52,13 @@ export const BY_MODEL = [
     run: { example: "telescope" },
     captions: [
       {
-        say: (
+        needs: byHand,
+        say: ({ compared }) => (
           <>
             “The man saw the astronomer with a telescope.” Who had it? One attention can only give
-            one answer. These <b>two heads</b> are made by hand: from <b class="q">telescope</b>, A
-            looks at the man, B at the astronomer.
+            one answer. These two <Term name="head">heads</Term> are made by hand: from{" "}
+            <b class="q">telescope</b>, A looks at {lookedAt(compared, 0)}, B at{" "}
+            {lookedAt(compared, 1)}.
           </>
         ),
         at: {
@@ -27,6 +68,7 @@ export const BY_MODEL = [
           query: 7,
           heads: { layerA: 0, headA: 0, layerB: 0, headB: 1 },
         },
+        attempt: AGREE,
       },
       {
         say: (
@@ -47,15 +89,13 @@ export const BY_MODEL = [
         at: { screen: "walk", layer: 0, head: 1, query: 7, walk: { step: "scores" } },
       },
       {
-        say: (
-          <>
-            A translator has learnt the same sentence’s heads from data. These two differ most in
-            what <b class="q">telescope</b> looks at. Perspectives, not a decision: no single head
-            says who had the telescope.
-          </>
-        ),
+        needs: ({ run }) => ({ found: { path: `runs/${run.run}/readings`, query: READING } }),
+        say: ({ found, run }) => <Learnt found={found} run={run} />,
         at: { screen: "heads" },
         run: AMBIGUOUS,
+        ...ON_READING,
+        attempt: CONTROL,
+        below: Experiment,
       },
       {
         say: (
@@ -67,9 +107,9 @@ export const BY_MODEL = [
         ),
         at: { screen: "heads", edits: "mute" },
         run: AMBIGUOUS,
+        ...ON_READING,
       },
     ],
-    attempt: "Choose other words as the query. For which do all heads agree?",
   },
   {
     name: "translate",
@@ -81,7 +121,8 @@ export const BY_MODEL = [
         say: (
           <>
             An encoder has read the sentence, a decoder has written the German one below it. Both
-            are drawn above: every box is one attention that you can open.
+            are drawn above: every box is one attention that you can open. A word in several pieces
+            is as likely as all its pieces together.
           </>
         ),
         at: { screen: "output", layer: null },
@@ -89,17 +130,22 @@ export const BY_MODEL = [
       {
         say: (
           <>
-            While it wrote a word below, it looked at the words above it. <b>Bank</b> comes from{" "}
-            <b>bank</b>, <b>Geld</b> from <b>money</b>: nobody told it so.
+            While it wrote a word below, it looked at the words above it. Nobody told it which word
+            belongs to which: it has learnt that from sentences and their translations.
           </>
         ),
         at: { screen: "alignment" },
+        attempt: FROM,
       },
       {
-        say: (
+        needs: aligned,
+        say: ({ sharpest, alignment, run }) => (
           <>
-            This is <b>encoder–decoder attention</b>: the query comes from the German side, keys and
-            values from the English side.
+            This is <Term name="cross-attention">encoder–decoder attention</Term>: the query comes
+            from the German side, keys and values from the English side. It is one head,{" "}
+            {sharpest ? headName(run.attentions[sharpest.l], sharpest.h) : "…"}; the ribbons were
+            the mean of {alignment ? run.attentions[alignment.l].heads.length : "…"} heads, so that
+            its numbers differ a little from theirs.
           </>
         ),
         at: { screen: "walk", kind: "cross", walk: { step: "softmax" } },
@@ -108,14 +154,15 @@ export const BY_MODEL = [
         say: (
           <>
             The encoder reads the sentence with several heads in several layers. Every square is one
-            head: rows are queries, columns keys; the stronger the colour, the larger the weight.
+            head: rows are queries, columns keys; the stronger the colour, the larger the{" "}
+            <Term name="weight" />.
           </>
         ),
         at: { screen: "heads", kind: "encoder" },
+        attempt: ORDER,
+        takesSentences: true,
       },
     ],
-    attempt:
-      "Type a sentence of your own at the top. Click a German word: where does it come from?",
   },
   {
     name: "next",
@@ -126,8 +173,8 @@ export const BY_MODEL = [
       {
         say: (
           <>
-            A GPT has read these words and gives every token of its vocabulary a probability of
-            being next. These are the ten likeliest.
+            A GPT has read these words and gives every <Term name="token" /> of its vocabulary a
+            probability of being next. These are the ten likeliest.
           </>
         ),
         at: { screen: "output" },
@@ -135,11 +182,12 @@ export const BY_MODEL = [
       {
         say: (
           <>
-            A low <b>temperature</b> makes likely words likelier, a high one makes the choice more
-            even. Append a word, and the model guesses again.
+            A low <Term name="temperature" /> makes likely words likelier, a high one makes the
+            choice more even. Append a word, and the model guesses again.
           </>
         ),
         at: { screen: "output", output: { temperature: 0.5 } },
+        attempt: HEAT,
       },
       {
         say: (
@@ -149,13 +197,41 @@ export const BY_MODEL = [
           </>
         ),
         at: { screen: "heads" },
+        attempt: BEGINNING,
       },
       {
         say: "One of these heads, step by step, for the last word.",
         at: { screen: "walk", walk: { step: "softmax" } },
       },
     ],
-    attempt:
-      "Append five words at temperature 0.1, and five at temperature 2. Which is Shakespeare?",
   },
 ];
+
+/**
+ * Which heads of a translator read which of the two words, and how the two that are shown were
+ * chosen.
+ * @param {{found: ReadingsAnswer | null, run: Run | null}} props
+ */
+function Learnt({ found, run }) {
+  const [a, b] = (found?.pair ?? []).map((at) => found?.heads[at]);
+  /** @param {typeof a} head */
+  const said = (head) => {
+    const at = head ? argmax(head.weights) : 0;
+    return (
+      <>
+        {head && run ? headName(run.attentions[head.l], head.h) : "…"} prefers{" "}
+        <b class="k">{head && found ? visible(found.between[at]) : "…"}</b> (
+        <Figure>{head && percent(head.weights[at])}</Figure>)
+      </>
+    );
+  };
+  return (
+    <>
+      A translator has learnt heads from data. If <i>with</i> belongs to <b class="k">saw</b>, the
+      man had the telescope; if to <b class="k">astronomer</b>, the astronomer had it. From{" "}
+      <b class="q">with</b>, A, {said(a)}, and B, {said(b)}: of {found?.heads.length ?? "…"} heads,{" "}
+      {found?.left ?? "…"} attend by position and are left out, and of the others these two differ
+      most in these two words.
+    </>
+  );
+}

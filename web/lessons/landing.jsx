@@ -1,16 +1,20 @@
 /** The first page: eight cards, a field for a sentence, and the recordings that are open. */
 import { useState } from "preact/hooks";
 import { useAnswer } from "../answers.js";
+import { isTooLong, LengthNote } from "../parts/length_note.jsx";
 import { clipped, visible } from "../parts/text.js";
 import { NOTHING_CHOSEN } from "../state/state.js";
-import { captionState, LESSONS, makeRun } from "./lessons.js";
+import { LESSONS, openCaption, QUIZ } from "./lessons.js";
+import { useProgress } from "./progress.js";
+import { Quiz, solvedOf } from "./quiz.jsx";
 
 /**
  * Cards of lessons, and every other way in: a sentence, a recording, an atlas, an example.
- * @param {Pick<ScreenProps, "go" | "openRun" | "answers" | "transport"> & {runs: Run[],
- *   onSent: () => void}} props
+ * @param {Pick<ScreenProps, "go" | "openRun" | "answers" | "transport"> & {state: State, runs:
+ *   Run[], onSent: () => void}} props
  */
-export function Landing({ go, openRun, answers, transport, runs, onSent }) {
+export function Landing({ state, go, openRun, answers, transport, runs, onSent }) {
+  const progress = useProgress();
   const { value: models } = useAnswer(answers, transport.canRun ? "models" : null);
   const { value: opened } = useAnswer(answers, transport.canRun ? "atlases" : null);
   /** @type {AtlasAnswer[]} */
@@ -31,14 +35,28 @@ export function Landing({ go, openRun, answers, transport, runs, onSent }) {
     }
     setBusy(null);
   };
-  /** @param {import("./lessons.js").Lesson} lesson */
-  const start = (lesson) =>
-    opening(lesson.name, async () => ({
-      ...captionState(lesson, 0),
-      run: await makeRun(lesson.captions[0].run ?? lesson.run, transport, answers),
-    }));
+  /** @type {(lesson: import("./lessons.js").Lesson, caption?: number) => Promise<void>} */
+  const start = (lesson, caption = 0) =>
+    opening(lesson.name, () => openCaption(lesson, caption, transport, answers));
   /** @param {import("./lessons.js").Lesson} lesson */
   const lacks = (lesson) => "kind" in lesson.run && models && !kinds.has(lesson.run.kind);
+  if (state.lesson === QUIZ)
+    return (
+      <>
+        {problem && (
+          <p class="failure" role="alert">
+            {problem}
+          </p>
+        )}
+        <Quiz
+          open={start}
+          lacks={lacks}
+          busy={busy !== null}
+          close={() => go({ lesson: null, caption: null })}
+        />
+      </>
+    );
+  const all = solvedOf(progress);
   const recordings = runs.filter((run) => run.kind === "recording");
   return (
     <div class="landing">
@@ -74,11 +92,20 @@ export function Landing({ go, openRun, answers, transport, runs, onSent }) {
                       ? "opening…"
                       : lesson.teaser}
                 </span>
+                <SolvedMark {...solvedOf(progress, lesson.name)} />
               </span>
             </button>
           </li>
         ))}
       </ol>
+      <p class="row quiz-entry">
+        <button type="button" class="button" onClick={() => go({ lesson: QUIZ, caption: null })}>
+          Quiz: what did you understand?
+        </button>
+        <span class="soft">
+          {all.solved} of {all.of} tries solved; the result can be handed in
+        </span>
+      </p>
       <div class="below">
         <section class="card">
           <h3>Your own sentence</h3>
@@ -161,6 +188,14 @@ telescope serve run.telescope`}</pre>
   );
 }
 
+/** How many tries of a card are solved. @param {{solved: number, of: number}} props */
+const SolvedMark = ({ solved, of }) => (
+  <small class={solved === of ? "done" : "soft"}>
+    {solved === of ? "✓ " : ""}
+    {solved} of {of} tries solved
+  </small>
+);
+
 /**
  * A field for a sentence; an empty one runs an example that suits the model.
  * @param {{models: any, opening: (what: string, open: () => Promise<StateChange>) => Promise<void>,
@@ -178,8 +213,11 @@ function OwnSentence({ models, opening, transport, busy }) {
     const sentence = text.trim() || EXAMPLE_TEXTS[models?.kinds?.[model]] || "Good morning.";
     opening("own", async () => {
       const made = await transport.send?.("runs", { text: sentence, model });
-      const screen = models?.kinds?.[model] === "encoder" ? "heads" : "output";
-      return { ...NOTHING_CHOSEN, run: made.run, screen };
+      return {
+        ...NOTHING_CHOSEN,
+        run: made.run,
+        screen: OPENS_ON[models?.kinds?.[model]] ?? "walk",
+      };
     });
   };
   return (
@@ -188,13 +226,13 @@ function OwnSentence({ models, opening, transport, busy }) {
         type="text"
         class="field"
         aria-label="your own sentence"
-        maxlength={4000}
         autocomplete="off"
         spellcheck={false}
         value={text}
         placeholder={EXAMPLE_TEXTS[models?.kinds?.[model]] ?? ""}
         onInput={(event) => setText(event.currentTarget.value)}
       />
+      <LengthNote text={text} models={models} model={model} />
       <div class="row">
         {names.length > 1 && (
           <select
@@ -209,7 +247,7 @@ function OwnSentence({ models, opening, transport, busy }) {
             ))}
           </select>
         )}
-        <button class="button strong" disabled={busy !== null}>
+        <button class="button strong" disabled={busy !== null || isTooLong(text, models, model)}>
           {busy === "own" ? "running…" : "Run"}
         </button>
       </div>
@@ -237,6 +275,12 @@ const MORE_EXAMPLES = [
     screen: "positions",
   },
 ];
+
+/**
+ * The screen on which a sentence opens: where its words come from, or how one of them is computed.
+ * @type {Record<string, ScreenName>}
+ */
+const OPENS_ON = { translator: "alignment", gpt: "walk", encoder: "heads" };
 
 /** A text that suits each kind of model. @type {Record<string, string>} */
 const EXAMPLE_TEXTS = {

@@ -29,8 +29,10 @@ export function Cells({ run, scene, chosen, go, transport }) {
   /** @type {(name: string, i: number, j: number, text: string) => void} */
   const edit = (name, i, j, text) => {
     const x = Number(text.trim().replace("−", "-").replace(",", "."));
-    if (text.trim() === "" || !Number.isFinite(x) || Math.abs(x) > 1e6)
-      return setProblem(`“${text.slice(0, 20)}” is not a number; the cell keeps its old one`);
+    const refused = (/** @type {string} */ why) =>
+      setProblem(`“${visible(text.slice(0, 20))}” ${why}; the cell keeps its old number`);
+    if (text.trim() === "" || Number.isNaN(x)) return refused("is not a number");
+    if (Math.abs(x) > 1e6) return refused("is too large: numbers go from −1,000,000 to 1,000,000");
     setProblem(null);
     const inputs = Object.fromEntries(
       example.inputs.map((one) => [one.name, one.numbers.map((row) => [...row])]),

@@ -4,6 +4,7 @@
  */
 import { useEffect, useRef } from "preact/hooks";
 import { clamp, count } from "./numbers.js";
+import { specialProps } from "./special.jsx";
 import { visible } from "./text.js";
 
 /**
@@ -52,7 +53,7 @@ export function WordPicker({ words: { tokens, start, n }, at, choose, label }) {
       {tokens.map((token, i) => (
         <button
           type="button"
-          class={token.startsWith("·") && token.length > 1 ? "piece" : ""}
+          {...specialProps(token, token.startsWith("·") && token.length > 1 ? "piece" : "")}
           key={i}
           aria-pressed={i === chosen}
           tabindex={i === chosen ? 0 : -1}

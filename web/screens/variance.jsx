@@ -3,6 +3,7 @@ import { useAnswer } from "../answers.js";
 import { Answered } from "../parts/answered.jsx";
 import { css, weightColour } from "../parts/colour.js";
 import { count, full, percent, short } from "../parts/numbers.js";
+import { Term } from "../parts/term.jsx";
 import { shared } from "../state/fields.js";
 
 export const title = "Why √d";
@@ -17,7 +18,7 @@ export const fields = {
 export { Variance as view };
 
 /** The slider has the powers of two and a few numbers between them. */
-const STOPS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
+export const STOPS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
 
 /** The same scores before and after the division, side by side. @param {ScreenProps} props */
 function Variance({ state, go, answers, theme }) {
@@ -28,8 +29,8 @@ function Variance({ state, go, answers, theme }) {
     <>
       <h2>Why scores are divided by √d</h2>
       <p class="lede">
-        Random queries and keys with d features, each number drawn from a normal distribution. A dot
-        product adds up d products, so it varies the more, the more there are.
+        Random queries and keys with <Term name="d" /> features, each number drawn from a normal
+        distribution. A dot product adds up d products, so it varies the more, the more there are.
       </p>
       <div class="slide" style={{ margin: "18px 0", gridTemplateColumns: "auto minmax(0, 1fr)" }}>
         <output class="figures" style={{ fontSize: "20px", minWidth: "8ch" }}>
@@ -58,7 +59,8 @@ function Variance({ state, go, answers, theme }) {
                 kind="query"
                 said={
                   <>
-                    varies with d: variance <b>{short(value.dot.variance, 3)}</b>
+                    grows with d: <Term name="variance" /> <b>{short(value.dot.variance, 3)}</b>,
+                    near d
                   </>
                 }
               />
@@ -70,16 +72,18 @@ function Variance({ state, go, answers, theme }) {
                 kind="key"
                 said={
                   <>
-                    stays: variance <b>{short(value.divided.variance, 3)}</b> for every d
+                    stays near 1, whatever d is: <Term name="variance" />{" "}
+                    <b>{short(value.divided.variance, 3)}</b>
                   </>
                 }
               />
             </div>
             <p class="soft" style={{ fontSize: "13.5px" }}>
               512 random queries with 8 keys each, from one fixed seed; a smaller d uses the first
-              features of a larger one. Both histograms have one scale. The gradient is Σ w(1 − w)
-              of a query’s weights, the trace of softmax’s derivative: 0 where one key has all the
-              weight. In the terminal: <code>telescope explain --example variance</code>.
+              features of a larger one. Both histograms have one scale. The <Term name="gradient" />{" "}
+              is Σ w(1 − w) of a query’s weights, the trace of softmax’s derivative: 0 where one key
+              has all the weight. In the terminal: <code>telescope explain --example variance</code>
+              .
             </p>
           </>
         )}

@@ -137,7 +137,9 @@ const withField = (state, [address, value]) => {
  * @param {State} state
  */
 export function statePath(state) {
-  if (!state.run && !state.atlas.name) return "/";
+  // Without a run there is the landing, or the result of the quiz.
+  if (!state.run && !state.atlas.name)
+    return state.lesson ? `/?card=${encodeURIComponent(state.lesson)}` : "/";
   const query = written(state.atlas.name ? ON_ATLAS : ON_SCREEN[state.screen], state);
   const path = state.atlas.name
     ? `/atlas/${encodeURIComponent(state.atlas.name)}`

@@ -37,7 +37,7 @@ const STABLE = {
   ...{ top_p: "output.topP", encoding: "positions.encoding", other: "atlas.other" },
   ...{ look: "atlas.look", col: "atlas.across", row: "atlas.up", only: "atlas.only" },
   ...{ habit: "atlas.habit", whose: "image.weightsOf", side: "heads.side" },
-  ...{ ask: "asked", than: "than" },
+  ...{ ask: "asked", than: "than", control: "heads.control" },
   ...{ model: "model", text: "text", target: "target" },
 };
 
@@ -56,6 +56,8 @@ const ADDRESSES = [
   "/atlas/plays?other=prose&look=grid&col=sink&row=first&only=sink&l=2&h=5&habit=first",
   "/s/r1/walk?l=1&h=2&i=3&j=4&ask=why&than=5",
   "/s/r1/heads?l=1&h=2&la=1&a=2&i=3&j=4&ask=follows&side=b",
+  "/s/r1/heads?l=1&h=2&i=3&control=s2",
+  "/?card=quiz",
   "/s/a%20run%2F1/walk",
   "/",
 ];

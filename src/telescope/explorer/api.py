@@ -37,6 +37,7 @@ from .images import image
 from .library import Library
 from .maps import Picture, describe_map, tile, track
 from .positions import encoding, encodings, positions, variance
+from .readings import readings
 from .run import Run, RunRequest
 from .sources import sources
 from .walk import after_head, cell, cells, trace
@@ -85,6 +86,7 @@ RUN_ROUTES = {
     "alignment": Route(alignment, "l&h&b"),
     "sharpest": Route(sharpest, "b"),
     "perspectives": Route(perspectives, "l&i&b"),
+    "readings": Route(readings, "l&word&between=saw,astronomer&b"),
     "image": Route(image, "l&i&b"),
     "output": Route(output, "i&temperature=1&top_k=0&top_p=1"),
     "answer": Route(answer, "at&b"),

@@ -17,6 +17,7 @@ from ..models import LoadError, Model, find_shipped, load, shipped_models
 from ..recording import Recording, open_recording
 from .answers import Answer, LruCache, OpenedText, Refusal, RunFacts, not_kept, unknown
 from .atlases import Atlases, find_evidence, find_model, read_evidence
+from .limits import most_tokens
 from .make_run import LONGEST_SENTENCE, example_name, example_run, read, run_name
 from .run import Run, run_of_recording
 from .sentences import Sentences
@@ -37,13 +38,14 @@ class ModelsAnswer(Answer):
     """The models that can read a text.
 
     kinds    "translator", "gpt", "encoder" or "other", of each
-    longest  the most tokens of a typed text
+    longest  the most tokens of a typed text; limits: of one that each model reads at once
     """
 
     models: Sequence[str]
     kinds: dict[str, str]
     default: str | None
     longest: int
+    limits: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,7 @@ class Library:
             kinds={name: model_kind(source) for name, source in self.models.items()},
             default=next(iter(self.models), None),
             longest=LONGEST_SENTENCE,
+            limits={name: most_tokens(source) for name, source in self.models.items()},
         )
 
     def describe_runs(self, browser: str | None = None) -> RunsAnswer:

@@ -1,5 +1,5 @@
 """What the notebooks of lessons/ need: checks of the exercises, the vectors of the examples, plain
-weight matrices.
+weight matrices; and the codes that students hand in from the page.
 
 May import watch and what is below it. Read check.py first: each function of it takes a reader's own
 solution, compares it with the library, and says what is wrong with a wrong one.
@@ -7,5 +7,17 @@ solution, compares it with the library, and says what is wrong with a wrong one.
 
 from . import check
 from .material import JOURNEY, TELESCOPE, WrongAnswer, journey, matrices, passages
+from .quiz import QuizResult, TryResult, read_code
 
-__all__ = ["JOURNEY", "TELESCOPE", "WrongAnswer", "check", "journey", "matrices", "passages"]
+__all__ = [
+    "JOURNEY",
+    "TELESCOPE",
+    "QuizResult",
+    "TryResult",
+    "WrongAnswer",
+    "check",
+    "journey",
+    "matrices",
+    "passages",
+    "read_code",
+]

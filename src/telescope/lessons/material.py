@@ -117,9 +117,10 @@ def compare(
     # A missing √d_k, a sum for a mean: all numbers are off by one factor.
     ratio = _constant_ratio(found, right)
     if ratio is not None:
-        raise WrongAnswer(
-            f"{name} is {ratio:.4g} times too large everywhere: a factor is missing or too many"
-        )
+        if ratio < 0:
+            raise WrongAnswer(f"{name} is {ratio:.4g} times what it should be: a sign is wrong")
+        size = f"{ratio:.4g} times too large" if ratio > 1 else f"{1 / ratio:.4g} times too small"
+        raise WrongAnswer(f"{name} is {size} everywhere: a factor is missing or too many")
     # Nothing is known about the mistake: show the place where it is largest.
     difference = (found - right).abs()
     where = int(difference.argmax())

@@ -6,6 +6,7 @@ command line prints is made there, so that it can be used from Python as well.
 """
 
 from .explaining.examples import EXAMPLES, Example, ExampleScene
+from .explaining.sentence import control_text, even_weights, which_is_read
 from .explaining.sentence_views import (
     HeadPerspective,
     SentenceAttention,
@@ -38,9 +39,11 @@ __all__ = [
     "HeadPerspective",
     "ScoreStatistics",
     "SentenceAttention",
+    "control_text",
     "encode_text",
     "encoding_curves",
     "encoding_table",
+    "even_weights",
     "head_perspectives",
     "max_source_tokens",
     "most_different",
@@ -49,5 +52,6 @@ __all__ = [
     "source_words",
     "translate_whole",
     "watch_translation",
+    "which_is_read",
     "written_words",
 ]

@@ -3,6 +3,8 @@
  */
 import { css, weightColour } from "../../parts/colour.js";
 import { argmax, percent } from "../../parts/numbers.js";
+import { Term } from "../../parts/term.jsx";
+import { SpecialTitle, specialMeaning } from "../../parts/special.jsx";
 import { clipped, visible } from "../../parts/text.js";
 import { AskRow, HEAD_SIDES, chosenKey } from "./asking.jsx";
 
@@ -11,13 +13,13 @@ import { AskRow, HEAD_SIDES, chosenKey } from "./asking.jsx";
  * @typedef {import("./asking.jsx").KeyChoice} KeyChoice
  */
 
-/** What a habit means. @type {Record<string, string>} */
+/** Where each habit looks. @type {Record<string, string>} */
 const HABITS = {
-  previous: "nearly always attends to the word before",
-  next: "nearly always attends to the word after",
-  itself: "nearly always attends to the word itself",
-  first: "nearly always attends to the first word",
-  sink: "nearly always attends to one and the same word",
+  previous: "the word before",
+  next: "the word after",
+  itself: "the word itself",
+  first: "the first word",
+  sink: "one and the same word",
 };
 
 /**
@@ -38,6 +40,8 @@ export function Fans({ compared, A, B, nameOf, byHand, go, theme, keyWords, aski
   const query = <b class="q">{visible(names[word])}</b>;
   const tops = shown.map((one) => one && argmax(one.weights));
   const by = heads.filter((one) => one.habit !== null).length;
+  // Where fewer than two others remain, all are compared.
+  const areLeftOut = heads.length - by > 1;
   // The words that are drawn, as keys to choose.
   const choices = shown.map((one) =>
     one?.weights.map((weight, place) => ({
@@ -79,11 +83,15 @@ export function Fans({ compared, A, B, nameOf, byHand, go, theme, keyWords, aski
                 <figcaption class="soft">
                   {one.habit ? (
                     <>
-                      <b>By position:</b> this head {HABITS[one.habit]} ({percent(one.share)} of its
-                      weight). It says nothing about this sentence.
+                      <b>By position:</b> over all words of the text, {percent(one.share)} of this
+                      head’s weight goes to {HABITS[one.habit]}. Such a <Term name="habit" /> says
+                      little about this sentence.
                     </>
                   ) : (
-                    `Not by position: it does not always look at the same place.`
+                    <>
+                      Over all words of the text, no one place gets more than {percent(one.share)}{" "}
+                      of this head’s weight: it does not go by position alone.
+                    </>
                   )}
                 </figcaption>
               </figure>
@@ -110,8 +118,13 @@ export function Fans({ compared, A, B, nameOf, byHand, go, theme, keyWords, aski
         )}{" "}
         {!byHand && pair ? (
           <>
-            Of {heads.length} heads, these two differ most from each other here
-            {by ? `; ${by} that attend by position are left out` : ""}.
+            Of {heads.length} heads, these two differ most from each other in what they give to
+            other words
+            {by > 0 &&
+              (areLeftOut
+                ? `; ${by} that attend by position are left out`
+                : `; ${by} attend by position, so that too few others remain to leave them out`)}
+            .
           </>
         ) : (
           ""
@@ -208,9 +221,10 @@ function Fan({ weights, words, from, query, theme, chosen, choose }) {
             style={{
               fontFamily: "var(--serif)",
               fontWeight: at === top ? 600 : 400,
-              fill: weights[at] >= 0.05 ? "var(--ink)" : "var(--soft)",
+              fill: weights[at] >= 0.05 && !specialMeaning(word) ? "var(--ink)" : "var(--soft)",
             }}
           >
+            <SpecialTitle of={word} />
             {clipped(word, 16)}
           </text>
           <text

@@ -29,6 +29,8 @@ export const fields = {
   ...shared("query", "key", "kind", "asked", "than"),
   /** Of which of the two it is asked. */
   side: perRun(text("side", "a")),
+  /** The run of the same sentence with a word inserted, in the lesson that compares both. */
+  control: perRun(text("control")),
 };
 export { Heads as view };
 

@@ -3,6 +3,7 @@
  * at.
  */
 import { argmax, count, full, percent, short, sum } from "../../parts/numbers.js";
+import { Term } from "../../parts/term.jsx";
 import { visible } from "../../parts/text.js";
 
 /**
@@ -47,6 +48,27 @@ const bracketed = (x) => (x < 0 ? `(${short(x)})` : short(x));
 /** Return what to point at, until something is pointed at. @param {string} text */
 const hint = (text) => <span class="soft">{text}</span>;
 
+/** Why scores are divided, as far as it holds for any number of features. */
+const MANY =
+  "With many features the softmax of undivided scores would give nearly all weight to one key, and " +
+  "learn slowly.";
+
+/**
+ * Return how queries, keys and values were made: by learnt matrices only in a model.
+ * @type {(run: Run, attention: Attention, compares: boolean) => string}
+ */
+function projections({ example }, { l, formula }, compares) {
+  if (!example)
+    return compares
+      ? "Three learnt matrices multiply every vector."
+      : `Learnt matrices make the scores and the values: ${formula}.`;
+  const labelled = example.inputs.filter(({ rows }) => rows !== null).map(({ name }) => name);
+  const matrices = example.scenes[l].inputs.filter((name) => !labelled.includes(name));
+  return matrices.length
+    ? `Nothing is learnt here: ${matrices.join(", ")} are small enough to read.`
+    : "There are no matrices here: the inputs serve as they are.";
+}
+
 /**
  * For each step its title, its text, and what is said of the key or number pointed at.
  * @type {Record<string, (facts: Facts) => Explanation>}
@@ -56,8 +78,8 @@ const EXPLANATIONS = {
     title: "The text in tokens",
     prose: (
       <p>
-        A model reads tokens, words or pieces of words, each by its id. This attention has{" "}
-        {count(attention.n_q)} {attention.n_q === 1 ? "query" : "queries"} and{" "}
+        A model reads <Term name="token">tokens</Term>, words or pieces of words, each by its id.
+        This attention has {count(attention.n_q)} {attention.n_q === 1 ? "query" : "queries"} and{" "}
         {count(attention.n_k)} {attention.n_k === 1 ? "key" : "keys"}. We follow the query {query}.
       </p>
     ),
@@ -97,8 +119,9 @@ const EXPLANATIONS = {
           title: "A vector for the token",
           prose: (
             <p>
-              {query} enters this layer as {count(trace.stream.before.length)} numbers: its
-              embedding, plus what the layers before have added.
+              {query} enters this layer as {count(trace.stream.before.length)} numbers, its place in
+              the <Term name="residual stream" />: its <Term name="embedding" />, plus what the
+              layers before have added.
             </p>
           ),
           readout:
@@ -112,19 +135,21 @@ const EXPLANATIONS = {
               : hint("Point at a cell to read its number."),
         },
 
-  qkv: ({ trace, row, query, m }) => ({
+  qkv: ({ trace, row, query, m, run, attention, usual }) => ({
     title: "Query, keys, values",
     prose: (
       <>
         <p>
-          Three learnt matrices multiply every vector. They turn {query} into a{" "}
-          <b class="q">query</b>, and every token into a <b class="k">key</b>, which queries are
-          compared with, and a <b class="v">value</b>, which is passed on.
+          {projections(run, attention, usual.scores !== false)} {query} has a <Term name="query" />,
+          with which it looks for others, and every token a <Term name="key" />, which queries are
+          compared with, and a <Term name="value" />, which is passed on.
         </p>
-        <p class="soft">
-          x is the input of the head: in most models the vector of the step before, normalised. With
-          rotary positions, q and k are rotated by their positions.
-        </p>
+        {!run.example && (
+          <p class="soft">
+            x is the input of the head: in most models the vector of the step before, normalised.
+            With rotary positions, q and k are rotated by their positions.
+          </p>
+        )}
       </>
     ),
     readout: !m?.of
@@ -150,8 +175,9 @@ const EXPLANATIONS = {
     prose: usual.scores ? (
       <>
         <p>
-          The score of {query} and {key} is a dot product: multiply feature by feature and add up.
-          Here {trace.terms[j].length} products sum to <b>{short(row.steps.scores[j])}</b>.
+          The <Term name="score" /> of {query} and {key} is a <Term name="dot product" />: multiply
+          feature by feature and add up. Here {trace.terms[j].length} products sum to{" "}
+          <b>{short(row.steps.scores[j])}</b>.
         </p>
         <p class="soft">
           A score is large where both vectors have large numbers of the same sign in the same
@@ -196,10 +222,9 @@ const EXPLANATIONS = {
     title: usual.scaled ? "Scaled down" : "Scaled",
     prose: usual.scaled ? (
       <p>
-        A sum of {d} products varies √{d} times as much as one product. Every score is therefore
-        multiplied by <b>{short(trace.scale)}</b>: with scores that vary more, the softmax would
-        give nearly all weight to one key, and learn slowly. The bars keep the scale of q·k, so that
-        they shrink.
+        A sum of {d} random products is spread √{d} times as widely as one product. Every score is
+        therefore multiplied by 1/√{d} = <b>{short(trace.scale)}</b>. {MANY} The bars keep the scale
+        of q·k, so that they shrink.
       </p>
     ) : (
       <p>
@@ -223,7 +248,11 @@ const EXPLANATIONS = {
 
   biased: ({ row, key, j }) => ({
     title: "With a bias",
-    prose: <p>A bias that depends on positions alone is added: {row.formulas.biased}.</p>,
+    prose: (
+      <p>
+        A <Term name="bias" /> that depends on positions alone is added: {row.formulas.biased}.
+      </p>
+    ),
     readout: equals(key, row.steps.biased[j]),
   }),
 
@@ -232,8 +261,9 @@ const EXPLANATIONS = {
     prose: row.masks ? (
       <>
         <p>
-          {query} may attend to {count(seen)} of the {count(row.tokens.length)} keys shown. The
-          others become −∞, which the softmax turns into a weight of exactly zero.
+          With this <Term name="mask" />, {query} may attend to {count(seen)} of the{" "}
+          {count(row.tokens.length)} keys shown. The others become −∞, which the softmax turns into
+          a weight of exactly zero.
         </p>
         <p class="figures soft">{row.formulas.masked}</p>
       </>
@@ -254,8 +284,8 @@ const EXPLANATIONS = {
         <p>
           {usual.softmax ? (
             <>
-              The exponential makes every score positive; dividing by the sum makes them shares of
-              one.
+              <Term name="softmax">The exponential</Term> makes every score positive; dividing by
+              the sum makes them <Term name="share">shares</Term> of one.
             </>
           ) : (
             "Every score is divided by the sum of all, which makes them shares of one."
@@ -265,7 +295,10 @@ const EXPLANATIONS = {
           {percent(1 / (seen + trace.rest.keys))} to each{row.split ? " word" : ""}.
         </p>
         {trace.sink !== null && trace.sink !== undefined ? (
-          <p>A learnt sink takes a share as well, so the weights sum to less than one.</p>
+          <p>
+            A learnt <Term name="sink" /> takes a share as well, so the weights sum to less than
+            one.
+          </p>
         ) : (
           ""
         )}
@@ -311,7 +344,7 @@ const EXPLANATIONS = {
       prose: (
         <p>
           Every <b class="v">value</b> is multiplied by its key’s weight, and the products are added
-          up. The sum is the context of {query}.
+          up. The sum is the <Term name="context" /> of {query}.
         </p>
       ),
       readout: !parts ? (
@@ -351,20 +384,23 @@ const EXPLANATIONS = {
           sum is normalised.
         </p>
         <p>
-          A feed-forward network then changes every word by itself, without looking at the others.
-          What comes out is what the next layer reads; after the last one, it becomes the logits.
+          A <Term name="feed-forward">feed-forward network</Term> then changes every word by itself,
+          without looking at the others. What comes out is what the next layer reads; after the last
+          one, it becomes the <Term name="logit">logits</Term>.
         </p>
       </>
     ),
     readout: hint("Lengths, not every number: how much each part adds."),
   }),
 
-  context: ({ trace, query, feature }) => ({
+  context: ({ trace, query, feature, run }) => ({
     title: "The output of the head",
     prose: (
       <p>
-        This vector is the head’s output for {query}. It is concatenated with those of the other
-        heads, multiplied by one more matrix, and added to the vector of {query}.
+        This vector is what the head returns for {query}.{" "}
+        {run.example
+          ? "In a model it would be put beside those of the other heads, multiplied by one more matrix, and added to the vector of the word."
+          : "It is concatenated with those of the other heads, multiplied by one more matrix, and added to the vector of the word."}
       </p>
     ),
     readout:

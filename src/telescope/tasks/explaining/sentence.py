@@ -91,8 +91,7 @@ class ExplainedSentence:
         """The weight that each word of `between` would get if all tokens of the source got the
         same.
         """
-        words = self.scenes[0].attention.columns
-        return tuple(words.word_ids.count(word) / len(words.word_ids) for word in self.between)
+        return even_weights(self.scenes[0].attention.columns, self.between)
 
     @property
     def readings(self) -> list[HeadReading]:
@@ -101,9 +100,7 @@ class ExplainedSentence:
         found = list[HeadReading]()
         for one in head_perspectives(scene.attention.weights, scene.row):
             weights = [float(one.weights[word]) for word in self.between]
-            # A word in many pieces gets more weight by chance: compare with even weights.
-            ratios = [weight / even for weight, even in zip(weights, self.even, strict=True)]
-            reads = ratios.index(max(ratios)) if max(ratios) > 1.0 and one.habit is None else None
+            reads = which_is_read(weights, self.even) if one.habit is None else None
             control = () if self.control is None else self.control.weights(one.layer, one.head)
             name = scene.head_name(one.layer, one.head)
             found.append(HeadReading(name, tuple(weights), reads, one.habit, control))
@@ -147,6 +144,20 @@ class ExplainedSentence:
         }
 
 
+def even_weights(words: Words, between: Sequence[int]) -> tuple[float, ...]:
+    """Return the weight that each of some words would get if all tokens got the same."""
+    return tuple(words.word_ids.count(word) / len(words.word_ids) for word in between)
+
+
+def which_is_read(weights: Sequence[float], even: Sequence[float]) -> int | None:
+    """Return which of some words gets more than its even weight, and more so than the others; None
+    where none does.
+    """
+    # A word in many pieces gets more weight by chance: compare with even weights.
+    ratios = [weight / one for weight, one in zip(weights, even, strict=True)]
+    return ratios.index(max(ratios)) if max(ratios) > 1.0 else None
+
+
 INSERTED = "yesterday"  # between the query and the word before it: it fits almost any sentence
 
 
@@ -169,17 +180,22 @@ class ControlSentence:
         return tuple(float(row[column]) for column in self.columns)
 
 
-def make_control(
-    model: Transformer, source: str, words: Words, row: int, between: Sequence[int]
-) -> ControlSentence:
-    """Read the source again with a word inserted before word `row`."""
+def control_text(source: str, words: Words, row: int) -> str:
+    """Return the source with a word inserted before word `row`."""
     # Find where the word begins in the source, searching word by word from the left.
     start = end = 0
     for at in words.text_words:
         if at <= row:
             start = max(source.find(words.names[at], end), end)
             end = start + len(words.names[at])
-    text = f"{source[:start]}{INSERTED} {source[start:]}"
+    return f"{source[:start]}{INSERTED} {source[start:]}"
+
+
+def make_control(
+    model: Transformer, source: str, words: Words, row: int, between: Sequence[int]
+) -> ControlSentence:
+    """Read the source again with a word inserted before word `row`."""
+    text = control_text(source, words, row)
     attention = watch_encoder(model, text)
     read = attention.columns
     # The query and all words after it are one place further on.
