@@ -77,6 +77,8 @@ RESOURCES: dict[str, dict[str, str]] = {
     "start": {"b": "0"},
     "perspectives": PLACE,
     "output": {"i": "2", "temperature": "1", "top_k": "0", "top_p": "1"},
+    "draw": {"i": "2", "temperature": "1", "top_k": "0", "top_p": "1", "seed": "7"},
+    "write": {"after": "5,6", "count": "2", "temperature": "1", "top_k": "0", "top_p": "1", "seed": "7"},
     "whatif": {**PLACE, "edits": "scale,t:2"},
     "received": {"l": "0", "h": "0", "b": "0", "start": "0", "stop": "5"},
     "top": PLACE,

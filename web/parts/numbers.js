@@ -91,6 +91,13 @@ export function weight(json) {
 export const count = (n) => n.toLocaleString("en");
 
 /**
+ * Return a number with its noun: 1 text, 1,200 texts.
+ * @param {number} n
+ * @param {string} noun
+ */
+export const counted = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
+
+/**
  * Return n within lowest and highest.
  * @param {number} n
  * @param {number} lowest

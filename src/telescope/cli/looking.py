@@ -307,8 +307,11 @@ def serve(
     Ctrl-C stops it.
     """
     from ..atlases import is_atlas
-    from ..models import LoadError
+    from ..models import LoadError, find_model
 
+    # A name that is wrong is said now, and not to the first reader who types a sentence.
+    for name in model or ():
+        find_model(name)
     explorer = _import_explorer()
     library = explorer.Library(None if model is None else {name: name for name in model})
     # Sort the arguments: an atlas is opened as it is, another folder may hold several recordings.

@@ -25,16 +25,12 @@ from .answers import (
     unknown,
 )
 from .joined_words import Decode, join_names, join_words, plain
+from .lacks import NO_MOVE, NO_VECTORS, STEPS, SUMMARY, without_texts
 from .output import Output, StackInputs
 
 MOST_ALIGNED = 512  # words on each side of an alignment, and half of the most tokens
 UNREAD = "…"  # the last written token: no query reads it, so a recording does not hold its id
 KNOWN_WORDS = dict[tuple[int | None, ...], Words | None]  # by the ids of their tokens
-STEPS = 'telescope watch --keep steps, or ts.watch(keep="steps"), keeps them'
-SUMMARY = (
-    "this recording kept summaries alone, and this screen shows every step of a query: "
-    'telescope watch --keep {0}, or ts.watch(keep="{0}"), keeps what it needs'
-)
 # What the page may ask of an attention; what one cannot give has a reason in `why`
 ABILITIES = (
     *("trace", "context", "map", "geometry", "alignment"),
@@ -240,10 +236,8 @@ class AttentionView:
         # The stream of beams, or of a call that was interrupted, has another length.
         stream = call.parts.get("before")
         if stream is None or stream.shape[1] != call.size[0]:
-            missing["geometry"] = (
-                f"this needs the vectors before and after attention, which were not kept: {STEPS} "
-                "of Telescope's models"
-            )
+            # The worked examples, which have titles, cannot be watched again.
+            missing["geometry"] = NO_VECTORS if self.title is None else NO_MOVE
         if self.block is None or "geometry" in missing:
             missing["after"] = (
                 "what follows the heads is shown for models of Telescope that run here"
@@ -397,7 +391,9 @@ def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
         for number, call in enumerate(watched.calls)
     )
     kept = (recording.model, recording.keep)
-    return Run(name, rev, "recording", name, *kept, views, recording=recording)
+    decodes = recording.decode is not None
+    notice = without_texts([view.call for view in views], decodes=decodes)
+    return Run(name, rev, "recording", name, *kept, views, notice=notice, recording=recording)
 
 
 # ----------------------------------------------------------------------------- requests about a run
