@@ -875,11 +875,13 @@ interface OutputAnswer {
   /** "gpt" or "translator" */
   kind: string;
   vocabulary: number;
-  /** what was written; null of a GPT */
+  /** what was written, or follows in the text that a GPT read; null behind its end */
   chosen: string | null;
+  /** of the same token */
+  id: number | null;
   /** the written word at `i`, of a translator */
   word: WordWithChance | null;
-  /** ten, the likeliest first */
+  /** ten, the likeliest first; behind them what was written, if it is none of these */
   candidates: NextToken[];
   /** how many tokens top_k and top_p leave */
   kept: number;
@@ -908,6 +910,36 @@ interface NextToken {
   logit: number;
   /** its probability after temperature, top_k and top_p */
   p: number;
+}
+
+/** The token that a seed draws after query i. The same seed draws the same token. */
+interface DrawAnswer {
+  i: number;
+  seed: number;
+  drawn: DrawnToken;
+}
+
+/** A token that was drawn. */
+interface DrawnToken {
+  id: number;
+  text: string;
+  /** the characters that it adds to the text */
+  append: string;
+  /** its probability after temperature, top_k and top_p */
+  p: number;
+  /** the random number, at least `below` and less than `below` + p */
+  u: number;
+  /** the sum of the probabilities of all likelier tokens */
+  below: number;
+}
+
+/** Tokens that a GPT draws one after the other behind its text. */
+interface WriteAnswer {
+  /** the k-th token is drawn by the seed's k-th random number, those of `after` counted */
+  seed: number;
+  drawn: DrawnToken[];
+  /** "end" where the model ended the text, "length" where it can read no more; else null */
+  ended: string | null;
 }
 
 /** What was written, and by which `how` its sources can be found. */

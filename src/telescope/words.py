@@ -139,3 +139,8 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno == ELOOP:
         return "its links go in a circle"
     return str(error.strerror or error).lower() if isinstance(error, OSError) else str(error)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 text", "1,200 texts"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -2,6 +2,7 @@
  * What stands under the masthead: what the model wrote, the tabs of the screens, and the choice of
  * run and pieces.
  */
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { useAnswer } from "../answers.js";
 import { headName } from "../parts/answered.jsx";
 import { percent } from "../parts/numbers.js";
@@ -14,23 +15,35 @@ import { offeredScreens } from "./shown.js";
  * Links, so that a screen can be opened in another tab of the browser; a plain click stays here.
  * @param {{run: Run | null, state: State, go: Go}} props
  */
-export const Tabs = ({ run, state, go }) => (
-  <nav class="tabs" aria-label="screens">
-    {offeredScreens(run, state).map((screen) => (
-      <a
-        href={run ? stateAddress({ ...state, screen }) : "#"}
-        aria-current={state.screen === screen ? "page" : undefined}
-        title={screenOf(screen).shows}
-        onClick={(event) => {
-          event.preventDefault();
-          go({ screen });
-        }}
-      >
-        {screenOf(screen).title}
-      </a>
-    ))}
-  </nav>
-);
+export function Tabs({ run, state, go }) {
+  const list = useRef(/** @type {HTMLElement | null} */ (null));
+  const screens = offeredScreens(run, state);
+  // On a phone the tabs do not fit: scroll the one that is shown into the middle, and not the page.
+  useLayoutEffect(() => {
+    const tab = list.current?.querySelector("[aria-current]");
+    if (!list.current || !tab) return;
+    const all = list.current.getBoundingClientRect();
+    const one = tab.getBoundingClientRect();
+    list.current.scrollLeft += one.left - all.left - (all.width - one.width) / 2;
+  }, [state.screen, screens.length]);
+  return (
+    <nav class="tabs" aria-label="screens" ref={list}>
+      {screens.map((screen) => (
+        <a
+          href={run ? stateAddress({ ...state, screen }) : "#"}
+          aria-current={state.screen === screen ? "page" : undefined}
+          title={screenOf(screen).shows}
+          onClick={(event) => {
+            event.preventDefault();
+            go({ screen });
+          }}
+        >
+          {screenOf(screen).title}
+        </a>
+      ))}
+    </nav>
+  );
+}
 
 /**
  * The other runs that are open, and whether words or their pieces are shown.

@@ -50,17 +50,38 @@ export function full(json) {
   return minus(String(Number.isInteger(x) ? x : Number(x.toPrecision(TRUE_DIGITS))));
 }
 
+/** The smallest share that is written out, in percent: beyond, more zeros than anybody counts. */
+const LEAST_PERCENT = 1e-6;
+/** What a share in float32 may lack to one: rounding. */
+const ROUNDING = 1e-6;
+
 /**
- * Return a share of one as a percentage: 31.3 %, 0.04 %.
+ * Return a share of one as a percentage: 31.3 %, 0.04 %, 0.00051 %; of a weight that is no share,
+ * −12.5 % or 140.2 %.
  * @param {JsonNumber} json
+ * @returns {string}
  */
 export function percent(json) {
-  const x = toNumber(json) * 100;
-  if (Number.isNaN(x)) return "—";
+  const share = toNumber(json);
+  if (share < 0) return `−${percent(-share)}`;
+  const x = share * 100;
+  if (!Number.isFinite(x)) return Number.isNaN(x) ? "—" : "∞";
   if (x === 0) return "0 %";
-  if (x < 0.01) return "< 0.01 %";
-  if (x >= 99.95) return "100 %";
+  if (x < LEAST_PERCENT) return "< 0.000001 %";
+  if (Math.abs(share - 1) < ROUNDING) return "100 %";
+  // 99.97 % is not all, and 99.9994 % neither.
+  if (x >= 99.95 && x < 100) return x < 99.995 ? `${x.toFixed(2)} %` : "> 99.99 %";
   return `${Number(x >= 10 ? x.toFixed(1) : x.toPrecision(2))} %`;
+}
+
+/**
+ * Return a weight among numbers that it is computed from: four digits, and a percentage where these
+ * would be behind many zeros: 0.3127, 0.00051 %.
+ * @param {JsonNumber} json
+ */
+export function weight(json) {
+  const size = Math.abs(toNumber(json));
+  return size > 0 && size < 1e-4 ? percent(json) : short(json);
 }
 
 /**
@@ -68,6 +89,13 @@ export function percent(json) {
  * @param {number} n
  */
 export const count = (n) => n.toLocaleString("en");
+
+/**
+ * Return a number with its noun: 1 text, 1,200 texts.
+ * @param {number} n
+ * @param {string} noun
+ */
+export const counted = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
 /**
  * Return n within lowest and highest.

@@ -189,8 +189,8 @@ function Compared({ found, keyWords, query, pieces, theme }) {
             </th>
             <th scope="col" class="share">
               <span class="ends">
-                <span>{short(low, 2)}</span>
-                <span>{short(high, 3)}</span>
+                <span>{percent(low)}</span>
+                <span>{percent(high)}</span>
               </span>
             </th>
           </tr>
@@ -210,10 +210,10 @@ function Compared({ found, keyWords, query, pieces, theme }) {
                 )}
               </td>
               <td class="was" title={full(row.before)}>
-                {short(row.before)}
+                {percent(row.before)}
               </td>
               <td class="now" title={full(row.after)}>
-                {short(row.after)}
+                {percent(row.after)}
               </td>
               <td class="share">
                 <svg

@@ -1,6 +1,6 @@
 /** The menu that saves the current view. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { headName } from "../parts/answered.jsx";
+import { headName, layerOf } from "../parts/answered.jsx";
 import { clipped } from "../parts/text.js";
 import { screenOf } from "../screens/index.js";
 import { statePath } from "../state/state.js";
@@ -34,29 +34,21 @@ export function SaveMenu({ run, state, shown, transport, root }) {
       document.removeEventListener("keydown", closeOutside);
     };
   }, [open]);
-  if (!run || !shown) return null;
-  const name = `telescope-${state.screen}`;
-  const { file } = transport;
-  const { subject } = screenOf(state.screen);
-  const where =
-    shown.attention && (subject === undefined || subject === "layer")
-      ? `, ${headName(shown.attention, shown.h)}`
-      : "";
-  const caption = `${clipped(run.text ?? run.title, 80)} · ${run.model}${where} · Telescope`;
-  const shownState = {
-    ...state,
-    layer: shown.attention?.l ?? null,
-    head: shown.h,
-    lesson: null,
-    caption: null,
-  };
+  const ofAtlas = state.atlas.name !== null;
+  if (!ofAtlas && (!run || !shown)) return null;
+  const name = `telescope-${ofAtlas ? "atlas" : state.screen}`;
+  // An atlas is no run, whose answers could be put into one file.
+  const file = ofAtlas ? undefined : transport.file;
+  const caption = captionOf(run, state, shown);
   /** @param {string} format */
-  const exportFile = (format) =>
-    file?.(
-      run,
-      { l: shown.attention?.l, h: shown.h, i: state.query, start: statePath(shownState) },
-      format,
-    ).then((blob) => saveFile(blob, `telescope.${format}`));
+  const exportFile = (format) => {
+    if (!file || !run || !shown) return undefined;
+    const { attention, h } = shown;
+    const layer = attention?.l ?? null;
+    const shownState = { ...state, layer, head: h, lesson: null, caption: null };
+    const place = { l: attention?.l, h, i: state.query, start: statePath(shownState) };
+    return file(run, place, format).then((blob) => saveFile(blob, `telescope.${format}`));
+  };
   /** @type {Record<string, () => Promise<void> | undefined>} */
   const actions = {
     "Picture (PNG)": async () => saveFile(await asPng(root, caption), `${name}.png`),
@@ -120,4 +112,33 @@ export function SaveMenu({ run, state, shown, transport, root }) {
       )}
     </div>
   );
+}
+
+/**
+ * Return what a saved picture shows: the text, the model, and the attention or the atlas.
+ * @param {Run | null} run
+ * @param {State} state
+ * @param {{attention?: Attention, h: number} | null} shown
+ */
+function captionOf(run, state, shown) {
+  if (state.atlas.name !== null) return `Atlas ${clipped(state.atlas.name, 80)} · Telescope`;
+  const { subject } = screenOf(state.screen);
+  const attention = subject === undefined || subject === "layer" ? shown?.attention : undefined;
+  const text = clipped(run?.text ?? run?.title ?? "", 80);
+  return [text, `${run?.model}${attention ? headsOf(attention, state, shown?.h ?? 0) : ""}`]
+    .concat("Telescope")
+    .join(" · ");
+}
+
+/**
+ * Return which heads of an attention a screen shows: one, or on Alignment the mean of all.
+ * @param {Attention} attention
+ * @param {State} state
+ * @param {number} h
+ */
+function headsOf(attention, state, h) {
+  const isMean = state.screen === "alignment" && state.alignment.weightsOf !== "head";
+  if (!isMean || attention.heads.length === 1) return `, ${headName(attention, h)}`;
+  const layer = attention.title ?? `layer ${layerOf(attention)}`;
+  return `, ${layer}, mean of ${attention.heads.length} heads`;
 }

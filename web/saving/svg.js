@@ -81,7 +81,7 @@ function createSvg(name, attributes) {
 /** What a reader operates, and a picture does not need. */
 const CONTROLS =
   ".mapbar, .switches, .fold, .slide, .settings, .button, .segments, label, select, summary, " +
-  "input[type=range], [data-no-picture]";
+  "input[type=range], details:not([open]), [data-no-picture]";
 
 /**
  * Controls are no part of a picture, except those that are its labels: words, steps and cells.
@@ -103,6 +103,8 @@ function drawNode(pen, node, clip) {
   if (isControl(node)) return undefined;
   if (style.display === "none" || style.visibility === "hidden" || style.clipPath !== "none")
     return undefined;
+  if (style.transform !== "none" && node instanceof HTMLElement)
+    return drawTurned(pen, node, style);
   const edge = node.getBoundingClientRect();
   if (edge.width && edge.height) drawBox(pen, node, style, edge, clip);
   if (node instanceof SVGElement) return drawSvg(pen, node, edge);
@@ -117,6 +119,36 @@ function drawNode(pen, node, clip) {
   node.childNodes.forEach((child) => drawNode(pen, child, inner));
   return undefined;
 }
+
+/**
+ * Draw an element that is turned or moved by its style, such as the heading of a column: as it is
+ * laid out without that, inside of a group that does the same.
+ * @param {Pen} pen
+ * @param {HTMLElement} node
+ * @param {CSSStyleDeclaration} style
+ */
+function drawTurned(pen, node, style) {
+  const { transform } = style;
+  const [originX, originY] = style.transformOrigin.split(" ").map(parseFloat);
+  const own = node.style.transform;
+  node.style.transform = "none";
+  try {
+    const edge = node.getBoundingClientRect();
+    const x = round(edge.left - pen.left + originX);
+    const y = round(edge.top - pen.top + originY);
+    const group = createSvg("g", {
+      transform: `translate(${x} ${y}) ${transform} translate(${-x} ${-y})`,
+    });
+    pen.svg.append(group);
+    // What its surroundings clip is not known in its own directions.
+    drawNode({ ...pen, svg: group }, node, EVERYTHING);
+  } finally {
+    node.style.transform = own;
+  }
+}
+
+/** @type {Edges} */
+const EVERYTHING = { left: -1e6, top: -1e6, right: 1e6, bottom: 1e6 };
 
 /**
  * Return what two rectangles share.

@@ -5,9 +5,11 @@
 import { useState } from "preact/hooks";
 import { useAnswer } from "../answers.js";
 import { Answered } from "../parts/answered.jsx";
+import { Drawing } from "../parts/drawing.jsx";
 import { count, full, percent, short } from "../parts/numbers.js";
 import { visible } from "../parts/text.js";
-import { number, shared } from "../state/fields.js";
+import { tokenRange } from "../parts/words.js";
+import { number, perRun, shared } from "../state/fields.js";
 
 export const title = "Output";
 export const shows = "the likeliest next tokens and their probabilities";
@@ -21,8 +23,14 @@ export const fields = {
   /** 0 keeps all tokens. */
   topK: number("top_k", 0),
   topP: number("top_p", 1),
+  /** What draws; null until a reader does. */
+  seed: perRun(number("seed")),
+  /** How many words are written on; 0 draws one token. */
+  words: perRun(number("words", 0)),
 };
 export { OutputScreen as view };
+
+const TEN = 10; // candidates; one more where what was written is none of them
 
 /**
  * The likeliest tokens of a GPT’s next word, or at one piece of a translation.
@@ -32,29 +40,31 @@ function OutputScreen(props) {
   const { run, state, go, answers } = props;
   const { temperature, topK, topP } = state.output;
   const made = run.output;
-  const i =
-    made && state.query !== null
-      ? Math.min(state.query, made.n - 1)
-      : made?.kind === "translator"
-        ? 0
-        : undefined;
+  const gpt = made?.kind === "gpt";
+  const last = (made?.n ?? 1) - 1;
+  const i = Math.min(state.query ?? (gpt ? last : 0), last);
   const settings = { temperature, top_k: topK, top_p: topP };
   const found = useAnswer(answers, made ? `runs/${run.run}/output` : null, { i, ...settings });
+  // A GPT may be asked after every token that it has read.
+  const read = useAnswer(
+    answers,
+    gpt ? `runs/${run.run}/tokens` : null,
+    gpt ? tokenRange(run.attentions[0], "q", i) : undefined,
+  );
   if (!made)
     return (
       <p class="failure" role="status">
         This run has no output: a recording keeps attentions, not what the model wrote.
       </p>
     );
-  const gpt = made.kind === "gpt";
   return (
     <>
       <h2>{gpt ? "Which word comes next" : "What it could have written"}</h2>
       <p class="lede">
         {gpt ? (
           <>
-            The vector of the last word becomes one logit for every token of the vocabulary; softmax
-            makes them probabilities.
+            The vector of a word becomes one logit for every token of the vocabulary; softmax makes
+            them probabilities of what comes next. Choose the last word, or one before it:
           </>
         ) : (
           <>
@@ -64,11 +74,23 @@ function OutputScreen(props) {
           </>
         )}
       </p>
-      {!gpt && <Written made={made} i={i} word={found.value?.word} go={go} />}
+      {gpt
+        ? read.value && <Read range={read.value} i={i} go={go} />
+        : found.value && <Written made={made} i={i} word={found.value.word} go={go} />}
       <div class="output">
-        <Answered answer={found}>
-          {(/** @type {OutputAnswer} */ value) => <Bars found={value} {...props} />}
-        </Answered>
+        <div class="stack">
+          <Answered answer={found}>
+            {(/** @type {OutputAnswer} */ value) => (
+              <Bars found={value} isLast={i === last} {...props} />
+            )}
+          </Answered>
+          <Drawing
+            {...props}
+            i={i}
+            settings={settings}
+            before={gpt ? textBefore(run, read.value, i) : writtenBefore(made, found.value)}
+          />
+        </div>
         <Settings
           chosen={state.output}
           go={go}
@@ -79,6 +101,53 @@ function OutputScreen(props) {
     </>
   );
 }
+
+/**
+ * Return the text that a GPT has read up to query i, with spaces between its words.
+ * @param {Run} run
+ * @param {TokenRange | null} range
+ * @param {number} i
+ */
+function textBefore(run, range, i) {
+  if (!range || i === (run.output?.n ?? 0) - 1) return run.text ?? "";
+  return range.tokens
+    .slice(0, i + 1 - range.start)
+    .map((token) => (token.startsWith("·") && token.length > 1 ? token.slice(1) : ` ${token}`))
+    .join("")
+    .trim();
+}
+
+/**
+ * Return what a translator had written before the piece that is shown.
+ * @param {NonNullable<Run["output"]>} made
+ * @param {OutputAnswer | null} found
+ */
+function writtenBefore(made, found) {
+  if (!found?.word) return "";
+  const first = found.word.pieces[0].i;
+  const whole = made.words.filter((word) => word.i < first).map((word) => `${word.name} `);
+  const begun = found.word.pieces.filter((piece) => piece.i < found.i);
+  return [...whole, ...begun.map((piece) => piece.text.replace(/^·/, ""))].join("");
+}
+
+/**
+ * The tokens that a GPT has read: what comes next is shown behind one of them.
+ * @param {{range: TokenRange, i: number, go: Go}} props
+ */
+const Read = ({ range, i, go }) => (
+  <div class="words" role="group" aria-label="behind which token" style={{ margin: "14px 0" }}>
+    {range.start > 0 && <span class="soft">…</span>}
+    {range.tokens.map((token, at) => (
+      <button
+        type="button"
+        aria-pressed={range.start + at === i}
+        onClick={() => go({ query: range.start + at })}
+      >
+        {visible(token)}
+      </button>
+    ))}
+  </div>
+);
 
 /**
  * The words that were written, to choose from.
@@ -139,13 +208,14 @@ function ChosenWord({ chosen, i, go }) {
 }
 
 /**
- * The ten likeliest tokens; of a GPT each can be appended, which makes a new run.
- * @param {ScreenProps & {found: OutputAnswer}} props
+ * The ten likeliest tokens, and what was written; behind the text of a GPT each can be appended,
+ * which makes a new run.
+ * @param {ScreenProps & {found: OutputAnswer, isLast: boolean}} props
  */
-function Bars({ found, run, openRun, transport }) {
+function Bars({ found, isLast, run, openRun, transport }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
-  const append = found.kind === "gpt" && transport.canRun;
+  const append = found.kind === "gpt" && isLast && transport.canRun;
   /** @param {string} more */
   const write = async (more) => {
     setBusy(true);
@@ -184,13 +254,13 @@ function Bars({ found, run, openRun, transport }) {
         </thead>
         <tbody>
           {found.candidates.map((one) => (
-            <tr key={one.id} class={one.text === found.chosen ? "chosen" : ""}>
+            <tr key={one.id} class={one.id === found.id ? "chosen" : ""}>
               <td class="token">
                 {visible(one.text)}
-                {one.text === found.chosen ? (
+                {one.id === found.id ? (
                   <>
                     {" "}
-                    <small class="soft">written</small>
+                    <small class="soft">{found.kind === "gpt" ? "in the text" : "written"}</small>
                   </>
                 ) : (
                   ""
@@ -233,7 +303,10 @@ function Bars({ found, run, openRun, transport }) {
         </tbody>
       </table>
       <p class="soft" style={{ fontSize: "13px", margin: "8px 0 4px" }}>
-        Bars run from 0 to 100 %. The ten likeliest of {count(found.vocabulary)} tokens.
+        Bars run from 0 to 100 %. The ten likeliest of {count(found.vocabulary)} tokens
+        {found.candidates.length > TEN &&
+          `, and the one that ${found.kind === "gpt" ? "follows in the text" : "was written"}`}
+        . ␣ is a token of nothing but a space.
       </p>
     </div>
   );
@@ -245,7 +318,7 @@ function Bars({ found, run, openRun, transport }) {
  */
 function Settings({ chosen, go, kept, vocabulary }) {
   /**
-   * @type {(name: keyof State["output"], label: string, min: number, max: number, step: number,
+   * @type {(name: "temperature" | "topK" | "topP", label: string, min: number, max: number, step: number,
    *   said: any, text: string) => any}
    */
   const slider = (name, label, min, max, step, said, text) => (
@@ -257,7 +330,7 @@ function Settings({ chosen, go, kept, vocabulary }) {
           min={min}
           max={max}
           step={step}
-          value={chosen[name]}
+          value={chosen[name] ?? undefined}
           onInput={(event) => go({ output: { [name]: Number(event.currentTarget.value) } }, false)}
         />
       </label>

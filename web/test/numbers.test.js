@@ -11,6 +11,7 @@ import {
   short,
   toNumber,
   traceWeights,
+  weight,
 } from "../parts/numbers.js";
 
 test("infinities and NaN are strings in JSON", () => {
@@ -55,9 +56,41 @@ test("full numbers have the seven digits of float32, and whole numbers all", () 
 });
 
 test("percentages", () => {
-  const shown = [0.3127, 0.0004, 0, 0.00001, 0.9999, 1, 0.05, "nan"].map(percent);
-  assert.deepEqual(shown, ["31.3 %", "0.04 %", "0 %", "< 0.01 %", "100 %", "100 %", "5 %", "—"]);
+  const shown = [0.3127, 0.0004, 0, 5.12e-6, 1, 0.05, "nan", "inf"].map(percent);
+  assert.deepEqual(shown, ["31.3 %", "0.04 %", "0 %", "0.00051 %", "100 %", "5 %", "—", "∞"]);
 });
+
+test("percentages at both ends: what is nearly all or nothing does not become it", () => {
+  const high = [0.9994, 0.9996, 0.9999, 0.999994, 0.9999999, 1.0000001].map(percent);
+  assert.deepEqual(high, ["99.9 %", "99.96 %", "99.99 %", "> 99.99 %", "100 %", "100 %"]);
+  const low = [1e-8, 1.04e-8, 9.9e-9, 1e-30].map(percent);
+  assert.deepEqual(low, ["0.000001 %", "0.000001 %", "< 0.000001 %", "< 0.000001 %"]);
+});
+
+test("weights that are no shares may be negative, or larger than one", () =>
+  assert.deepEqual([-0.125, 1.402, -5e-6].map(percent), ["−12.5 %", "140.2 %", "−0.0005 %"]));
+
+test("no percentage from 1e-8 to 1 has an exponent, and each is right in two digits", () => {
+  for (let power = 8; power > 0; power -= 1)
+    for (const digit of [1, 2.34, 5.05, 9.949]) {
+      const x = digit * 10 ** -power;
+      const said = percent(x);
+      assert.doesNotMatch(said, /e/);
+      assert.ok(Math.abs(Number(said.replace(" %", "")) / 100 / x - 1) < 0.051, `${x}: ${said}`);
+    }
+});
+
+test("weights have four digits, and small ones are percentages", () =>
+  assert.deepEqual([0.31272, 0.0001, 5.12e-6, 0, -0.25, -2e-6, 1, "nan"].map(weight), [
+    "0.3127",
+    "0.0001000",
+    "0.00051 %",
+    "0",
+    "−0.2500",
+    "−0.0002 %",
+    "1.000",
+    "—",
+  ]));
 
 test("counts have commas", () => assert.equal(count(1234567), "1,234,567"));
 

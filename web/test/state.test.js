@@ -37,6 +37,7 @@ const STABLE = {
   ...{ top_p: "output.topP", encoding: "positions.encoding", other: "atlas.other" },
   ...{ look: "atlas.look", col: "atlas.across", row: "atlas.up", only: "atlas.only" },
   ...{ habit: "atlas.habit", whose: "image.weightsOf", side: "heads.side" },
+  ...{ seed: "output.seed", words: "output.words" },
   ...{ ask: "asked", than: "than", control: "heads.control" },
   ...{ model: "model", text: "text", target: "target" },
 };

@@ -19,14 +19,15 @@ from torch import Tensor
 from ..files import import_optional
 from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kinds_of
 from ..recording import Heads, list_names, natural_order, open_recording
-from ..traces import PrintedTable
-from ..words import check_index, hint
+from ..traces import FirstThatFits, PrintedTable
+from ..words import check_index, counted, hint
 from .exact import ExactSum
 from .folder import download, is_atlas, read_folder, upload, write_card, write_folder
 from .measure import CLASSES
 from .shard_reader import merge_skipped, places_of
 from .sums import MAP_BITS, STATISTICS, AtlasSums, error_of_sum
 
+EXCERPTS = (60, 40, 20, 10, 1)  # characters of a text in a printed table, as far as they fit
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # the share of numbers below each
 
 
@@ -326,12 +327,16 @@ class Atlas(PrintedTable):
 
     # ------------------------------------------------------------------------------------- printing
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> FirstThatFits:
+        """Return the table; on a narrow screen with less of the texts."""
+        return FirstThatFits(lambda: map(self._table, EXCERPTS))
+
+    def _table(self, length: int) -> Table:
         model = self.about.get("model", {}).get("class", "a model")
         skipped = f", {self.skipped_count:,} skipped" if self.skipped_count else ""
         title = (
-            f"{model}: {len(self.places):,} heads over {self.texts:,} texts, {self.tokens:,} "
-            f"tokens{skipped}"
+            f"{model}: {len(self.places):,} heads over {counted(self.texts, 'text')}, "
+            f"{counted(self.tokens, 'token')}{skipped}"
         )
         caption = f"not measured: {list_names(self.left_out)}" if self.left_out else None
         table = Table(title=title, caption=caption, box=None, pad_edge=False)
@@ -348,7 +353,9 @@ class Atlas(PrintedTable):
             best = own[0]  # the table has the clearest head of a kind first
             share = "" if kind == "mixed" else f"{getattr(best, kind):.0%}"
             texts = [] if kind == "mixed" else self.evidence(best.layer, best.number, kind)
-            excerpt = " ".join(texts[0].excerpt.split())[:60] if texts else ""
+            excerpt = " ".join(texts[0].excerpt.split()) if texts else ""
+            if len(excerpt) > length:
+                excerpt = f"{excerpt[: length - 1]}…" if length > 1 else ""
             table.add_row(kind, str(len(own)), f"{best.layer} head {best.number}", share, excerpt)
         return table
 

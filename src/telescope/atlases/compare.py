@@ -17,9 +17,11 @@ from torch import Tensor
 
 from ..files import import_optional
 from ..measures import HABITS, Head
-from ..traces import PrintedTable
+from ..traces import FirstThatFits, PrintedTable
 from .atlas import Atlas
 from .sums import error_of_sum
+
+SPARED = ("moved", "errors", "after", "before")  # columns that a narrow screen leaves out, in order
 
 
 @dataclass(frozen=True)
@@ -90,20 +92,38 @@ class Comparison(PrintedTable, Sequence[HeadChange]):
         """Return a pandas data frame with a row for each head."""
         return import_optional("pandas", "table()", "atlas").DataFrame(self.to_dict())
 
-    def __rich__(self) -> Table:
-        table = Table(box=None, pad_edge=False)
-        shares = ("before", "after", "change", "errors", "moved")
+    def __rich__(self) -> FirstThatFits:
+        """Return the table; on a narrow screen without the last columns, which its caption
+        names.
+        """
+        return FirstThatFits(lambda: map(self._table, range(len(SPARED) + 1)))
+
+    def _table(self, fewer: int) -> Table:
+        spared = SPARED[:fewer]
+        caption = f"no room for {', '.join(spared)}: a wider screen or JSON has them"
+        table = Table(
+            box=None, pad_edge=False, caption=caption if spared else None, caption_justify="left"
+        )
+        shares = [
+            name for name in ("before", "after", "change", "errors", "moved") if name not in spared
+        ]
         for name in ("layer", "head", "kind", "habit", *shares):
             is_word = name in ("layer", "kind", "habit")
             table.add_column(name, justify="left" if is_word else "right", no_wrap=True)
         for head in self:
             same = head.kind_before == head.kind_after
             kind = head.kind_before if same else f"{head.kind_before} → {head.kind_after}"
-            numbers = (f"{head.before:.0%}", f"{head.after:.0%}", f"{head.change:+.0%}")
             # An unknown number is an empty cell.
-            errors = "" if isnan(head.errors) else f"{head.errors:.1f}"
-            moved = "" if isnan(head.moved) else f"{head.moved:.0%}"
-            table.add_row(head.layer, str(head.number), kind, head.habit, *numbers, errors, moved)
+            cells = {
+                "before": f"{head.before:.0%}",
+                "after": f"{head.after:.0%}",
+                "change": f"{head.change:+.0%}",
+                "errors": "" if isnan(head.errors) else f"{head.errors:.1f}",
+                "moved": "" if isnan(head.moved) else f"{head.moved:.0%}",
+            }
+            table.add_row(
+                head.layer, str(head.number), kind, head.habit, *(cells[name] for name in shares)
+            )
         return table
 
 

@@ -23,6 +23,7 @@ from ..files import (
 )
 from ..measures import HABIT_KEYS
 from ..recording import Heads
+from ..words import counted
 from .sums import AtlasSums, unknown_measures
 
 FILE = "atlas.json"
@@ -321,7 +322,7 @@ def write_card(
         "---",
         f"# Atlas of the heads of a {model.get('class', 'model')}",
         "",
-        f"{len(heads):,} heads over {texts:,} texts, {tokens:,} tokens, at most "
+        f"{len(heads):,} heads over {counted(texts, 'text')}, {tokens:,} tokens, at most "
         f"{about.get('length')} tokens at once"
         + (f"; {skipped:,} texts could not be read." if skipped else "."),
         *missing,

@@ -59,8 +59,11 @@ def serve(
     Ctrl-C stops it.
     """
     from ..atlases import is_atlas
-    from ..models import LoadError
+    from ..models import LoadError, find_model
 
+    # A name that is wrong is said now, and not to the first reader who types a sentence.
+    for one in model or ():
+        find_model(one)
     explorer = import_explorer()
     library = explorer.Library(None if model is None else {name: name for name in model})
     # Sort the arguments: an atlas is opened as it is, another folder may hold several recordings.

@@ -104,7 +104,8 @@ class Effects(PrintedTable):
         table = Table(box=None, pad_edge=False)
         for name in self.columns:
             side: Any = "left" if name == "edit" else "right"
-            table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")
+            # Only the edits may be folded: a number that is cut is another number.
+            table.add_column(name, justify=side, no_wrap=name != "edit", overflow="fold")
         for row in self.rows:
             edit, *numbers = row.values()
             cells = [_cell(one) for one in numbers]

@@ -36,13 +36,14 @@ from .hiding import hide
 from .images import image
 from .library import Library
 from .maps import Picture, describe_map, tile, track
+from .next_tokens import draw, output, write_on
 from .positions import encoding, encodings, positions, variance
 from .readings import readings
 from .run import Run, RunRequest
 from .sources import sources
 from .walk import after_head, cell, cells, trace
 from .weights import alignment, perspectives, sharpest, start
-from .what_if import output, what_if
+from .what_if import what_if
 
 # The sentence of the answer 409 where a normaliser divides by a sum of zero.
 ZERO_SUM = (
@@ -89,6 +90,8 @@ RUN_ROUTES = {
     "readings": Route(readings, "l&word&between=saw,astronomer&b"),
     "image": Route(image, "l&i&b"),
     "output": Route(output, "i&temperature=1&top_k=0&top_p=1"),
+    "draw": Route(draw, "i&temperature=1&top_k=0&top_p=1&seed=0"),
+    "write": Route(write_on, "after=12,7&count=16&temperature=1&top_k=0&top_p=1&seed=0"),
     "answer": Route(answer, "at&b"),
     "sources": Route(
         sources,

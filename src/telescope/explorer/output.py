@@ -17,7 +17,7 @@ from ..attention import Rotary
 from ..decoding import start_token
 from ..editing import Edit, edit, likeliest
 from ..models import GPT, Encoder, Model, Transformer
-from ..traces import Words
+from ..traces import SPACE, Words, token_label
 from .answers import Answer, OutputFacts, WrittenWord, not_kept
 
 SHOWN_LIKELIEST = 5  # tokens that are compared before and after an edit
@@ -177,21 +177,31 @@ class Output:
         """Return the characters that a token adds after query i, with the space before it, if
         any.
         """
+        # Before its query i a translator wrote i tokens; a GPT has read i + 1.
+        before = self.written[:i] if self.written else self.ids[: i + 1]
+        return self.added_text(before, token)
+
+    def added_text(self, before: Sequence[int], token: int) -> str:
+        """Return the characters that a token adds behind other tokens."""
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
         # Decoded with what is before it: a tokenizer may join or space tokens.
-        # Before its query i a translator wrote i tokens; a GPT has read i + 1.
-        before = list(self.written[:i]) if self.written else list(self.ids[: i + 1])
-        text = tokenizer.decode(before)
+        text = tokenizer.decode(list(before))
         longer = tokenizer.decode([*before, token])
         # A token may change the text before it; then it is decoded alone.
         return longer[len(text) :] if longer.startswith(text) else tokenizer.decode([token])
 
     def name_of(self, i: int, token: int) -> str:
         """Return a token as it is shown: its text, or its name if it has none."""
-        assert self.model.tokenizer is not None
-        text = self.text_of(i, token).strip(" ")
-        return text or self.model.tokenizer.id_to_token(token) or str(token)
+        return self.label(token, self.text_of(i, token))
+
+    def label(self, token: int, text: str) -> str:
+        """Return a token that adds a text as it is shown."""
+        tokenizer = self.model.tokenizer
+        assert tokenizer is not None
+        if text:
+            return text.strip(" ") or SPACE
+        return token_label(token, tokenizer.decode, tokenizer.id_to_token)
 
 
 def _batch(model: Model, ids: Sequence[int]) -> Tensor:

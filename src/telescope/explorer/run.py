@@ -13,7 +13,7 @@ from ..attention import Pairs, softmax
 from ..recording import RecordedCall, Recording, one_head
 from ..tiles import OneHead
 from ..token_kinds import Grid
-from ..traces import Words
+from ..traces import SPACE, Words, token_label
 from ..words import hint
 from .answers import (
     AttentionFacts,
@@ -24,17 +24,13 @@ from .answers import (
     not_kept,
     unknown,
 )
-from .joined_words import Decode, join_words
+from .joined_words import Decode, join_names, join_words, plain
+from .lacks import NO_MOVE, NO_VECTORS, STEPS, SUMMARY, without_texts
 from .output import Output, StackInputs
 
 MOST_ALIGNED = 512  # words on each side of an alignment, and half of the most tokens
 UNREAD = "…"  # the last written token: no query reads it, so a recording does not hold its id
 KNOWN_WORDS = dict[tuple[int | None, ...], Words | None]  # by the ids of their tokens
-STEPS = 'telescope watch --keep steps, or ts.watch(keep="steps"), keeps them'
-SUMMARY = (
-    "this recording kept summaries alone, and this screen shows every step of a query: "
-    'telescope watch --keep {0}, or ts.watch(keep="{0}"), keeps what it needs'
-)
 # What the page may ask of an attention; what one cannot give has a reason in `why`
 ABILITIES = (
     *("trace", "context", "map", "geometry", "alignment"),
@@ -136,8 +132,9 @@ class AttentionView:
         return [self._label(token) for token in self._token_ids(axis, sequence, positions)]
 
     def _known_names(self, axis: str) -> tuple[str, ...] | None:
-        """Return the names that `ts.watch(tokens=...)` gave to an axis."""
-        return self.call.all_names("query" if axis == "q" else "key")
+        """Return the names that `ts.watch(tokens=...)` gave to an axis, as texts."""
+        names = self.call.all_names("query" if axis == "q" else "key")
+        return None if names is None else tuple(text.strip(" ") or SPACE for text in plain(names))
 
     def ids(self, axis: str) -> Tensor | None:
         """Return the token ids of an axis, (batch, position), or None where the model was not given
@@ -171,8 +168,7 @@ class AttentionView:
         """Return the text of a token id, else its name, else its number."""
         if token is None or self.decode is None:
             return UNREAD
-        name = None if self.token_name is None else self.token_name(token)
-        return self.decode([token]) or name or str(token)
+        return token_label(token, self.decode, self.token_name)
 
     def with_words(self, known: KNOWN_WORDS) -> "AttentionView":
         """Return the view with its tokens joined into words, where the text is short and has words.
@@ -180,8 +176,7 @@ class AttentionView:
         `known` holds the words of tokens that were joined before: most attentions of a recording
         read the same.
         """
-        long = self.batch != 1 or max(self.size) > MOST_ALIGNED
-        if long or self.decode is None or self.call.facts.rows is not None:
+        if self.batch != 1 or max(self.size) > MOST_ALIGNED or self.call.facts.rows is not None:
             return self
         rows, columns = (self._words_of_ids(axis, known) for axis in "qk")
         return replace(self, rows=rows, columns=columns)
@@ -190,8 +185,9 @@ class AttentionView:
         """Return the words of the recorded tokens of an axis; None where they have no text, or no
         words in it.
         """
-        # Tokens that have names of their own are no words.
-        if self.ids(axis) is None or self.decode is None or self._known_names(axis) is not None:
+        if (names := self.call.all_names("query" if axis == "q" else "key")) is not None:
+            return join_names(names)
+        if self.ids(axis) is None or self.decode is None:
             return None
         tokens = tuple(self._token_ids(axis, 0, range(self.length(axis))))
         if tokens not in known:
@@ -236,10 +232,8 @@ class AttentionView:
         # The stream of beams, or of a call that was interrupted, has another length.
         stream = call.parts.get("before")
         if stream is None or stream.shape[1] != call.size[0]:
-            missing["geometry"] = (
-                f"this needs the vectors before and after attention, which were not kept: {STEPS} "
-                "of Telescope's models"
-            )
+            # The worked examples, which have titles, cannot be watched again.
+            missing["geometry"] = NO_VECTORS if self.title is None else NO_MOVE
         if self.block is None or "geometry" in missing:
             missing["after"] = (
                 "what follows the heads is shown for models of Telescope that run here"
@@ -395,7 +389,9 @@ def run_of_recording(recording: Recording, name: str, rev: str) -> Run:
         for number, call in enumerate(watched.calls)
     )
     facts = (name, rev, "recording", name, recording.model, recording.keep)
-    return Run(*facts, views, recording=recording)
+    decodes = recording.decode is not None
+    notice = without_texts([view.call for view in views], decodes=decodes)
+    return Run(*facts, views, notice=notice, recording=recording)
 
 
 # ----------------------------------------------------------------------------- requests about a run

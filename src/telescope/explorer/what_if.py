@@ -1,6 +1,4 @@
-"""Answers about what a model writes: the likeliest next tokens, and what if one attention were
-changed, by running the model again through `ts.edit`.
-"""
+"""Answers to what if one attention were changed, by running the model again through `ts.edit`."""
 
 import re
 from collections.abc import Sequence
@@ -13,151 +11,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import Attention, by_sum, everyone, padding
-from ..decoding import Choices, largest, temperature, top_k, top_p
 from ..editing import Edit, divergence, hide, log_probability, mute, redefine
 from ..interception import watch
 from ..recording import one_head
 from ..recording.row_in_float64 import row_in_float64
 from ..tiles import OneHead
-from ..traces import Words
-from .answers import Answer, RequestParams, Vector, WrittenWord, bad_parameter, not_kept
+from .answers import Answer, Vector, WrittenWord, bad_parameter, not_kept
 from .output import Candidate, Output
 from .run import AttentionView, RunRequest
 from .walk import TraceAnswer, trace_row
 
-SHOWN_NEXT = 10  # candidates in one answer
 # The edits t:0.5, a temperature, and hide:3, a key.
 TEMPERATURE = re.compile(r"t:([0-9]{1,2}(?:\.[0-9]{1,3})?)", re.ASCII)
 HIDDEN = re.compile(r"hide:([0-9]{1,4})", re.ASCII)
-
-# --------------------------------------------------------------------------------- what comes next
-
-
-@dataclass(frozen=True)
-class NextToken(Answer):
-    """A token that may come next.
-
-    append  the characters that it adds to the text
-    p       its probability after temperature, top_k and top_p
-    """
-
-    id: int
-    text: str
-    append: str
-    logit: float
-    p: float
-
-
-@dataclass(frozen=True)
-class PieceOfWord(Answer):
-    """A token of a written word, and its probability."""
-
-    i: int
-    text: str
-    p: float
-
-
-@dataclass(frozen=True)
-class WordWithChance(Answer):
-    """A written word; its probability is the product of those of its pieces."""
-
-    name: str
-    p: float
-    pieces: Sequence[PieceOfWord]
-
-
-@dataclass(frozen=True)
-class OutputAnswer(Answer):
-    """What the model writes after query i.
-
-    n           queries; vocabulary: tokens
-    kind        "gpt" or "translator"
-    chosen      what was written; null of a GPT
-    word        the written word at `i`, of a translator
-    candidates  ten, the likeliest first
-    kept        how many tokens top_k and top_p leave
-    """
-
-    i: int
-    n: int
-    kind: str
-    vocabulary: int
-    chosen: str | None
-    word: WordWithChance | None
-    candidates: Sequence[NextToken]
-    kept: int
-
-
-def output(request: RunRequest) -> OutputAnswer:
-    """Answer the ten likeliest tokens after query i, the last by default; top_k=0 keeps all."""
-    made = request.run.output
-    if made is None:
-        raise not_kept(
-            "this run has no output: a recording keeps attentions, not what the model wrote"
-        )
-    i = request.index("i", len(made.hidden), "query", len(made.hidden) - 1)
-    logits = made.logits(i).double()
-    # Candidates are the likeliest of the model; a setting may leave some of them out.
-    p = _probabilities(logits, request)
-    found, tokens = largest(logits[None], SHOWN_NEXT)
-    return OutputAnswer(
-        i=i,
-        n=len(made.hidden),
-        kind=made.kind,
-        vocabulary=len(logits),
-        chosen=made.name_of(i, made.written[i]) if made.written else None,
-        word=None if made.words is None else _word(made, made.words, i, request),
-        candidates=[
-            NextToken(token, made.name_of(i, token), made.text_of(i, token), logit, float(p[token]))
-            for token, logit in zip(tokens[0].tolist(), found[0].tolist(), strict=True)
-        ],
-        kept=int((p > 0).sum()),
-    )
-
-
-def _word(made: Output, words: Words, i: int, params: RequestParams) -> WordWithChance:
-    """Return the written word of query i, with its probability and those of its tokens, after the
-    same settings.
-    """
-    number = words.word_ids[i]
-    queries = words.positions(number)
-    tokens = [made.written[query] for query in queries]
-    p = torch.stack([_probabilities(made.logits(query).double(), params) for query in queries])
-    pieces = [
-        PieceOfWord(query, words.pieces[query], float(row[token]))
-        for query, token, row in zip(queries, tokens, p, strict=True)
-    ]
-    return WordWithChance(words.names[number], exp(log_probability(p.log(), tokens)), pieces)
-
-
-def _probabilities(
-    logits: Float[Tensor, " vocabulary"], params: RequestParams
-) -> Float[Tensor, " vocabulary"]:
-    """Return the probability of each token after temperature, top_k and top_p; 0 for a token that
-    is left out.
-    """
-    # In the order of generate: temperature, then top_k, then top_p.
-    heat = params.decimal("temperature", 1.0)
-    share = params.decimal("top_p", 1.0)
-    most = params.number("top_k", 0)
-    if not 0.01 <= heat <= 100 or not 0 < share <= 1 or most < 0:
-        raise bad_parameter(
-            "temperature is from 0.01 to 100, top_p above 0 and at most 1, top_k at least 0"
-        )
-    choices: Choices = temperature(heat)((logits[None], None))
-    if most:
-        choices = top_k(most)(choices)
-    if share < 1:
-        choices = top_p(share)(choices)
-    kept, ids = choices
-    probabilities = kept.softmax(-1)[0]
-    # Without top_k and top_p, all tokens are left, in order of ids.
-    if ids is None:
-        return probabilities
-    return torch.zeros_like(logits).scatter(0, ids[0], probabilities)
-
-
-# ----------------------------------------------------------------------------------------- what if
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from warnings import warn
 from rich.table import Table
 
 from ..recording import list_names
-from ..traces import render_text
+from ..traces import FirstThatFits, render_text
 from ..words import hint
 
 COLLAPSED = 0.05  # nats: mean entropy of a head whose queries attend to one key each
@@ -152,7 +152,11 @@ class HealthReport:
         # Without softmax there are no logits: leave NaN out.
         return {name: value for name, value in found.items() if not isnan(value)}
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> FirstThatFits:
+        """Return the table; on a narrow screen its headings have several lines."""
+        return FirstThatFits(lambda: map(self._table, (" ", "\n")))
+
+    def _table(self, space: str) -> Table:
         table = Table(
             title=f"attention at step {self.step:,}", box=None, pad_edge=False, title_justify="left"
         )
@@ -164,7 +168,11 @@ class HealthReport:
             "dead",
             "collapsed",
         ):
-            table.add_column(name, justify="left" if name == "layer" else "right", no_wrap=True)
+            table.add_column(
+                name.replace(" ", space),
+                justify="left" if name == "layer" else "right",
+                no_wrap=True,
+            )
         for name, layer in self.layers.items():
             numbers = (
                 f"{layer.value('logit'):.1f}",

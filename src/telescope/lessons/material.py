@@ -19,13 +19,18 @@ Solution = Callable[..., Any]  # what a reader wrote
 
 
 class WrongAnswer(AssertionError):  # noqa: N818  a reader made no error
-    """Say in one sentence what is wrong with a solution of an exercise.
+    """Say in one sentence what is wrong with a solution of an exercise. A notebook shows the
+    sentence alone, without a traceback.
 
     Example:
         >>> from telescope.lessons import WrongAnswer
         >>> issubclass(WrongAnswer, AssertionError)
         True
     """
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows instead of a traceback, which would lead into the check."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 def call(name: str, function: Solution, *arguments: Any, optional: bool = False) -> Any:

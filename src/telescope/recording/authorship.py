@@ -31,6 +31,7 @@ from ..authors import (
     split_logits,
     split_score,
 )
+from ..traces import token_label
 from ..words import check_index, hint, whole_number
 from .names import select_layers
 from .queries_keys_call import StepsCall, one_head
@@ -361,8 +362,7 @@ class Words:
     def name(self, token: int) -> str:
         if self.decode is None:
             return str(token)
-        text = self.decode([token]).strip()
-        return text or (self.token_name(token) if self.token_name else None) or str(token)
+        return self.decode([token]).strip() or token_label(token, self.decode, self.token_name)
 
     def id_of(self, argument: str, given: int | str, count: int) -> int:
         """Return the id of a token, given by id or text; raise a ValueError if it is not in a

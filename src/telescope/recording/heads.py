@@ -23,6 +23,9 @@ from .names import Layers, list_names, select_layers
 from .recorded_call import RecordedCall
 from .sources import Segments
 
+# The columns that a narrow screen leaves out, in this order.
+SPARED = ("far", "punctuation", "same", "induction", "sink", "previous", "itself", "first")
+
 
 class Heads(PrintedTable, FieldNames, Sequence[Head]):
     """A table of heads, which prints as one: heads.where(previous=0.5).sort("spread")[:10].
@@ -236,30 +239,43 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         return len(self._heads)
 
     def __rich__(self) -> FirstThatFits:
-        """Return the table; for a narrow screen without the columns that name no kind."""
-        # Try the table with all known columns first, then without the columns that name no kind.
-        return FirstThatFits(lambda: (self._table(known) for known in (self._known(), ())))
+        """Return the table; for a narrow screen without some columns, which its caption names."""
+        # Leave out all columns that name no kind at once, then habits one by one: first those that
+        # are no kind of these heads.
+        kinds = {head.kind for head in self}
+        order = sorted(SPARED, key=lambda name: name in kinds)
+        fewer = [order[:count] for count in range(len(order) + 1)]
+        return FirstThatFits(
+            lambda: (
+                self._table(known, without)
+                for known, without in [(self._known(), []), *(([], names) for names in fewer)]
+            )
+        )
 
     def _known(self) -> list[str]:
         """Return the columns that name no kind and are known of some head."""
         more = [name for name in COLUMNS if name not in (*HABITS, "spread")]
         return [name for name in more if not all(isnan(_value(head, name)) for head in self)]
 
-    def _table(self, known: Sequence[str]) -> Table:
-        caption = f"not watched: {list_names(self.left_out)}" if self.left_out else None
+    def _table(self, known: Sequence[str], without: Sequence[str]) -> Table:
+        captions = [f"not watched: {list_names(self.left_out)}"] if self.left_out else []
+        if without:
+            captions.append(f"no room for {', '.join(without)}: a wider screen or JSON has them")
+        caption = "\n".join(captions) or None
         table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
         for name in ("layer", "head", "kind"):
             table.add_column(name, justify="right" if name == "head" else "left", no_wrap=True)
 
         # Shares first, segments among them, then the other numbers.
-        shown = {name: MEASURES[name] for name in (*HABITS, "spread", *known)}
+        every = (*HABITS, "spread", *known)
+        shown = {name: MEASURES[name] for name in every if name not in without}
         shares = [name for name, row in shown.items() if row.is_share] + [*self.segments]
         names = [*shares, *(name for name, row in shown.items() if not row.is_share)]
         for name in names:
             table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
         for head in self:
             # A segment is shown as a share, like "first".
-            cells = [shown.get(name, shown["first"]).show(_value(head, name)) for name in names]
+            cells = [shown.get(name, MEASURES["first"]).show(_value(head, name)) for name in names]
             table.add_row(head.layer, str(head.number), head.kind, *cells)
         return table
 

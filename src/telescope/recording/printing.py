@@ -20,8 +20,12 @@ def table_of(
     table = Table(title=title, box=None, pad_edge=False, title_justify="left")
     for column in ("name", "heads", "queries x keys", "definition", "calls"):
         right = column in ("heads", "calls")
+        # Only definitions may be folded: a number that is cut is another number.
         table.add_column(
-            column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
+            column,
+            justify="right" if right else "left",
+            no_wrap=column != "definition",
+            overflow="fold",
         )
     for one in watched.values():
         table.add_row(*one.cells())

@@ -225,9 +225,10 @@ def optional_tensors(facts: CallFacts, sums: int) -> dict[str, Shape]:
         "gradients": (batch, key_heads, keys),
         "context_gradients": (batch, len(facts.heads), rows, None),
         "streaming": (batch, len(facts.heads), rows),
-        # An attention cannot tell the width of the residual stream.
-        "before": (batch, None, None),
-        "after": (batch, None, None),
+        # An attention cannot tell the width of the residual stream, and the beams of a search are
+        # queries of one attention and rows of the stream.
+        "before": (None, None, None),
+        "after": (None, None, None),
     }
 
 

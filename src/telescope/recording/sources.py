@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..files import frame
-from ..traces import render_text
+from ..traces import render_text, token_label
 from ..words import whole_number
 from .recorded_call import RecordedCall
 
@@ -374,7 +374,7 @@ def token_texts(
     texts = []
     for before, token in zip([None, *ids], ids, strict=False):
         # A special token has no text: show its name, or its number.
-        text = alone(token) or (token_name(token) if token_name else None) or f"{token}"
+        text = alone(token) or token_label(token, decode, token_name)
         # After another token, the text shows the space that the token alone lacks.
         if before is not None and alone(token) and pair(before, token) == f"{alone(before)} {text}":
             text = f" {text}"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..files import Columns, Names, atomic_folder, resolve_path, write_parquet
 from ..surveys import columns_of_summaries
+from ..traces import INCOMPLETE
 from ..words import hint
 from .heads import Heads
 from .recorded_call import RecordedCall
@@ -159,16 +160,36 @@ def _token_columns(calls: Calls, decode: Decode | None) -> Columns:
             "token": ids.int(),
         }
         if decode is not None:
-            # Decode each different token once.
-            names = {token: decode([token]) for token in _unique(ids)}
-            columns["text"] = numpy.array([names[token] for token in ids.tolist()], dtype=object)
+            columns["text"] = numpy.array(
+                [text for own in texts for text in _added_texts(own.tolist(), decode)], dtype=object
+            )
         parts.append(columns)
     return joined(parts)
 
 
-def _unique(ids: Tensor) -> list[int]:
-    found: list[int] = torch.unique(ids).tolist()
-    return found
+def _added_texts(ids: Sequence[int], decode: Decode) -> list[str]:
+    """Return what each token adds to the text of a sequence, with the space in front of it, which
+    many tokenizers drop from a token that is decoded alone.
+    """
+    # Decode each different token once alone and once behind a token that has a text.
+    alone = {token: decode([token]) for token in {*ids}}
+    before = next((token for token, text in alone.items() if _is_whole(text)), None)
+    if before is None:
+        return [alone[token] for token in ids]
+    start = alone[before]
+    behind = {token: decode([before, token]) for token in alone}
+    added = {
+        token: text[len(start) :] if text.startswith(start) and alone[token] else alone[token]
+        for token, text in behind.items()
+    }
+    # A special token at the start is no text yet: the first token with one is decoded alone.
+    first = next((at for at, token in enumerate(ids) if alone[token]), 0)
+    return [alone[token] if at <= first else added[token] for at, token in enumerate(ids)]
+
+
+def _is_whole(text: str) -> bool:
+    """Return whether a token's text is a text, and no part of a character."""
+    return text.strip() != "" and INCOMPLETE not in text
 
 
 def write_tables(

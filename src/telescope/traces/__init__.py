@@ -28,13 +28,14 @@ from .render import (
     text_colour,
 )
 from .trace import PAIR_STEPS, Row, Trace, score_products, trace
-from .whole_words import INCOMPLETE, Span, Words
+from .whole_words import INCOMPLETE, SPACE, Span, Words, token_label
 
 __all__ = [
     "DIGITS",
     "DIGITS_OF_FLOAT64",
     "INCOMPLETE",
     "PAIR_STEPS",
+    "SPACE",
     "FirstThatFits",
     "PrintedTable",
     "Row",
@@ -58,5 +59,6 @@ __all__ = [
     "shortest_numbers",
     "table_rows",
     "text_colour",
+    "token_label",
     "trace",
 ]

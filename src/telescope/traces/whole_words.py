@@ -2,7 +2,7 @@
 words.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from unicodedata import category
 
@@ -12,6 +12,26 @@ from tokenizers import Encoding
 Span = tuple[int, int]
 INCOMPLETE = "\ufffd"  # the replacement character, which decoders return for a part of a character
 JOINS = "'’-"  # within a word: man's, well-known
+SPACE = "␣"  # what is shown of a token of nothing but a space
+
+
+def token_label(
+    token: int,
+    decode: Callable[[list[int]], str],
+    name_of: Callable[[int], str | None] | None = None,
+) -> str:
+    """Return a token as it is shown: its text, "␣" for a space alone, or the name of a special
+    token, such as </s>.
+
+    Never the sign that a tokenizer writes for a space or a byte, such as Ġ or ▁.
+    """
+    text = decode([token])
+    if text:
+        return text if text.strip(" ") else SPACE
+    # A space that begins a text may be dropped; behind itself it is kept, and no special token.
+    if decode([token, token]):
+        return SPACE
+    return (name_of(token) if name_of else None) or str(token)
 
 
 @dataclass(frozen=True)
@@ -108,7 +128,7 @@ def _covered_text(text: str, spans: Sequence[Span | str]) -> str:
         stop += 1
     covered = text[first[0] : stop]
     # A token of nothing but space would be invisible.
-    return " ".join(covered.split()) or "␣" * bool(covered)
+    return " ".join(covered.split()) or SPACE * bool(covered)
 
 
 def _first_and_last_word(text: str, character_words: Sequence[int], span: Span) -> tuple[int, int]:

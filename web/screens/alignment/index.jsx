@@ -4,7 +4,7 @@ import { useAnswer } from "../../answers.js";
 import { Answered, headName, layerOf } from "../../parts/answered.jsx";
 import { cellColour } from "../../parts/colour.js";
 import { Matrix } from "../../parts/matrix.jsx";
-import { argmax, clamp, full, percent, short, toNumber } from "../../parts/numbers.js";
+import { argmax, clamp, full, percent, toNumber } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 import { WhatIf } from "../../parts/what_if.jsx";
 import { number, perRun, shared, text } from "../../state/fields.js";
@@ -96,8 +96,8 @@ function SharpestNote({ run, attention, sharpest, go }) {
     sharpest.of > 1 ? `Layer ${layerOf(best)} is the sharpest of ${sharpest.of}: ` : "";
   return (
     <span class="soft" data-sharpest>
-      {compared}a word’s largest share is on average {short(sharpest.mean)} in the mean of all
-      heads, {short(sharpest.head)} in head {sharpest.h}
+      {compared}a word’s largest share is on average {percent(sharpest.mean)} in the mean of all
+      heads, {percent(sharpest.head)} in head {sharpest.h}
     </span>
   );
 }
@@ -209,7 +209,7 @@ function Shares({ rows, columns, weights, lit }) {
           {order.map((at) => (
             <tr>
               <td class={isQuery ? "k" : "q"}>{visible(others[at])}</td>
-              <td title={full(shares[at])}>{short(shares[at])}</td>
+              <td title={full(shares[at])}>{percent(shares[at])}</td>
             </tr>
           ))}
         </tbody>

@@ -7,7 +7,7 @@ import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
 import { PALETTES, paletteColour } from "../../parts/colour.js";
 import { paint } from "../../parts/matrix.jsx";
-import { count, full, percent, short } from "../../parts/numbers.js";
+import { count, counted, full, percent, short } from "../../parts/numbers.js";
 import { clipped, visible } from "../../parts/text.js";
 import { Mark } from "./picture.jsx";
 
@@ -202,14 +202,14 @@ function AveragedMap({ maps, sizes }) {
             <select value={length} onChange={(event) => setChosen(event.currentTarget.value)}>
               {lengths.map((one) => (
                 <option value={one} selected={one === length}>
-                  {one} tokens, {count(sizes[one])} texts
+                  {one} tokens, {counted(sizes[one], "text")}
                 </option>
               ))}
             </select>
           </label>
         ) : (
           <>
-            {count(sizes[length])} texts of up to {length} tokens.
+            {counted(sizes[length], "text")} of up to {length} tokens.
           </>
         )}
       </figcaption>

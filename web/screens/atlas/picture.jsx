@@ -1,7 +1,7 @@
 /** All heads of an atlas on one canvas: a scatter of two columns, or a grid of layers and heads. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { themeColour } from "../../parts/answered.jsx";
-import { clamp, count, percent, short } from "../../parts/numbers.js";
+import { clamp, count, counted, percent, short } from "../../parts/numbers.js";
 import { clipped, visible } from "../../parts/text.js";
 import { useCanvasSize } from "../map/hooks.js";
 
@@ -119,9 +119,9 @@ export function AtlasPicture({ atlas, chosen, choose, ticks, settings, root, the
       <figcaption>
         <b>{visible(atlas.atlas)}</b>{" "}
         <span class="soft">
-          {atlas.model ?? "a model"}: {count(atlas.heads.length)} heads, {count(atlas.texts)} texts,{" "}
-          {count(atlas.tokens)} tokens
-          {atlas.skipped ? `, ${count(atlas.skipped)} texts skipped` : ""}
+          {atlas.model ?? "a model"}: {counted(atlas.heads.length, "head")},{" "}
+          {counted(atlas.texts, "text")}, {counted(atlas.tokens, "token")}
+          {atlas.skipped ? `, ${counted(atlas.skipped, "text")} skipped` : ""}
         </span>
       </figcaption>
       <div

@@ -7,7 +7,6 @@ import {
   count,
   full,
   percent,
-  short,
   sum,
   traceWeights,
   weightScale,
@@ -129,7 +128,7 @@ function Reading({ trace, weights, top, theme }) {
           <th scope="col" class="share">
             <span class="ends">
               <span>0</span>
-              <span>{short(top, 3)}</span>
+              <span>{percent(top)}</span>
             </span>
           </th>
         </tr>
@@ -138,7 +137,7 @@ function Reading({ trace, weights, top, theme }) {
         {order.map((at) => (
           <tr>
             <td style={{ fontFamily: "var(--serif)" }}>{clipped(trace.tokens[at], 24)}</td>
-            <td title={full(weights[at])}>{short(weights[at])}</td>
+            <td title={full(weights[at])}>{percent(weights[at])}</td>
             <td class="share">
               <svg class="meter" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
                 <rect
@@ -154,7 +153,7 @@ function Reading({ trace, weights, top, theme }) {
         {weights.length > LINES && (
           <tr>
             <td class="soft">{count(trace.n_k - LINES)} others</td>
-            <td title={full(rest)}>{short(rest)}</td>
+            <td title={full(rest)}>{percent(rest)}</td>
             <td />
           </tr>
         )}

@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered, headName } from "../../parts/answered.jsx";
-import { full, percent, short } from "../../parts/numbers.js";
+import { full, percent } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 import { perRun, shared, text } from "../../state/fields.js";
 import { fits, misfit } from "./fitting.js";
@@ -199,15 +199,15 @@ function Readout({ found, head, at, canClick }) {
       </output>
       <p class="soft" style={{ fontSize: "13px", marginTop: "6px" }}>
         {found.i === null ? "All patches receive " : "All patches get "}
-        {short(onPatches)}
+        {percent(onPatches)}
         {head.others.length > 0 && "; other tokens: "}
         {head.others.map(({ token, weight }, place) => (
           <>
             {place > 0 && ", "}
-            <b class="k">{visible(token)}</b> {short(weight)}
+            <b class="k">{visible(token)}</b> {percent(weight)}
           </>
         ))}
-        {head.rest > 0 && `, the rest ${short(head.rest)}`}.
+        {head.rest > 0 && `, the rest ${percent(head.rest)}`}.
         {head.known < 0.999 &&
           ` Only the largest weights of each query were kept, ${percent(head.known)} of its weight.`}
       </p>

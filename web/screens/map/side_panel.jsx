@@ -6,7 +6,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
 import { css, paletteColour } from "../../parts/colour.js";
-import { count, full, short, traceWeights } from "../../parts/numbers.js";
+import { count, full, percent, short, traceWeights } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 import { ZERO, chosenPalette, colourLimits, context2d } from "./colouring.js";
 
@@ -109,7 +109,7 @@ export function LargestWeights({ run, answers, jump, l, h, i }) {
                     </button>
                   </td>
                   <td>{count(found.keys[at])}</td>
-                  <td title={full(weights[at])}>{short(weights[at])}</td>
+                  <td title={full(weights[at])}>{percent(weights[at])}</td>
                 </tr>
               ))}
             </tbody>

@@ -1,7 +1,7 @@
 /** The ledger of the walk: a row for each key, with its scores, their changes and its weight. */
 import { Ask } from "../../parts/asked.jsx";
 import { css, signedColour, weightColour } from "../../parts/colour.js";
-import { count, full, largest, short, sum, weightScale } from "../../parts/numbers.js";
+import { count, full, largest, short, sum, weight, weightScale } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 import { Vector } from "../../parts/vector.jsx";
 
@@ -95,7 +95,7 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
                 return (
                   <>
                     <td title={full(x)} class={`${age(name, place)} ${hidden ? "hatch" : ""}`}>
-                      {short(x)}
+                      {name === "softmax" ? weight(x) : short(x)}
                     </td>
                     {exponential && place === columns.length - 2 && (
                       <td title={full(powers[at])} class="was">
@@ -117,7 +117,7 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
                 <td class={at < columns.length - 2 || softmax ? "before" : ""} />
               ))}
               {exponential && <td />}
-              <td class="now">{softmax ? short(trace.rest.weight) : ""}</td>
+              <td class="now">{softmax ? weight(trace.rest.weight) : ""}</td>
               <td />
             </tr>
           )}
