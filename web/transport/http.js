@@ -35,6 +35,9 @@ const address = (path, query) => {
 const MOST_TRIES = 8; // of a request that a busy server refuses: about half a minute
 const LONGEST_PAUSE = 8;
 
+/** Return a number from 0 to 1, another one in each browser. */
+const chance = () => crypto.getRandomValues(new Uint8Array(1))[0] / 255;
+
 /**
  * Wait until a request that was refused is sent again: as long as the server says, longer each time,
  * and not as long as every other page of a class.
@@ -45,7 +48,7 @@ const LONGEST_PAUSE = 8;
 const pause = (response, tries, signal) =>
   new Promise((resolve, reject) => {
     const asked = Number(response.headers.get("Retry-After")) || 1;
-    const seconds = Math.min(asked * 2 ** (tries - 1), LONGEST_PAUSE) * (0.5 + Math.random());
+    const seconds = Math.min(asked * 2 ** (tries - 1), LONGEST_PAUSE) * (0.5 + chance());
     const timer = setTimeout(resolve, seconds * 1000);
     signal?.addEventListener("abort", () => {
       clearTimeout(timer);
