@@ -142,7 +142,7 @@ function makeRun(example, changed, name) {
   const views = example.scenes.map((scene, l) => makeView(scene, l, changed));
   const facts = /** @type {Run} */ ({
     ...{ run: name, rev: name, kind: "example", title: example.sentence, model: example.name },
-    ...{ text: null, written: null, keep: "steps" },
+    ...{ text: null, target: null, written: null, keep: "steps" },
     example: {
       name: example.name,
       origin: example.origin,
