@@ -364,6 +364,7 @@ def test_a_sentence_needs_a_model():
         "kinds": {},
         "default": None,
         "longest": 4096,
+        "limits": {},
     }
 
 
