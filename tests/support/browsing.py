@@ -19,7 +19,7 @@ from telescope.explorer.guard import Guard  # noqa: E402
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 # The screens of a recording, each with a state that is not its first, as its address names it.
 SCREENS: dict[str, dict[str, float | str]] = {
-    "walk": {"l": 1, "h": 2, "i": 3, "j": 1, "step": "softmax"},
+    "walk": {"l": 1, "h": 2, "i": 3, "j": 1, "step": "mask"},
     "heads": {"l": 0, "h": 1, "la": 0, "a": 1, "lb": 0, "b": 3, "i": 2},
     "geometry": {"l": 1, "i": 2, "j": 4, "alpha": 0.4},
     "alignment": {"l": 3, "h": 1, "word": 2, "of": "head"},
@@ -85,10 +85,11 @@ WIDGETS = """async ({ start, many }) => {
 class Served:
     """A library that is served on a real port, in a thread."""
 
-    def __init__(self, library):
+    def __init__(self, library, port=0):
         self.library, self.api = library, Api(library)
         bound = socket.socket()
-        bound.bind(("127.0.0.1", 0))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a server that has just ended
+        bound.bind(("127.0.0.1", port))
         self.port = bound.getsockname()[1]
         guard = Guard.at(TOKEN, self.port, {"127.0.0.1"})
         self.server = uvicorn.Server(uvicorn.Config(app(self.api, guard), log_level="error", lifespan="off"))

@@ -1,0 +1,278 @@
+"""classroom: forty browsers on one `telescope serve` with the shipped models, five sentences each.
+
+Every browser is a context of one Chromium, with cookies of its own: it opens the link, types a
+sentence, looks at what is drawn, thinks, and types the next one. A sentence takes from the submit
+until the page has drawn its answer and waits for nothing. Chromium, which draws for all forty, runs
+on the same cores as the server.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from .explore import Client, Server
+from .measure import Row
+
+STUDENTS = 40
+SENTENCES = 5
+THINK = 30.0  # seconds between two sentences of a student, on average
+TOKEN = "orion-3-sirius"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+MODELS = ("translator-en-de", "shakespeare", "summarizer")
+WHO = (
+    "The teacher",
+    "A student",
+    "The man",
+    "My brother",
+    "The old woman",
+    "A girl",
+    "The dog",
+    "Everybody",
+)
+DOES = ("reads", "sees", "buys", "likes", "forgets", "loses", "finds", "needs")
+WHAT = (
+    "a book",
+    "the red car",
+    "two apples",
+    "a green hat",
+    "the newspaper",
+    "a small house",
+    "the train",
+)
+
+# Type a sentence as a student does, and return the milliseconds until its answer is drawn.
+ASK = """async ([text, model]) => {
+  const pause = () => new Promise((done) => setTimeout(done, 40));
+  const find = () => document.querySelector("form.sentence, form.own");
+  while (!find()?.querySelector("select option")) await pause();
+  const form = find();
+  const set = (field, value, event) => {
+    const kind = Object.getPrototypeOf(field);
+    Object.getOwnPropertyDescriptor(kind, "value").set.call(field, value);
+    field.dispatchEvent(new Event(event, { bubbles: true }));
+  };
+  set(form.querySelector("input"), text, "input");
+  set(form.querySelector("select"), model, "change");
+  await pause();
+  const began = performance.now();
+  form.requestSubmit();
+  const isDrawn = () =>
+    new URLSearchParams(location.hash.slice(1)).get("text") === text &&
+    document.querySelector("main h2, main svg") &&
+    !document.querySelector("main .waiting, main .progress") &&
+    window.asking === 0;
+  for (let still = 0; still < 2; ) {
+    await pause();
+    const failure = document.querySelector(".failure");
+    if (failure) throw new Error(failure.textContent);
+    still = isDrawn() ? still + 1 : 0;
+    if (performance.now() - began > 120000) throw new Error("nothing was drawn in two minutes");
+  }
+  return performance.now() - began - 80;
+}"""
+# How many requests of the page are under way.
+COUNT = """() => {
+  window.asking = 0;
+  const plain = window.fetch;
+  window.fetch = async (...asked) => {
+    window.asking += 1;
+    try {
+      const answer = await plain(...asked);
+      await answer.clone().arrayBuffer();
+      return answer;
+    } finally {
+      window.asking -= 1;
+    }
+  };
+}"""
+LIST = "async () => (await (await fetch('/api/v1/runs')).json()).runs"
+
+
+class Plan(NamedTuple):
+    """How many students type how many sentences, and how long they think, in seconds."""
+
+    students: int
+    sentences: int
+    think: float
+    models: tuple[str, ...] = MODELS
+
+
+@dataclass
+class Lesson:
+    """What a class did: the milliseconds of each sentence, what went wrong, and the server's peak
+    memory in MiB.
+    """
+
+    times: list[float] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    mib: float = 0.0
+
+    def quantile(self, share: float) -> float:
+        times = sorted(self.times) or [float("nan")]
+        return times[min(len(times) - 1, int(share * len(times)))]
+
+
+def about(device: torch.device, quick: bool) -> str:
+    plan = plan_of(quick)
+    busy = (
+        f", {os.getloadavg()[0]:.1f} processes at work before it"
+        if hasattr(os, "getloadavg")
+        else ""
+    )
+    return (
+        f"{plan.students} browsers, {plan.sentences} sentences each, {plan.think:g} s to think "
+        f"between them: {plan.students / plan.think:.2f} sentences a second, {os.cpu_count()} cores "
+        f"for the server and all browsers{busy}"
+    )
+
+
+def plan_of(quick: bool) -> Plan:
+    return Plan(6, 2, 5.0) if quick else Plan(STUDENTS, SENTENCES, THINK)
+
+
+def run(device: torch.device, quick: bool) -> Iterator[Row]:
+    plan = plan_of(quick)
+    case = f"{plan.students} browsers"
+    if CHROMIUM is None:
+        yield Row(case, "page", note="there is no chromium here")
+        return
+    with serving() as server:
+        lesson = hold(server, plan)
+    served = f"{len(lesson.times)} of {plan.students * plan.sentences} served"
+    wrong = f"{len(lesson.problems)} problems{': ' * bool(lesson.problems)}"
+    yield Row(case, "a sentence, p50", lesson.quantile(0.5), note=served)
+    yield Row(
+        case, "a sentence, p95", lesson.quantile(0.95), note=wrong + "".join(lesson.problems[:1])
+    )
+    yield Row(case, "a sentence, slowest", lesson.quantile(1.0))
+    rate = len(lesson.times) / lesson.seconds
+    yield Row(case, "server's peak", mib=lesson.mib, note=f"{rate:.2f} sentences a second")
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[Server]:
+    """Run `telescope serve` with the shipped models and yield its address once it answers."""
+    command = [sys.executable, "-m", "telescope.cli", "serve", "--token", TOKEN, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            server = Server(process, process.stdout.readline().strip())
+            with Client(server) as client:
+                client.must_answer()
+                # The first model that a card needs is loaded and run once while the page opens.
+                for model in MODELS:
+                    _read(client, "Good morning.", model)
+            yield server
+        finally:
+            process.kill()
+
+
+def _read(client: Client, text: str, model: str) -> None:
+    import json
+
+    headers = client.headers | {"Content-Type": "application/json"}
+    body = json.dumps({"text": text, "model": model})
+    client.line.request("POST", "/api/v1/runs", body, headers)
+    response = client.line.getresponse()
+    if response.status not in (201, 404):
+        raise RuntimeError(response.read().decode())
+    response.read()
+
+
+def hold(server: Server, plan: Plan) -> Lesson:
+    """Let a class type its sentences; return what became of them."""
+    began = perf_counter()
+    lesson = asyncio.run(_hold(server.link, plan))
+    lesson.seconds = perf_counter() - began
+    status = Path(f"/proc/{server.process.pid}/status")
+    peak = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    lesson.mib = int(peak[1]) / 1024 if peak else float("nan")
+    return lesson
+
+
+def sentences_of(student: int, plan: Plan) -> list[str]:
+    """Return the sentences of a student, which no other has."""
+    every = [f"{who} {does} {what}." for what, does, who in product(WHAT, DOES, WHO)]
+    return every[student :: plan.students][: plan.sentences]
+
+
+async def _hold(link: str, plan: Plan) -> Lesson:
+    from playwright.async_api import async_playwright
+
+    lesson = Lesson()
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            chromium_sandbox=False,
+            args=["--disable-gpu", "--no-first-run"],
+        )
+        names: dict[int, Mapping[str, str]] = {}
+        pages = await asyncio.gather(
+            *(
+                _study(browser, link, student, plan, lesson, names)
+                for student in range(plan.students)
+            )
+        )
+        # When all are done, each looks at its own list, and at a run of its neighbour.
+        for student, page in enumerate(pages):
+            if page is not None:
+                await _check_list(page, student, plan, names, lesson)
+    return lesson
+
+
+async def _study(
+    browser: Any,
+    link: str,
+    student: int,
+    plan: Plan,
+    lesson: Lesson,
+    names: dict[int, Mapping[str, str]],
+) -> Any:
+    """Open the link in a browser of its own, and type sentence after sentence."""
+    dice = Random(student)
+    context = await browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(180_000)
+    await context.add_init_script(f"({COUNT})()")
+    page = await context.new_page()
+    # Students come one after another, and do not think in step.
+    await asyncio.sleep(dice.uniform(0, plan.think))
+    try:
+        await page.goto(link)
+        for at, text in enumerate(sentences_of(student, plan)):
+            await asyncio.sleep(dice.uniform(0.5, 1.5) * plan.think if at else 0.0)
+            model = plan.models[(student + at) % len(plan.models)]
+            lesson.times.append(await page.evaluate(ASK, [text, model]))
+        names[student] = {run["text"]: run["run"] for run in await page.evaluate(LIST)}
+    except Exception as problem:
+        lesson.problems.append(f"student {student}: {str(problem)[:200]}")
+        return None
+    return page
+
+
+async def _check_list(
+    page: Any, student: int, plan: Plan, names: dict[int, Mapping[str, str]], lesson: Lesson
+) -> None:
+    """Note as a problem what a student's list has of others, or lacks of its own."""
+    listed = {run["text"] for run in await page.evaluate(LIST)}
+    own = set(sentences_of(student, plan))
+    if listed != own:
+        lesson.problems.append(f"student {student} sees {sorted(listed ^ own)}")
+    neighbour = names.get((student + 1) % plan.students, {})
+    for name in list(neighbour.values())[:1]:
+        status = await page.evaluate(f"async () => (await fetch('/api/v1/runs/{name}')).status")
+        if status != 404:
+            lesson.problems.append(f"student {student} opens a run of another: {status}")
