@@ -88,7 +88,7 @@ export function readLine(line, count) {
   if (line.length > LONGEST_LINE)
     throw new Error(`the line has more than ${LONGEST_LINE} signs: it is no name with a code`);
   const [, before = "", version, given, check] =
-    onOneLine(line).match(/^(?:(.*?)[ :])?(T\w+) ?- ?(\w+) ?- ?(\w+)$/su) ?? [];
+    onOneLine(line).match(/^(?:(.*?)[ :])?([Tt]\w+) ?- ?(\w+) ?- ?(\w+)$/su) ?? [];
   if (check === undefined) throw new Error("there is no code like T1-…-… at the end of the line");
   const name = plainName(before);
   const length = Math.ceil(count / 2);

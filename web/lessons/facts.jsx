@@ -41,7 +41,7 @@ export function useFacts(answers, needs, run, state) {
     names.map((name, at) => [name, requests[name].path ? found[at].value : null]),
   );
   useEffect(
-    () => setKnown(values),
+    () => setKnown(Object.fromEntries(Object.entries(values).filter(([, value]) => value))),
     found.map(({ value }) => value),
   );
   /** @type {(name: string, at: number) => boolean} */

@@ -12,11 +12,11 @@ import { BY_MODEL } from "./by_model.jsx";
 
 /**
  * Something to try, which asks for a guess first. `name` is a part of what a student hands in, and
- * stable. `right` is the place of the right choice, or −1 while it cannot be told; `why` is what
+ * stable; `about` is what the list of all tries says. `right` is the place of the right choice, or −1 while it cannot be told; `why` is what
  * speaks against a wrong one. `judge` tells from the answers that it `needs` whether the try was
  * done, and in either case what the numbers are. `at` is where it is done, if not where the caption
  * is.
- * @typedef {{name: string, ask: Prose | ((facts: Facts) => Prose), choices: string[] | ((facts: Facts)
+ * @typedef {{name: string, about: string, ask: Prose | ((facts: Facts) => Prose), choices: string[] | ((facts: Facts)
  *   => string[]), right: number | ((facts: Facts) => number), why: string[] | ((guess: number,
  *   facts: Facts) => string), task: Prose | ((facts: Facts) => Prose), at?: StateChange, needs:
  *   import("./facts.jsx").Needs, judge: (facts: Facts) => {done: boolean, say: string}}} Try

@@ -50,7 +50,7 @@ export function Quiz({ open, lacks, busy, close }) {
           All lessons
         </button>
       </p>
-      <div class="scroller" tabindex={0} role="region" aria-label="all tries">
+      <div class="all-tries">
         <table class="pairs">
           <thead>
             <tr>
@@ -74,7 +74,7 @@ export function Quiz({ open, lacks, busy, close }) {
                     title={lacks(lesson) ? "needs a model that is not here" : undefined}
                     onClick={() => open(lesson, caption)}
                   >
-                    caption {caption + 1}
+                    {attempt.about}
                   </button>
                 </td>
                 <td>{results[at].tried ? (results[at].isRight ? "right" : "not right") : "—"}</td>

@@ -28,6 +28,7 @@ const largestBut = (numbers, without) =>
 /** Who fits journey best. @type {Try} */
 export const ALIKE = {
   name: "alike",
+  about: "who fits journey best",
   ask: (
     <>
       Which word fits <i>journey</i> best, besides itself?
@@ -69,6 +70,7 @@ export const ALIKE = {
 /** A word that is the opposite of itself. @type {Try} */
 export const OPPOSITE = {
   name: "opposite",
+  about: "a word with all signs changed",
   ask: (
     <>
       What happens to the weight of <i>starts</i> if all its numbers change their sign?
@@ -111,6 +113,7 @@ export const OPPOSITE = {
 /** One attends to journey. @type {Try} */
 export const MOST = {
   name: "most",
+  about: "follow another word",
   ask: (
     <>
       Follow <i>one</i> instead of <i>journey</i>: which word gets its largest weight?
@@ -142,6 +145,7 @@ export const MOST = {
 /** A query that looks for nothing. @type {Try} */
 export const NOTHING = {
   name: "nothing",
+  about: "a query that looks for nothing",
   ask: (
     <>
       Set all of W<sub>q</sub> to 0. What does a query that looks for nothing get?
@@ -178,6 +182,7 @@ export const NOTHING = {
 /** Without the division. @type {Try} */
 export const UNDIVIDED = {
   name: "undivided",
+  about: "without the division",
   ask: (
     <>
       What does <i>Machines</i> get if the scores are not divided?
@@ -215,6 +220,7 @@ const winning = (facts) => WINS.map((d) => facts[`d${d}`]?.dot.largest);
 /** From which d on one key wins. @type {Try} */
 export const WINNER = {
   name: "winner",
+  about: "from which d on one key wins",
   ask: "From which d on does one of eight keys take more than 90 % on average, if nothing is divided?",
   choices: WINS.map((d) => `about ${d}`),
   right: (facts) => winning(facts).findIndex((one) => one > MUCH),
@@ -246,6 +252,7 @@ export const WINNER = {
 /** What the first word sees. @type {Try} */
 export const FIRST = {
   name: "first",
+  about: "what the first word sees",
   ask: (
     <>
       What does <i>Your</i>, the first word, look at?
@@ -275,6 +282,7 @@ export const FIRST = {
 /** What the mask takes from the last word. @type {Try} */
 export const TAKEN = {
   name: "taken",
+  about: "what the mask takes from the last word",
   ask: (
     <>
       How much of its weight does the mask take from <i>step</i>, the last word?
@@ -306,6 +314,7 @@ export const TAKEN = {
 /** Two words with one vector. @type {Try} */
 export const SAME = {
   name: "same",
+  about: "two words with one vector",
   ask: (
     <>
       Give <i>bank</i> the vector of <i>money</i>: 2, 0, 0. Does it still move beside money?

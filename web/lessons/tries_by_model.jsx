@@ -16,6 +16,7 @@ const isAgreed = ({ heads: [a, b] }) =>
 /** From which word both heads look at the same. @type {Try} */
 export const AGREE = {
   name: "agree",
+  about: "where two heads agree",
   ask: "From which of these words do both heads look at the same word?",
   choices: AGREES,
   right: (facts) => AGREES.findIndex((name) => facts[name] && isAgreed(facts[name])),
@@ -71,6 +72,7 @@ const strongest = ({ heads }) => {
 /** What a head does in the control. @type {Try} */
 export const CONTROL = {
   name: "control",
+  about: "the telescope, with a control",
   ask: ({ readings, run }) => {
     const best = readings && strongest(readings);
     if (!best) return "With yesterday before with: what do heads then give the two words?";
@@ -136,6 +138,7 @@ const asked = (/** @type {AlignmentAnswer} */ { real_rows }) => real_rows[1] ?? 
 /** Which word read a written word comes from. @type {Try} */
 export const FROM = {
   name: "from",
+  about: "where a word comes from",
   ask: ({ alignment }) => (
     <>
       Which word does <b class="q">{alignment ? visible(alignment.rows[asked(alignment)]) : "…"}</b>{" "}
@@ -188,6 +191,7 @@ function crossing({ real_rows, real_columns, rows, columns, weights }) {
 /** Whether words keep their order. @type {Try} */
 export const ORDER = {
   name: "order",
+  about: "whether words keep their order",
   ask: "Does every written word come from a word that stands further right than the one before?",
   choices: ["yes: a translation keeps the order", "no: ribbons may cross"],
   right: 1,
@@ -211,6 +215,7 @@ const HOT = 2;
 /** What temperature does to the likeliest token. @type {Try} */
 export const HEAT = {
   name: "heat",
+  about: "a temperature of 2",
   ask: "What does a temperature of 2 do to the likeliest token?",
   choices: ["it becomes likelier", "it becomes less likely", "nothing"],
   right: 1,
@@ -247,6 +252,7 @@ export const HEAT = {
 /** What the first word can see. @type {Try} */
 export const BEGINNING = {
   name: "beginning",
+  about: "what the first word can see",
   ask: "What does the first word give to the words after it?",
   choices: ["equal shares", "most to the next one", "nothing"],
   right: 2,

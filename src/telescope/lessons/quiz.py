@@ -76,7 +76,7 @@ def read_code(line: str) -> QuizResult:
     if len(line) > LONGEST_LINE:
         raise ValueError(f"the line has more than {LONGEST_LINE} signs: it is no name with a code")
     found = re.match(
-        r"^(?:(.*?)[ :])?(T\w+) ?- ?(\w+) ?- ?(\w+)$", _on_one_line(line), flags=re.ASCII
+        r"^(?:(.*?)[ :])?([Tt]\w+) ?- ?(\w+) ?- ?(\w+)$", _on_one_line(line), flags=re.ASCII
     )
     if found is None:
         raise ValueError("there is no code like T1-…-… at the end of the line")
