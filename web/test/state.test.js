@@ -22,6 +22,7 @@ const STABLE = {
   ...{ look: "atlas.look", col: "atlas.across", row: "atlas.up", only: "atlas.only" },
   ...{ habit: "atlas.habit", whose: "image.weightsOf", side: "heads.side" },
   ...{ seed: "output.seed", words: "output.words" },
+  ...{ sl: "sources.ofLayer", sh: "sources.ofHead" },
   ...{ ask: "asked", than: "than" },
 };
 
