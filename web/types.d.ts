@@ -942,7 +942,10 @@ interface WriteAnswer {
   ended: string | null;
 }
 
-/** What was written, and by which `how` its sources can be found. */
+/**
+ * What was written, and by which `how` its sources can be found. readers the attentions that read the context, by their
+ * place in the run
+ */
 interface AnswerOfRun {
   why: null;
   /** whether the answer is in another text than its context */
@@ -961,6 +964,7 @@ interface AnswerOfRun {
   words: number[];
   /** first and end of the tokens with which a reader should begin */
   span: number[];
+  readers: number[];
   /** why each `how` cannot be used; null if it can */
   hows: Record<string, string | null>;
   /** why no segment can be hidden; null if one can */

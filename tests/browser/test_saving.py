@@ -38,10 +38,42 @@ def test_a_drawing_and_a_picture(page, tmp_path):
         said = " ".join(text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text"))
         assert tab.locator("main h2").first.inner_text() in said
         assert "man" in said or screen == "map"
-        assert (", head " in said) == (screen != "sources")  # the caption names sentence, model, layer and head
+        # The caption names sentence, model, layer and head, or that the heads' mean is shown.
+        assert (", head " in said) == (screen not in ("sources", "alignment"))
+        assert (", mean of 4 heads" in said) == (screen == "alignment")
         assert not re.search("What if|▶ play|words pieces|mean of all heads head", said)  # no controls
         picture = save(tab, "Picture", tmp_path / "view.png").read_bytes()
         assert len(colours(picture)) > 20
+
+
+TURNED = """() => [...document.querySelectorAll(".matrix .columns span")].map(one => {
+    const [box, root] = [one, document.querySelector("main")].map(it => it.getBoundingClientRect());
+    return [one.textContent, box.left - root.left, box.bottom - root.top]; })"""
+DRAWN = """(text) => {
+    document.body.innerHTML = "<p></p>";
+    document.querySelector("p").replaceWith(new DOMParser().parseFromString(text, "image/svg+xml").documentElement);
+    const svg = document.querySelector("svg"), root = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll("g[transform*=matrix] text")].map(one => {
+      const box = one.getBoundingClientRect();
+      return [one.textContent, box.left - root.left, box.bottom - root.top]; }); }"""
+
+
+def test_headings_are_turned_in_a_drawing_as_on_the_page(page, browser, served, tmp_path):
+    """The heading of each column of Alignment stands in the drawing where it stands on the page, to a few pixels."""
+    tab = page.open("alignment", served.runs["How are you?"].name)
+    headings = {text: place for text, *place in tab.evaluate(TURNED)}
+    assert len(headings) == 5
+    drawing = save(tab, "Drawing", tmp_path / "view.svg").read_text()
+    other = browser.new_page()
+    drawn = {text: place for text, *place in other.evaluate(DRAWN, drawing)}
+    assert {*drawn} == {*headings}
+    for text, (left, bottom) in headings.items():
+        # Boxes of turned text follow its line height on the page, and its letters in the drawing.
+        assert abs(drawn[text][0] - left) < 8, text
+        assert abs(drawn[text][1] - bottom) < 8, text
+    assert not page.tab.evaluate(
+        "() => [...document.querySelectorAll('.columns span')].some(one => one.style.transform)"
+    )
 
 
 def test_a_page_from_disk_has_the_same_numbers(page, browser, served, tmp_path):

@@ -181,6 +181,26 @@ telescope serve run.telescope`}</pre>
                 <span class="soft">{one.teaser}</span>
               </li>
             ))}
+            {models?.default && (
+              <li>
+                <button
+                  type="button"
+                  class="button"
+                  disabled={busy !== null}
+                  onClick={() =>
+                    opening("sources", async () => {
+                      const made = await transport.send?.("runs", sourcesExample(models));
+                      return { ...NOTHING_CHOSEN, run: made.run, screen: "sources" };
+                    })
+                  }
+                >
+                  Sources
+                </button>{" "}
+                <span class="soft">
+                  which words an answer comes from: five ways, and which to trust
+                </span>
+              </li>
+            )}
           </ul>
         </section>
       </div>
@@ -195,6 +215,19 @@ const SolvedMark = ({ solved, of }) => (
     {solved} of {of} tries solved
   </small>
 );
+
+/**
+ * Return the text of which Sources are shown, and the model that reads it: a translator, if there
+ * is one.
+ * @param {any} models
+ */
+function sourcesExample(models) {
+  /** @type {string[]} */
+  const names = models.models;
+  const translator = names.find((name) => models.kinds?.[name] === "translator");
+  const model = translator ?? models.default;
+  return { text: EXAMPLE_TEXTS[models.kinds?.[model]] ?? "Good morning.", model };
+}
 
 /**
  * A field for a sentence; an empty one runs an example that suits the model.

@@ -92,6 +92,7 @@ export function Drawing({ run, i, settings, before, state, go, answers, transpor
             <label class="labelled">
               for{" "}
               <select
+                aria-label="for how many words"
                 value={length}
                 onChange={(event) => setLength(Number(event.currentTarget.value))}
               >

@@ -96,7 +96,7 @@ RUN_ROUTES = {
     "sources": Route(
         sources,
         "first&end&how=weights|carried|rollout|gradient|hidden"
-        "&by=pieces|words|sentences|paragraphs|parts|auto&cuts&start&stop&window&centre&low&high&b",
+        "&by=pieces|words|sentences|paragraphs|parts|auto&cuts&start&stop&window&centre&low&high&l&h&b",
     ),
     "hidden": Route(hide, "first&end&start&stop&b"),
     "received": Route(received, "l&h&b&start&stop"),

@@ -20,6 +20,7 @@ from ..recording import (
     stack_of,
 )
 from .answers import Answer, bad_parameter
+from .lacks import READS_ALL
 from .output import Output
 from .run import UNREAD, AttentionView, Run, RunRequest
 
@@ -34,10 +35,6 @@ SENTENCE_END = re.compile(r"[.!?…][\"'»”’)\]]*$")  # a full stop, and wha
 SAMPLE = 256  # tokens that are decoded together, to see whether a token's own text has its spaces
 # What ts.watch must keep for a `how`.
 OPTIONS = {"weights": 'keep="queries-keys"', "carried": 'keep="queries-keys", also="norms"'}
-READS_ALL = (
-    "this model reads a whole text at once and writes none, so that there is no answer whose "
-    "sources could be shown: open a translation, a summary or the text of a GPT"
-)
 NO_MODEL = (
     "hiding a segment runs the model again, and a recording holds none: type the text into the "
     "page of telescope serve --model FOLDER, or use recording.sources(span, how={how}, model=model)"
@@ -188,6 +185,7 @@ class AnswerOfRun(Answer):
     start   the position of the first of `tokens`, at most 512 around `at`
     words   the number of each token's word
     span    first and end of the tokens with which a reader should begin
+    readers the attentions that read the context, by their place in the run
     hows    why each `how` cannot be used; null if it can
     hide    why no segment can be hidden; null if one can
     """
@@ -202,6 +200,7 @@ class AnswerOfRun(Answer):
     tokens: Sequence[str]
     words: Sequence[int]
     span: Sequence[int]
+    readers: Sequence[int]
     hows: dict[str, str | None]
     hide: str | None
 
@@ -237,6 +236,7 @@ def answer(request: RunRequest) -> AnswerOfRun | NoAnswer:
         tokens=names,
         words=words,
         span=_opening_span(names, words, shown, across=call.across),
+        readers=[at for at, one in enumerate(run.views) if one.name in read_context(run)],
         hows={how: _lacks(run, how) for how in HOW},
         hide=None if run.output is not None else NO_MODEL.format(how='"hidden"'),
     )
@@ -404,6 +404,12 @@ def reader(run: Run) -> AttentionView:
     one.
     """
     return next((view for view in run.views if view.call.across), run.views[0])
+
+
+def read_context(run: Run) -> set[str]:
+    """Return the names of the attentions that read the context: cross-attentions, or else all."""
+    crossing = {view.name for view in run.views if view.call.across}
+    return crossing or {view.name for view in run.views}
 
 
 def sequence_of(request: RunRequest) -> int:

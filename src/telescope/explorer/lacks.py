@@ -22,6 +22,10 @@ NO_TEXTS = (
     "ts.watch(model, tokenizer=tokenizer) keeps their texts, ts.watch(model, tokens=[...]) names "
     "of your own."
 )
+READS_ALL = (
+    "this model reads a whole text at once and writes none, so that there is no answer whose "
+    "sources could be shown: open a translation, a summary or the text of a GPT"
+)
 
 
 def without_texts(calls: Iterable[RecordedCall], *, decodes: bool) -> str | None:

@@ -18,6 +18,7 @@ from .context import (
     context_of,
     names_at,
     question_about,
+    read_context,
     reader,
     sequence_of,
     span_of,
@@ -32,6 +33,7 @@ MOST_ROWS = 200
 MOST_TOKENS = 4_096
 MOST_BINS = 512
 LONGEST_TEXT = 240  # characters of a segment
+OF_ONE_HEAD = ("weights", "carried")  # the values of how= that one head can answer
 # At most 10,000 positions, separated by commas.
 CUTS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9}){0,9999}", re.ASCII)
 
@@ -111,7 +113,7 @@ def sources(request: RunRequest) -> SourcesAnswer:
 
     Segments of the context: by, or cuts=0,12,40, where they begin. Tokens: start to stop, at most
     4,096, or window=400 of them around centre, else around the strongest segment. Overview: low to
-    high, all by default.
+    high, all by default. Weights and what they carry: of all heads, of a layer l, or of its head h.
     """
     found = _found(request)
     how = request.word("how", HOW)
@@ -163,14 +165,42 @@ def _found(request: RunRequest) -> Found:
         raise bad_parameter("cuts= takes the positions at which segments begin, such as 0,12,40")
     by = request.word("by", ("pieces", *BY, "auto"))
     # Windows and overviews are not part of the key: they are cut from one result.
-    key = (run.name, run.rev, how, b, span, cuts, by)
+    head = _chosen_head(request, how)
+    key = (run.name, run.rev, how, b, span, cuts, by, head)
     found: Found = request.memory.sources.get_or_make(
-        key, lambda: _find(request, how, span, cuts, by)
+        key, lambda: _find(request, how, span, cuts, by, head)
     )
     return found
 
 
-def _find(request: RunRequest, how: str, span: range, cuts: str | None, by: str) -> Found:
+class ChosenHead(NamedTuple):
+    """The attention whose weights count, by name, and the numbers of its heads; None is all."""
+
+    layers: tuple[str, ...] | None = None
+    heads: tuple[int, ...] | None = None
+
+
+def _chosen_head(request: RunRequest, how: str) -> ChosenHead:
+    """Return the layer l= and its head h= that a request asks for: all of them without."""
+    chosen = [name for name in ("l", "h") if name in request.parameters]
+    if not chosen:
+        return ChosenHead()
+    if how not in OF_ONE_HEAD:
+        raise bad_parameter(
+            f'how="{how}" goes through the whole model; l= and h= choose a layer and a head of '
+            f"{' and '.join(OF_ONE_HEAD)}"
+        )
+    if "l" not in chosen:
+        raise bad_parameter("h= is a head of a layer; l= says of which")
+    view = request.view
+    if view.name not in read_context(request.run):
+        raise bad_parameter(f'"{view.name}" does not read the context')
+    return ChosenHead((view.name,), (request.h,) if "h" in chosen else None)
+
+
+def _find(
+    request: RunRequest, how: str, span: range, cuts: str | None, by: str, head: ChosenHead
+) -> Found:
     run = request.run
     why = why_no_sources(run)
     if why is not None:
@@ -188,7 +218,7 @@ def _find(request: RunRequest, how: str, span: range, cuts: str | None, by: str)
         starts = sorted({0, *(at for at in map(int, cuts.split(",")) if at < len(texts))})
     numbers = _segment_numbers(range(len(texts)), starts)
     try:
-        return Found(_sources(request, how, span, numbers), starts, by, texts, counts)
+        return Found(_sources(request, how, span, numbers, head), starts, by, texts, counts)
     # 409 for what the run lacks, 400 for what does not fit the run.
     except NotKeptError as problem:
         raise not_kept(str(problem)) from None
@@ -203,7 +233,9 @@ def _segment_numbers(tokens: range, starts: list[int]) -> list[int]:
     return numbers
 
 
-def _sources(request: RunRequest, how: str, span: range, numbers: list[int]) -> Sources:
+def _sources(
+    request: RunRequest, how: str, span: range, numbers: list[int], head: ChosenHead
+) -> Sources:
     run = request.run
     view = reader(run)
     # Run the model once for each segment, with that segment hidden.
@@ -218,8 +250,8 @@ def _sources(request: RunRequest, how: str, span: range, numbers: list[int]) -> 
         span,
         how=how,
         segments=numbers,
-        layers=None,
-        heads=None,
+        layers=head.layers,
+        heads=head.heads,
         sequence=sequence_of(request),
         model=None,
         decode=view.decode,

@@ -106,6 +106,16 @@ function Compared({ found, gpt }) {
             </tr>
           ))}
         </tbody>
+        {found.tokens.length > 1 && (
+          <tfoot>
+            <tr>
+              <td>together</td>
+              <td title={full(Math.exp(found.before))}>{percent(Math.exp(found.before))}</td>
+              <td title={full(Math.exp(found.after))}>{percent(Math.exp(found.after))}</td>
+              <td class="soft">the product of all</td>
+            </tr>
+          </tfoot>
+        )}
       </table>
     </div>
   );
