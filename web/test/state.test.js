@@ -38,13 +38,9 @@ const STABLE = {
   ...{ look: "atlas.look", col: "atlas.across", row: "atlas.up", only: "atlas.only" },
   ...{ habit: "atlas.habit", whose: "image.weightsOf", side: "heads.side" },
   ...{ seed: "output.seed", words: "output.words" },
-<<<<<<< HEAD
   ...{ ask: "asked", than: "than", control: "heads.control" },
   ...{ model: "model", text: "text", target: "target" },
-=======
   ...{ sl: "sources.ofLayer", sh: "sources.ofHead" },
-  ...{ ask: "asked", than: "than" },
->>>>>>> dd62d8e05b9dbf3812e15421ba6a6e604f8e2a92
 };
 
 /** An address of every screen, with all of its fields at other than their initial values. */
