@@ -34,6 +34,13 @@ export function Masthead({ onSent, toggleTheme, ...props }) {
   );
 }
 
+/** A screen on its stand. */
+const SCREEN = (
+  <svg class="glyph" viewBox="0 0 16 16" aria-hidden="true">
+    <path d="M1.5 2.5h13v8.5h-13zM8 11v3M5 14h6" />
+  </svg>
+);
+
 const LOGO = (
   <svg viewBox="0 0 32 32" aria-hidden="true">
     <rect width="32" height="32" rx="7" fill="#1d2a44" />
@@ -179,7 +186,7 @@ function Tools({ toggleTheme, theme, ...rest }) {
           aria-label="present"
           title="present: the screen alone, larger (p)"
         >
-          ⛶
+          {SCREEN}
         </button>
       )}
       <SaveMenu {...rest} />
