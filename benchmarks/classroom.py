@@ -7,13 +7,14 @@ on the same cores as the server.
 """
 
 import asyncio
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -112,14 +113,17 @@ class Plan(NamedTuple):
 
 @dataclass
 class Lesson:
-    """What a class did: the milliseconds of each sentence, what went wrong, and the server's peak
+    """What a class did: the milliseconds of each sentence, what went wrong, how long all of it took,
+    the seconds of one core that the server took and that the browsers took, and the server's peak
     memory in MiB.
     """
 
     times: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    mib: float = 0.0
+    server: float = float("nan")
+    browsers: float = float("nan")
+    mib: float = float("nan")
 
     def quantile(self, share: float) -> float:
         times = sorted(self.times) or [float("nan")]
@@ -159,8 +163,10 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
         case, "a sentence, p95", lesson.quantile(0.95), note=wrong + "".join(lesson.problems[:1])
     )
     yield Row(case, "a sentence, slowest", lesson.quantile(1.0))
-    rate = len(lesson.times) / lesson.seconds
-    yield Row(case, "server's peak", mib=lesson.mib, note=f"{rate:.2f} sentences a second")
+    many = max(1, len(lesson.times))
+    rate = f"{many / lesson.seconds:.2f} sentences a second"
+    yield Row(case, "server, CPU per sentence", 1e3 * lesson.server / many, lesson.mib, rate)
+    yield Row(case, "Chromium, CPU per sentence", 1e3 * lesson.browsers / many)
 
 
 @contextmanager
@@ -173,7 +179,6 @@ def serving(*arguments: str) -> Iterator[Server]:
             server = Server(process, process.stdout.readline().strip())
             with Client(server) as client:
                 client.must_answer()
-                # The first model that a card needs is loaded and run once while the page opens.
                 for model in MODELS:
                     _read(client, "Good morning.", model)
             yield server
@@ -182,26 +187,50 @@ def serving(*arguments: str) -> Iterator[Server]:
 
 
 def _read(client: Client, text: str, model: str) -> None:
-    import json
-
+    """Let a model read a text, so that it is loaded."""
     headers = client.headers | {"Content-Type": "application/json"}
     body = json.dumps({"text": text, "model": model})
     client.line.request("POST", "/api/v1/runs", body, headers)
     response = client.line.getresponse()
-    if response.status not in (201, 404):
+    if response.status != 201:
         raise RuntimeError(response.read().decode())
     response.read()
 
 
 def hold(server: Server, plan: Plan) -> Lesson:
     """Let a class type its sentences; return what became of them."""
+    pid = server.process.pid
     began = perf_counter()
-    lesson = asyncio.run(_hold(server.link, plan))
+    before = _seconds_of(pid)
+    lesson = asyncio.run(_hold(server.link, plan, pid))
     lesson.seconds = perf_counter() - began
-    status = Path(f"/proc/{server.process.pid}/status")
+    lesson.server = _seconds_of(pid) - before
+    status = Path(f"/proc/{pid}/status")
     peak = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
     lesson.mib = int(peak[1]) / 1024 if peak else float("nan")
     return lesson
+
+
+def _seconds_of(pid: int) -> float:
+    """Return the seconds of a core that a process has taken; NaN where there is no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("nan")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _descendants(pid: int, *, without: int) -> list[int]:
+    """Return the processes that a process has started, and these in turn, without one of them."""
+    parents = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = place.read_text().rpartition(")")[2].split()
+            parents[int(place.parent.name)] = int(fields[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one and child != without]
+    return found[1:]
 
 
 def sentences_of(student: int, plan: Plan) -> list[str]:
@@ -210,7 +239,7 @@ def sentences_of(student: int, plan: Plan) -> list[str]:
     return every[student :: plan.students][: plan.sentences]
 
 
-async def _hold(link: str, plan: Plan) -> Lesson:
+async def _hold(link: str, plan: Plan, server: int) -> Lesson:
     from playwright.async_api import async_playwright
 
     lesson = Lesson()
@@ -231,6 +260,8 @@ async def _hold(link: str, plan: Plan) -> Lesson:
         for student, page in enumerate(pages):
             if page is not None:
                 await _check_list(page, student, plan, names, lesson)
+        browsers = _descendants(os.getpid(), without=server)
+        lesson.browsers = sum(_seconds_of(one) for one in browsers)
     return lesson
 
 
@@ -271,7 +302,7 @@ async def _check_list(
     own = set(sentences_of(student, plan))
     if listed != own:
         lesson.problems.append(f"student {student} sees {sorted(listed ^ own)}")
-    neighbour = names.get((student + 1) % plan.students, {})
+    neighbour = names.get((student + 1) % plan.students, {}) if plan.students > 1 else {}
     for name in list(neighbour.values())[:1]:
         status = await page.evaluate(f"async () => (await fetch('/api/v1/runs/{name}')).status")
         if status != 404:
