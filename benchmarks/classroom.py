@@ -2,8 +2,9 @@
 
 Every browser is a context of one Chromium, with cookies of its own: it opens the link, types a
 sentence, looks at what is drawn, thinks, and types the next one. A sentence takes from the submit
-until the page has drawn its answer and waits for nothing. Chromium, which draws for all forty, runs
-on the same cores as the server.
+until the page has drawn its answer and waits for nothing. Chromium draws for all forty on the same
+cores as the server, which a class does not: the second half has clients in place of browsers, which
+send what the page sends and draw nothing.
 """
 
 import asyncio
@@ -13,13 +14,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from random import Random
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +31,8 @@ from .measure import Row
 
 STUDENTS = 40
 SENTENCES = 5
-THINK = 30.0  # seconds between two sentences of a student, on average
+THINK = 60.0  # seconds between two sentences of a student, on average
+CLIENTS_THINK = 20.0  # of a client that draws nothing: three times the load
 TOKEN = "orion-3-sirius"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 MODELS = ("translator-en-de", "shakespeare", "summarizer")
@@ -122,7 +125,7 @@ class Lesson:
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
     server: float = float("nan")
-    browsers: float = float("nan")
+    browsers: float = 0.0
     mib: float = float("nan")
 
     def quantile(self, share: float) -> float:
@@ -137,10 +140,10 @@ def about(device: torch.device, quick: bool) -> str:
         if hasattr(os, "getloadavg")
         else ""
     )
+    alone = plan_of_clients(quick)
     return (
         f"{plan.students} browsers, {plan.sentences} sentences each, {plan.think:g} s to think "
-        f"between them: {plan.students / plan.think:.2f} sentences a second, {os.cpu_count()} cores "
-        f"for the server and all browsers{busy}"
+        f"between them; then clients, {alone.think:g} s; {os.cpu_count()} cores for all{busy}"
     )
 
 
@@ -148,25 +151,36 @@ def plan_of(quick: bool) -> Plan:
     return Plan(6, 2, 5.0) if quick else Plan(STUDENTS, SENTENCES, THINK)
 
 
+def plan_of_clients(quick: bool) -> Plan:
+    return Plan(6, 2, 2.0) if quick else Plan(STUDENTS, SENTENCES, CLIENTS_THINK)
+
+
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
     plan = plan_of(quick)
-    case = f"{plan.students} browsers"
     if CHROMIUM is None:
-        yield Row(case, "page", note="there is no chromium here")
-        return
+        yield Row(f"{plan.students} browsers", "page", note="there is no chromium here")
+    else:
+        with serving() as server:
+            lesson = hold(server, plan)
+        yield from _rows(f"{plan.students} browsers", plan, lesson)
+    plan = plan_of_clients(quick)
     with serving() as server:
-        lesson = hold(server, plan)
+        lesson = hold_without_pages(server, plan)
+    yield from _rows(f"{plan.students} clients", plan, lesson)
+
+
+def _rows(case: str, plan: Plan, lesson: Lesson) -> Iterator[Row]:
+    many = max(1, len(lesson.times))
     served = f"{len(lesson.times)} of {plan.students * plan.sentences} served"
     wrong = f"{len(lesson.problems)} problems{': ' * bool(lesson.problems)}"
-    yield Row(case, "a sentence, p50", lesson.quantile(0.5), note=served)
-    yield Row(
-        case, "a sentence, p95", lesson.quantile(0.95), note=wrong + "".join(lesson.problems[:1])
-    )
-    yield Row(case, "a sentence, slowest", lesson.quantile(1.0))
-    many = max(1, len(lesson.times))
+    wrong += "".join(lesson.problems[:1])
     rate = f"{many / lesson.seconds:.2f} sentences a second"
+    yield Row(case, "a sentence, p50", lesson.quantile(0.5), note=served)
+    yield Row(case, "a sentence, p95", lesson.quantile(0.95), note=wrong)
+    yield Row(case, "a sentence, slowest", lesson.quantile(1.0))
     yield Row(case, "server, CPU per sentence", 1e3 * lesson.server / many, lesson.mib, rate)
-    yield Row(case, "Chromium, CPU per sentence", 1e3 * lesson.browsers / many)
+    if lesson.browsers:
+        yield Row(case, "Chromium, CPU per sentence", 1e3 * lesson.browsers / many)
 
 
 @contextmanager
@@ -186,23 +200,71 @@ def serving(*arguments: str) -> Iterator[Server]:
             process.kill()
 
 
-def _read(client: Client, text: str, model: str) -> None:
-    """Let a model read a text, so that it is loaded."""
+def _read(client: Client, text: str, model: str) -> Any:
+    """Let a model read a text, and return the facts of the run."""
     headers = client.headers | {"Content-Type": "application/json"}
     body = json.dumps({"text": text, "model": model})
     client.line.request("POST", "/api/v1/runs", body, headers)
     response = client.line.getresponse()
+    answer = json.loads(response.read())
     if response.status != 201:
-        raise RuntimeError(response.read().decode())
-    response.read()
+        raise RuntimeError(str(answer))
+    return answer
+
+
+def hold_without_pages(server: Server, plan: Plan) -> Lesson:
+    """Let clients send what the page sends for each sentence, without drawing it."""
+    lesson = Lesson()
+    names: dict[int, dict[str, str]] = {}
+    port = server.host.rpartition(":")[2]
+
+    def study(student: int) -> None:
+        dice = Random(student)
+        sleep(dice.uniform(0, plan.think))
+        with Client(server) as client:
+            client.headers["Cookie"] = f"telescope-{port}-browser={'student-' * 3}{student:04}"
+            for at, text in enumerate(sentences_of(student, plan)):
+                sleep(dice.uniform(0.5, 1.5) * plan.think if at else 0.0)
+                began = perf_counter()
+                model = plan.models[(student + at) % len(plan.models)]
+                run = _read(client, text, model)["run"]
+                names.setdefault(student, {})[text] = run
+                # The list, the likeliest next tokens or words, and the screen that opens.
+                first = f"runs/{run}/output?i=0"
+                for path in ("runs", first, f"runs/{run}/start", f"runs/{run}/tokens?l=0&axis=k"):
+                    status, body, _ = client.get(f"/api/v1/{path}")
+                    if status != 200:
+                        raise RuntimeError(body[:200].decode())
+                lesson.times.append(1e3 * (perf_counter() - began))
+            listed = json.loads(client.get("/api/v1/runs")[1])["runs"]
+            if {one["text"] for one in listed} != set(sentences_of(student, plan)):
+                lesson.problems.append(f"client {student} has another's list")
+
+    def tried(student: int) -> None:
+        try:
+            study(student)
+        except Exception as problem:
+            lesson.problems.append(f"client {student}: {problem}")
+
+    def hold() -> Lesson:
+        with ThreadPoolExecutor(plan.students) as pool:
+            list(pool.map(tried, range(plan.students)))
+        return lesson
+
+    return _measured(server, hold)
 
 
 def hold(server: Server, plan: Plan) -> Lesson:
     """Let a class type its sentences; return what became of them."""
+    return _measured(server, lambda: asyncio.run(_hold(server.link, plan, server.process.pid)))
+
+
+def _measured(server: Server, hold: Callable[[], Lesson]) -> Lesson:
+    """Return the lesson that a function holds, with what it took of the server."""
     pid = server.process.pid
     began = perf_counter()
     before = _seconds_of(pid)
-    lesson = asyncio.run(_hold(server.link, plan, pid))
+    lesson = hold()
     lesson.seconds = perf_counter() - began
     lesson.server = _seconds_of(pid) - before
     status = Path(f"/proc/{pid}/status")
@@ -261,7 +323,7 @@ async def _hold(link: str, plan: Plan, server: int) -> Lesson:
             if page is not None:
                 await _check_list(page, student, plan, names, lesson)
         browsers = _descendants(os.getpid(), without=server)
-        lesson.browsers = sum(_seconds_of(one) for one in browsers)
+        lesson.browsers = sum(map(_seconds_of, browsers))
     return lesson
 
 
