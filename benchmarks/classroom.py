@@ -2,23 +2,26 @@
 
 Every browser is a context of one Chromium, with cookies of its own: it opens the link, types a
 sentence, looks at what is drawn, thinks, and types the next one. A sentence takes from the submit
-until the page has drawn its answer and waits for nothing. Chromium, which draws for all forty, runs
-on the same cores as the server.
+until the page has drawn its answer and waits for nothing. Chromium draws for all forty on the same
+cores as the server, which a class does not: the second half has clients in place of browsers, which
+send what the page sends and draw nothing.
 """
 
 import asyncio
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from random import Random
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +31,8 @@ from .measure import Row
 
 STUDENTS = 40
 SENTENCES = 5
-THINK = 30.0  # seconds between two sentences of a student, on average
+THINK = 60.0  # seconds between two sentences of a student, on average
+CLIENTS_THINK = 20.0  # of a client that draws nothing: three times the load
 TOKEN = "orion-3-sirius"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 MODELS = ("translator-en-de", "shakespeare", "summarizer")
@@ -112,14 +116,17 @@ class Plan(NamedTuple):
 
 @dataclass
 class Lesson:
-    """What a class did: the milliseconds of each sentence, what went wrong, and the server's peak
+    """What a class did: the milliseconds of each sentence, what went wrong, how long all of it took,
+    the seconds of one core that the server took and that the browsers took, and the server's peak
     memory in MiB.
     """
 
     times: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    mib: float = 0.0
+    server: float = float("nan")
+    browsers: float = 0.0
+    mib: float = float("nan")
 
     def quantile(self, share: float) -> float:
         times = sorted(self.times) or [float("nan")]
@@ -133,10 +140,10 @@ def about(device: torch.device, quick: bool) -> str:
         if hasattr(os, "getloadavg")
         else ""
     )
+    alone = plan_of_clients(quick)
     return (
         f"{plan.students} browsers, {plan.sentences} sentences each, {plan.think:g} s to think "
-        f"between them: {plan.students / plan.think:.2f} sentences a second, {os.cpu_count()} cores "
-        f"for the server and all browsers{busy}"
+        f"between them; then clients, {alone.think:g} s; {os.cpu_count()} cores for all{busy}"
     )
 
 
@@ -144,23 +151,36 @@ def plan_of(quick: bool) -> Plan:
     return Plan(6, 2, 5.0) if quick else Plan(STUDENTS, SENTENCES, THINK)
 
 
+def plan_of_clients(quick: bool) -> Plan:
+    return Plan(6, 2, 2.0) if quick else Plan(STUDENTS, SENTENCES, CLIENTS_THINK)
+
+
 def run(device: torch.device, quick: bool) -> Iterator[Row]:
     plan = plan_of(quick)
-    case = f"{plan.students} browsers"
     if CHROMIUM is None:
-        yield Row(case, "page", note="there is no chromium here")
-        return
+        yield Row(f"{plan.students} browsers", "page", note="there is no chromium here")
+    else:
+        with serving() as server:
+            lesson = hold(server, plan)
+        yield from _rows(f"{plan.students} browsers", plan, lesson)
+    plan = plan_of_clients(quick)
     with serving() as server:
-        lesson = hold(server, plan)
+        lesson = hold_without_pages(server, plan)
+    yield from _rows(f"{plan.students} clients", plan, lesson)
+
+
+def _rows(case: str, plan: Plan, lesson: Lesson) -> Iterator[Row]:
+    many = max(1, len(lesson.times))
     served = f"{len(lesson.times)} of {plan.students * plan.sentences} served"
     wrong = f"{len(lesson.problems)} problems{': ' * bool(lesson.problems)}"
+    wrong += "".join(lesson.problems[:1])
+    rate = f"{many / lesson.seconds:.2f} sentences a second"
     yield Row(case, "a sentence, p50", lesson.quantile(0.5), note=served)
-    yield Row(
-        case, "a sentence, p95", lesson.quantile(0.95), note=wrong + "".join(lesson.problems[:1])
-    )
+    yield Row(case, "a sentence, p95", lesson.quantile(0.95), note=wrong)
     yield Row(case, "a sentence, slowest", lesson.quantile(1.0))
-    rate = len(lesson.times) / lesson.seconds
-    yield Row(case, "server's peak", mib=lesson.mib, note=f"{rate:.2f} sentences a second")
+    yield Row(case, "server, CPU per sentence", 1e3 * lesson.server / many, lesson.mib, rate)
+    if lesson.browsers:
+        yield Row(case, "Chromium, CPU per sentence", 1e3 * lesson.browsers / many)
 
 
 @contextmanager
@@ -173,7 +193,6 @@ def serving(*arguments: str) -> Iterator[Server]:
             server = Server(process, process.stdout.readline().strip())
             with Client(server) as client:
                 client.must_answer()
-                # The first model that a card needs is loaded and run once while the page opens.
                 for model in MODELS:
                     _read(client, "Good morning.", model)
             yield server
@@ -181,27 +200,99 @@ def serving(*arguments: str) -> Iterator[Server]:
             process.kill()
 
 
-def _read(client: Client, text: str, model: str) -> None:
-    import json
-
+def _read(client: Client, text: str, model: str) -> Any:
+    """Let a model read a text, and return the facts of the run."""
     headers = client.headers | {"Content-Type": "application/json"}
     body = json.dumps({"text": text, "model": model})
     client.line.request("POST", "/api/v1/runs", body, headers)
     response = client.line.getresponse()
-    if response.status not in (201, 404):
-        raise RuntimeError(response.read().decode())
-    response.read()
+    answer = json.loads(response.read())
+    if response.status != 201:
+        raise RuntimeError(str(answer))
+    return answer
+
+
+def hold_without_pages(server: Server, plan: Plan) -> Lesson:
+    """Let clients send what the page sends for each sentence, without drawing it."""
+    lesson = Lesson()
+    names: dict[int, dict[str, str]] = {}
+    port = server.host.rpartition(":")[2]
+
+    def study(student: int) -> None:
+        dice = Random(student)
+        sleep(dice.uniform(0, plan.think))
+        with Client(server) as client:
+            client.headers["Cookie"] = f"telescope-{port}-browser={'student-' * 3}{student:04}"
+            for at, text in enumerate(sentences_of(student, plan)):
+                sleep(dice.uniform(0.5, 1.5) * plan.think if at else 0.0)
+                began = perf_counter()
+                model = plan.models[(student + at) % len(plan.models)]
+                run = _read(client, text, model)["run"]
+                names.setdefault(student, {})[text] = run
+                # The list, the likeliest next tokens or words, and the screen that opens.
+                first = f"runs/{run}/output?i=0"
+                for path in ("runs", first, f"runs/{run}/start", f"runs/{run}/tokens?l=0&axis=k"):
+                    status, body, _ = client.get(f"/api/v1/{path}")
+                    if status != 200:
+                        raise RuntimeError(body[:200].decode())
+                lesson.times.append(1e3 * (perf_counter() - began))
+            listed = json.loads(client.get("/api/v1/runs")[1])["runs"]
+            if {one["text"] for one in listed} != set(sentences_of(student, plan)):
+                lesson.problems.append(f"client {student} has another's list")
+
+    def tried(student: int) -> None:
+        try:
+            study(student)
+        except Exception as problem:
+            lesson.problems.append(f"client {student}: {problem}")
+
+    def hold() -> Lesson:
+        with ThreadPoolExecutor(plan.students) as pool:
+            list(pool.map(tried, range(plan.students)))
+        return lesson
+
+    return _measured(server, hold)
 
 
 def hold(server: Server, plan: Plan) -> Lesson:
     """Let a class type its sentences; return what became of them."""
+    return _measured(server, lambda: asyncio.run(_hold(server.link, plan, server.process.pid)))
+
+
+def _measured(server: Server, hold: Callable[[], Lesson]) -> Lesson:
+    """Return the lesson that a function holds, with what it took of the server."""
+    pid = server.process.pid
     began = perf_counter()
-    lesson = asyncio.run(_hold(server.link, plan))
+    before = _seconds_of(pid)
+    lesson = hold()
     lesson.seconds = perf_counter() - began
-    status = Path(f"/proc/{server.process.pid}/status")
+    lesson.server = _seconds_of(pid) - before
+    status = Path(f"/proc/{pid}/status")
     peak = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
     lesson.mib = int(peak[1]) / 1024 if peak else float("nan")
     return lesson
+
+
+def _seconds_of(pid: int) -> float:
+    """Return the seconds of a core that a process has taken; NaN where there is no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("nan")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _descendants(pid: int, *, without: int) -> list[int]:
+    """Return the processes that a process has started, and these in turn, without one of them."""
+    parents = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = place.read_text().rpartition(")")[2].split()
+            parents[int(place.parent.name)] = int(fields[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one and child != without]
+    return found[1:]
 
 
 def sentences_of(student: int, plan: Plan) -> list[str]:
@@ -210,7 +301,7 @@ def sentences_of(student: int, plan: Plan) -> list[str]:
     return every[student :: plan.students][: plan.sentences]
 
 
-async def _hold(link: str, plan: Plan) -> Lesson:
+async def _hold(link: str, plan: Plan, server: int) -> Lesson:
     from playwright.async_api import async_playwright
 
     lesson = Lesson()
@@ -231,6 +322,8 @@ async def _hold(link: str, plan: Plan) -> Lesson:
         for student, page in enumerate(pages):
             if page is not None:
                 await _check_list(page, student, plan, names, lesson)
+        browsers = _descendants(os.getpid(), without=server)
+        lesson.browsers = sum(map(_seconds_of, browsers))
     return lesson
 
 
@@ -271,7 +364,7 @@ async def _check_list(
     own = set(sentences_of(student, plan))
     if listed != own:
         lesson.problems.append(f"student {student} sees {sorted(listed ^ own)}")
-    neighbour = names.get((student + 1) % plan.students, {})
+    neighbour = names.get((student + 1) % plan.students, {}) if plan.students > 1 else {}
     for name in list(neighbour.values())[:1]:
         status = await page.evaluate(f"async () => (await fetch('/api/v1/runs/{name}')).status")
         if status != 404:

@@ -73,6 +73,7 @@ over HTTP"}}}}`:
 | 413 | `too-large` |
 | 415 | `not-json` |
 | 422 | `text` |
+| 429 | `wrong-token`, with Retry-After |
 | 503 | `busy`, with Retry-After |
 
 ## Requests

@@ -72,7 +72,9 @@ class Sentences:
         recipe = self._recipes.get(name)
         if recipe is None:
             return None
-        self._note(browser, name)
+        # Python may look at a run of a browser, as an export does: it is not everybody's by that.
+        if browser is not None:
+            self._note(browser, name)
         return self._run(name, recipe.make)
 
     def knows(self, browser: str | None, name: str) -> bool:
