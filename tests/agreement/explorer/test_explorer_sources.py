@@ -1,6 +1,8 @@
 """The explorer's answers about sources are those of the recording."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -266,3 +268,70 @@ def test_where_sentences_and_paragraphs_begin():
 def test_tokens_of_all_segments_at_once():
     segments = read_segments({"a": [4, 1], "b": (2, 4)}, 7)
     assert segments.tokens() == [[1, 4], [2, 3], [0, 5, 6]]
+
+
+@pytest.mark.parametrize("how", ["weights", "carried"])
+def test_sources_of_one_layer_and_head(run, how):
+    recording, server, name = run
+    asked = {"first": 18, "end": 22, "how": how, "by": "pieces"}
+    path = f"/runs/{name}/sources"
+    for layer, heads in ((0, None), (1, None), (0, 1), (1, 0)):
+        more = {} if heads is None else {"h": heads}
+        answer = got(server, path, **asked, l=layer, **more)
+        chosen = None if heads is None else [heads]
+        found = recording.sources((18, 22), how, layers=f"blocks.{layer}.self", heads=chosen)
+        assert answer["scores"] == pytest.approx(found.scores.tolist(), rel=1e-6)
+    # Each is another answer, and none of them is taken for another from memory.
+    every = [tuple(got(server, path, **asked, **more)["scores"]) for more in ({}, {"l": 0}, {"l": 1}, {"l": 1, "h": 0})]
+    assert len(set(every)) == 4
+    assert got(server, f"/runs/{name}/answer")["readers"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "said"),
+    [
+        ({"how": "rollout", "l": "0"}, 400, "goes through the whole model"),
+        ({"how": "weights", "h": "0"}, 400, "l= says of which"),
+        ({"how": "weights", "l": "9"}, 404, "there is no attention 9"),
+        ({"how": "weights", "l": "0", "h": "9"}, 404, "there is no head 9"),
+    ],
+)
+def test_layers_and_heads_that_do_not_fit(run, more, status, said):
+    _, server, name = run
+    answer = server.answer("GET", f"/runs/{name}/sources", {"first": "18", "end": "22"} | more)
+    assert (answer.status, said in answer.refusal.message) == (status, True)
+
+
+def test_only_what_reads_the_context_is_chosen():
+    server = api()
+    name = read(server, "Good morning.", model="learnt")["run"]
+    readers = got(server, f"/runs/{name}/answer")["readers"]
+    kinds = [one["kind"] for one in got(server, f"/runs/{name}")["attentions"]]
+    assert readers == [at for at, kind in enumerate(kinds) if kind == "cross"]
+    answer = server.answer("GET", f"/runs/{name}/sources", {"first": "1", "end": "3", "l": str(kinds.index("encoder"))})
+    assert (answer.status, "does not read the context" in answer.refusal.message) == (400, True)
+
+
+def test_the_page_trusts_each_way_as_far_as_was_measured():
+    """The figures of the page's sentences are those of docs/benchmarks.md."""
+    root = Path(__file__).parents[3]
+    table = (root / "docs/benchmarks.md").read_text().split("## Sources")[1]
+    page = (root / "web/screens/sources/index.jsx").read_text().split("const TRUST = {")[1].split("};")[0]
+    said = dict(re.findall(r"(\w+):\n((?:.*\n)+?)(?=  \w+:\n|$)", page.replace('" +\n    "', "")))
+    assert [*said] == ["weights", "carried", "rollout", "gradient", "hidden"]
+    for how in ("weights", "carried", "rollout", "gradient"):
+        sentences, words = re.search(rf"\| {how} \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \|", table).groups()
+        assert f"{words} for words" in said[how], how
+        assert f"{sentences} for sentences" in said[how], how
+        assert said[how].strip(' "').startswith("An estimate")
+    assert said["hidden"].strip(' "').startswith("Measured")
+
+
+def test_a_recording_without_texts_says_how_to_keep_them():
+    recording = recorded(8)
+    for decode, names, notice in ((None, None, True), (lambda ids: "x", None, False)):
+        recording.decode = decode
+        server, name = serving(recording)
+        said = got(server, f"/runs/{name}")["notice"]
+        assert (said is not None and "ts.watch(model, tokenizer=tokenizer)" in said) == notice
+        assert names is None

@@ -20,6 +20,12 @@ import pytest
         (["explain", "--example"], "--example"),
         (["explain", "The cat sat", "--example", "bank"], "--example and --by-sum are without one"),
         (["explain", "The cat sat", "--model", "no-such"], 'there is no model "no-such". Shipped: '),
+        # When the page starts, and not when somebody has typed a sentence.
+        (
+            ["serve", "--model", "no-such"],
+            'there is no model "no-such". Shipped: shakespeare, summarizer, translator-en',
+        ),
+        (["serve", "--model", "translator-en-fr"], 'did you mean "translator-en-de"?'),
     ],
 )
 def test_one_sentence(command, arguments, message):
