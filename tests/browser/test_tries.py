@@ -217,7 +217,7 @@ def type_a_crossing(student):
 
 
 def heat(student):
-    student.slide("temperature", "2")
+    student.slide("temperature", "2.0")
     cold, hot = (student.api.ask(f"/runs/{student.run}/output", temperature=t)["candidates"][0]["p"] for t in (1, 2))
     return [percent(cold), percent(hot)]
 
@@ -248,12 +248,18 @@ TRIES = {
     "scale/winner": Try("about 96", "about 8", "At d = 8", "at d = 512 it is 95 %", slide_to_the_winner),
     "mask/first": Try("itself alone", "all six words", "the mask hides what comes later", "another", follow_your),
     "mask/taken": Try("nothing", "about half", "No word stands after step", "another word", choose_step),
-    "bank/same": Try("no", "yes, as far as before", "which is that vector again", "bank is 0.7, 0.7, 1", make_bank_money),
+    "bank/same": Try(
+        "no", "yes, as far as before", "which is that vector again", "bank is 0.7, 0.7, 1", make_bank_money
+    ),
     "heads/agree": Try("saw", "with", "A looks at saw and B at astronomer", "A looks at man", follow_saw),
     "heads/control": Try("clearly less", "about as much", "nearness", "still as it was", insert_yesterday),
     "translate/from": Try("money", "bank", "bank gets", "another word", choose_geld),
     "translate/order": Try(
-        "no: ribbons may cross", "yes: a translation keeps the order", "differently", "no ribbons cross", type_a_crossing
+        "no: ribbons may cross",
+        "yes: a translation keeps the order",
+        "differently",
+        "no ribbons cross",
+        type_a_crossing,
     ),
     "next/heat": Try("it becomes less likely", "nothing", "their probabilities do not", "temperature is 0.5", heat),
     "next/beginning": Try("nothing", "equal shares", "one word after another", "another word", follow_the_first),

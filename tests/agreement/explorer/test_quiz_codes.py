@@ -12,7 +12,19 @@ from support.repository import HOME
 from telescope.lessons import quiz, read_code
 
 CODE = HOME / "web/lessons/code.js"
-NAMES = ["", "Ada", "  Ada   Lovelace ", "Zoë:", "名前 😀", "a\ud800b", "T1-A-B C", "x\x85y\x1cz", "ﬁ é", "n" * 200, ": :"]
+NAMES = [
+    "",
+    "Ada",
+    "  Ada   Lovelace ",
+    "Zoë:",
+    "名前 😀",
+    "a\ud800b",
+    "T1-A-B C",
+    "x\x85y\x1cz",
+    "ﬁ é",
+    "n" * 200,
+    ": :",
+]
 SCRIPT = """
 import { makeLine, readLine } from %s;
 import { readFileSync } from "node:fs";
