@@ -1,4 +1,4 @@
-"""Words of the trade have a meaning: by mouse, by keyboard, by touch, and for screen readers; special tokens are grey."""
+"""Words of the trade have a meaning: by mouse, keyboard and touch, and for screen readers; special tokens are grey."""
 
 import json
 
