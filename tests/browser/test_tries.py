@@ -217,7 +217,7 @@ def type_a_crossing(student):
 
 
 def heat(student):
-    student.slide("temperature", "2")
+    student.slide("temperature", "2.0")
     cold, hot = (student.api.ask(f"/runs/{student.run}/output", temperature=t)["candidates"][0]["p"] for t in (1, 2))
     return [percent(cold), percent(hot)]
 

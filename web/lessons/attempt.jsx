@@ -1,5 +1,5 @@
 /** One try: a question, a guess, what to do, and what the numbers say about it. */
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { visible } from "../parts/text.js";
 import { useFacts } from "./facts.jsx";
 import { note, useProgress } from "./progress.js";
@@ -34,6 +34,15 @@ export function Attempt({ name, attempt, run, state, go, answers }) {
     if (isRight !== progress.isRight || solved !== progress.solved) note(name, { isRight, solved });
   }, [right, guess, isSolved]);
 
+  // On a phone the caption scrolls: what is said of a guess comes into view.
+  const verdict = useRef(/** @type {HTMLParagraphElement | null} */ (null));
+  const shown = useRef(`${guess}/${isSolved}`);
+  useEffect(() => {
+    if (shown.current !== `${guess}/${isSolved}`)
+      verdict.current?.scrollIntoView({ block: "nearest" });
+    shown.current = `${guess}/${isSolved}`;
+  }, [guess, isSolved]);
+
   const why = Array.isArray(attempt.why) ? attempt.why[guess] : null;
   const reason = () => why ?? /** @type {any} */ (attempt).why(guess, facts);
   return (
@@ -56,7 +65,7 @@ export function Attempt({ name, attempt, run, state, go, answers }) {
         ))}
       </div>
       {facts.error && <p class="soft">This page cannot check it: {facts.error.message}.</p>}
-      <p class={guess >= 0 ? "verdict guessed" : "verdict"} role="status">
+      <p ref={verdict} class={guess >= 0 ? "verdict guessed" : "verdict"} role="status">
         {judged && !judged.done && (
           <>
             {resolved(attempt.task, facts)}{" "}

@@ -120,9 +120,9 @@ export const BY_MODEL = [
       {
         say: (
           <>
-            An encoder has read the sentence, a decoder has written the German one below it. Both
-            are drawn above: every box is one attention that you can open. A word in several pieces
-            is as likely as all its pieces together.
+            An encoder has read the sentence, a decoder has written the German one. Both are drawn
+            above: every box is one attention that you can open. A word in several pieces is as
+            likely as all its pieces together.
           </>
         ),
         at: { screen: "output", layer: null },
@@ -130,8 +130,9 @@ export const BY_MODEL = [
       {
         say: (
           <>
-            While it wrote a word below, it looked at the words above it. Nobody told it which word
-            belongs to which: it has learnt that from sentences and their translations.
+            While it wrote a German word, it looked at the English ones to which its ribbons lead.
+            Nobody told it which word belongs to which: it has learnt that from sentences and their
+            translations.
           </>
         ),
         at: { screen: "alignment" },

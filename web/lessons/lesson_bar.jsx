@@ -114,7 +114,13 @@ export function LessonBar({ state, run: loaded, go, answers, transport, root }) 
             button("All lessons", () => go({ run: null, lesson: null, caption: null }))}
           {at === last &&
             (next
-              ? button(<>next lesson: {next.title}</>, () => turn(next, 0), true)
+              ? button(
+                  <>
+                    next lesson<span class="of-next">: {next.title}</span>
+                  </>,
+                  () => turn(next, 0),
+                  true,
+                )
               : button("your result", () => go({ run: null, lesson: QUIZ, caption: null }), true))}
           <button
             type="button"

@@ -295,7 +295,7 @@ export const TAKEN = {
     "No word stands after step, so the mask hides none from it.",
     "No word stands after step, so the mask hides none. It is the first word that loses most.",
   ],
-  task: "Choose the word step, in the row below.",
+  task: "Choose step among the queries.",
   needs: ({ run }) => ({ open: current(run, STEP, 1), first: current(run, 0, 1) }),
   judge: ({ open, first, state }) => {
     /** @type {(trace: Trace, i: number) => number} */

@@ -156,7 +156,7 @@ export const FROM = {
     return `${visible(alignment.columns[at])} gets ${percent(weights[at])}, ${visible(alignment.columns[best])} ${percent(weights[best])}.`;
   },
   task: ({ alignment }) =>
-    `Click ${alignment ? visible(alignment.rows[asked(alignment)]) : "it"} in the lower row.`,
+    `Choose ${alignment ? visible(alignment.rows[asked(alignment)]) : "it"} among the written words.`,
   at: { screen: "alignment" },
   needs: aligned,
   judge: ({ alignment, state }) => {

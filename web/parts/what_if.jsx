@@ -6,6 +6,7 @@ import { useState } from "preact/hooks";
 import { useAnswer } from "../answers.js";
 import { css, weightColour } from "./colour.js";
 import { full, percent, short } from "./numbers.js";
+import { Term } from "./term.jsx";
 import { visible } from "./text.js";
 
 /**
@@ -252,11 +253,8 @@ function OutputChange({ output, reaches }) {
   const said = (
     <p>
       {little ? "The model’s output hardly changes" : "The model’s output changes"}:{" "}
-      <span
-        class="figures"
-        title="the Kullback–Leibler divergence: how far the probabilities are apart, 0 for not at all"
-      >
-        KL divergence {short(output.kl, 2)}
+      <span class="figures">
+        <Term name="KL divergence" /> {short(output.kl, 2)}
       </span>
       . {little ? "Other heads and layers make up for it." : ""}
     </p>

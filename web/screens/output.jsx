@@ -7,6 +7,7 @@ import { useAnswer } from "../answers.js";
 import { Answered } from "../parts/answered.jsx";
 import { Drawing } from "../parts/drawing.jsx";
 import { count, full, percent, short } from "../parts/numbers.js";
+import { Term } from "../parts/term.jsx";
 import { visible } from "../parts/text.js";
 import { tokenRange } from "../parts/words.js";
 import { number, perRun, shared } from "../state/fields.js";
@@ -63,14 +64,14 @@ function OutputScreen(props) {
       <p class="lede">
         {gpt ? (
           <>
-            The vector of a word becomes one logit for every token of the vocabulary; softmax makes
+            The vector of a word becomes one <Term name="logit" /> for every token of the vocabulary; softmax makes
             them probabilities of what comes next. Choose the last word, or one before it:
           </>
         ) : (
           <>
-            For every piece of a word the decoder gave each token of its vocabulary a logit. A word
-            may have several pieces, and its probability is the product of theirs. The likeliest
-            tokens at one piece, and the one that was written:
+            For every piece of a word the decoder gave each token of its vocabulary a{" "}
+            <Term name="logit" />. A word may have several pieces, and its probability is the
+            product of theirs. The likeliest tokens at one piece, and the one that was written:
           </>
         )}
       </p>
@@ -325,8 +326,11 @@ function Settings({ chosen, go, kept, vocabulary }) {
     <div class="setting">
       <label>
         {label} <output>{text}</output>
+        {/* an output takes the label for itself */}
         <input
           type="range"
+          aria-label={label}
+          aria-valuetext={text}
           min={min}
           max={max}
           step={step}

@@ -42,13 +42,13 @@ function Alignment(props) {
       <p class="lede">
         {cross ? (
           <>
-            Below is what the model wrote, above what it read. A ribbon is the attention to a word
-            above while writing a word below.
+            Below, or on the right, is what the model wrote; above, or on the left, what it read. A
+            ribbon is the attention to a word that was read while another one was written.
           </>
         ) : (
           <>
-            Below are the queries, above the keys. A ribbon is the attention of a word below to a
-            word above.
+            Below, or on the right, are the queries; above, or on the left, the keys. A ribbon is
+            the attention of a query to a key.
           </>
         )}{" "}
         The wider the ribbon, the larger the share. Hover, tap or focus a word to highlight its

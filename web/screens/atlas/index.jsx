@@ -6,6 +6,7 @@ import { useMemo } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
 import { count, full, percent, short } from "../../parts/numbers.js";
+import { Term } from "../../parts/term.jsx";
 import { clipped, visible } from "../../parts/text.js";
 import { shared, text } from "../../state/fields.js";
 import { AtlasHead } from "./head.jsx";
@@ -42,7 +43,8 @@ export function AtlasScreen(props) {
     <>
       <h2>Every head of a model</h2>
       <p class="lede">
-        Each mark is a head, measured over a corpus. Its shape and colour are its kind: the habit
+        Each mark is a head, measured over a corpus. Its shape and colour are its kind: the{" "}
+        <Term name="habit" />
         that takes most of its weight. Choose one to see where it looks, and the texts in which it
         does so the most.
       </p>

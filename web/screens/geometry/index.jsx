@@ -3,6 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered, layerOf } from "../../parts/answered.jsx";
 import { argmax, clamp, full, percent, short, sum } from "../../parts/numbers.js";
+import { Term } from "../../parts/term.jsx";
 import { visible } from "../../parts/text.js";
 import { number, shared } from "../../state/fields.js";
 import { Scatter } from "./scatter.jsx";
@@ -134,11 +135,15 @@ function Plane({ found, state, go, wordOf, queryOf }) {
       <aside class="aside card">
         <h2 class="token q">{visible(tokens[i])}</h2>
         <dl class="facts">
-          <dt>variance in the plane</dt>
+          <dt>
+            <Term name="variance in the plane" />
+          </dt>
           <dd>{percent(sum(found.explained))}</dd>
           <dt>first + second direction</dt>
           <dd>{found.explained.map((share) => percent(share)).join(" + ")}</dd>
-          <dt>cos(before, after) of this token</dt>
+          <dt>
+            <Term name="cosine">cos</Term>(before, after) of this token
+          </dt>
           <dd title={full(found.moved[i])}>{short(found.moved[i])}</dd>
         </dl>
         <p class="soft" style={{ fontSize: "13.5px" }}>

@@ -3,8 +3,8 @@
  */
 import { css, weightColour } from "../../parts/colour.js";
 import { argmax, percent } from "../../parts/numbers.js";
-import { Term } from "../../parts/term.jsx";
 import { SpecialTitle, specialMeaning } from "../../parts/special.jsx";
+import { Term } from "../../parts/term.jsx";
 import { clipped, visible } from "../../parts/text.js";
 import { AskRow, HEAD_SIDES, chosenKey } from "./asking.jsx";
 

@@ -3,6 +3,7 @@ import { useMemo, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
 import { count, full, percent, short } from "../../parts/numbers.js";
+import { Term } from "../../parts/term.jsx";
 import { visible } from "../../parts/text.js";
 
 /**
@@ -59,8 +60,9 @@ export function Habits({ layers, mark, choose, nameOf }) {
     <>
       <h2 style={{ margin: "38px 0 0" }}>Habits</h2>
       <p class="lede">
-        Where each of these {count(heads.length)} heads puts its weight. A share of {percent(clear)}{" "}
-        or more is marked; the largest names the head’s kind.
+        The <Term name="habit">habits</Term> of these {count(heads.length)} heads: where each puts
+        its weight, on a <Term name="sink" /> for instance, and its <Term name="spread" />. A share
+        of {percent(clear)} or more is marked; the largest names the head’s kind.
       </p>
       <div
         class="scroller"

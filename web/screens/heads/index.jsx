@@ -5,6 +5,7 @@ import { Answered, allAnswers, headName, layerOf } from "../../parts/answered.js
 import { Asked, canAsk, useAskKeys } from "../../parts/asked.jsx";
 import { cellColour, css, weightColour } from "../../parts/colour.js";
 import { paint } from "../../parts/matrix.jsx";
+import { Term } from "../../parts/term.jsx";
 import { WhatIf } from "../../parts/what_if.jsx";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { tokenRange, wordsOrPieces } from "../../parts/words.js";
@@ -71,7 +72,8 @@ function HeadsOfKind(props) {
     <>
       <h2>Two perspectives</h2>
       <p class="lede">
-        What two heads attend to from the same word. The wider a ribbon, the larger the share.
+        What two <Term name="head">heads</Term> attend to from the same word. The wider a ribbon,
+        the larger the share.
       </p>
       {loaded.length < layers.length && layers.some((one) => one.slow) && (
         <p class="soft" role="status">

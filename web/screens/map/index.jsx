@@ -5,6 +5,7 @@ import { Answered, headName } from "../../parts/answered.jsx";
 import { paletteColour } from "../../parts/colour.js";
 import { useKeys } from "../../parts/hooks.js";
 import { count } from "../../parts/numbers.js";
+import { Term } from "../../parts/term.jsx";
 import { number, perRun, shared, text } from "../../state/fields.js";
 import { AGGREGATES, ColourTables, chosenPalette, withColours } from "./colouring.js";
 import { lazyLabels } from "./fetching.js";
@@ -53,8 +54,9 @@ function MapScreen(props) {
       <h2>The whole matrix</h2>
       <p class="lede">
         {count(attention.n_q)} queries down, {count(attention.n_k)} keys across:{" "}
-        {count(attention.n_q * attention.n_k)} weights of {headName(attention, state.head)}. Zoom in
-        until every cell shows its number.
+        {count(attention.n_q * attention.n_k)} weights of {headName(attention, state.head)}, as{" "}
+        <Term name="share" />, <Term name="max" /> or <Term name="lift" />. Zoom in until every cell
+        shows its number.
       </p>
       <Answered answer={info}>
         {(/** @type {MapInfo} */ found) => (

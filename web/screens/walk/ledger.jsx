@@ -2,6 +2,7 @@
 import { Ask } from "../../parts/asked.jsx";
 import { css, signedColour, weightColour } from "../../parts/colour.js";
 import { count, full, largest, short, sum, weight, weightScale } from "../../parts/numbers.js";
+import { Term } from "../../parts/term.jsx";
 import { visible } from "../../parts/text.js";
 import { Vector } from "../../parts/vector.jsx";
 
@@ -49,7 +50,11 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
                 >
                   {headings[name]}
                 </th>
-                {exponential && at === columns.length - 2 && <th scope="col">{headings.powers}</th>}
+                {exponential && at === columns.length - 2 && (
+                  <th scope="col">
+                    <Term name="e^(s − max)">{headings.powers}</Term>
+                  </th>
+                )}
               </>
             ))}
             <th scope="col" class="share">
