@@ -64,8 +64,9 @@ function OutputScreen(props) {
       <p class="lede">
         {gpt ? (
           <>
-            The vector of a word becomes one <Term name="logit" /> for every token of the vocabulary; softmax makes
-            them probabilities of what comes next. Choose the last word, or one before it:
+            The vector of a word becomes one <Term name="logit" /> for every token of the
+            vocabulary; softmax makes them probabilities of what comes next. Choose the last word,
+            or one before it:
           </>
         ) : (
           <>
