@@ -135,6 +135,13 @@ interface Bytes {
   samples: number;
 }
 
+/** A lesson in a file: the sentences whose answers are recorded, and the commands for others. */
+interface Handout {
+  lesson: string;
+  recorded: { text: string; run: string; model: string }[];
+  commands: string[];
+}
+
 /**
  * How the page reaches the API: over HTTP, through a notebook's kernel, or inside an exported file.
  */
@@ -146,6 +153,10 @@ interface Transport {
   /** All answers about one head, in one file. */
   file?(run: Run, place: Query, format: string): Promise<Blob>;
   send?(path: string, body: object): Promise<any>;
+  /** A lesson as one file. */
+  lesson?(name: string): Promise<Blob>;
+  /** What this file is, if it is a handout. */
+  handout?: Handout;
 }
 
 /** The attention and head that a screen shows. */

@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 import { useAnswer } from "../answers.js";
 import { clipped, visible } from "../parts/text.js";
 import { NOTHING_CHOSEN } from "../state/state.js";
+import { Commands } from "./handout.jsx";
 import { captionState, LESSONS, makeRun } from "./lessons.js";
 
 /**
@@ -11,7 +12,7 @@ import { captionState, LESSONS, makeRun } from "./lessons.js";
  *   onSent: () => void}} props
  */
 export function Landing({ go, openRun, answers, transport, runs, onSent }) {
-  const { value: models } = useAnswer(answers, transport.canRun ? "models" : null);
+  const { value: models } = useAnswer(answers, "models");
   const { value: opened } = useAnswer(answers, transport.canRun ? "atlases" : null);
   /** @type {AtlasAnswer[]} */
   const atlases = opened?.atlases ?? [];
@@ -38,7 +39,12 @@ export function Landing({ go, openRun, answers, transport, runs, onSent }) {
       run: await makeRun(lesson.captions[0].run ?? lesson.run, transport, answers),
     }));
   /** @param {import("./lessons.js").Lesson} lesson */
-  const lacks = (lesson) => "kind" in lesson.run && models && !kinds.has(lesson.run.kind);
+  const lacks = (lesson) =>
+    "kind" in lesson.run &&
+    models &&
+    // a handout holds what its own lesson asks of a model
+    (!kinds.has(lesson.run.kind) ||
+      (transport.handout && transport.handout.lesson !== lesson.name));
   const recordings = runs.filter((run) => run.kind === "recording");
   return (
     <div class="landing">
@@ -82,7 +88,11 @@ export function Landing({ go, openRun, answers, transport, runs, onSent }) {
       <div class="below">
         <section class="card">
           <h3>Your own sentence</h3>
-          {models && !models.default ? (
+          {transport.handout ? (
+            <p class="soft">
+              A handout runs no model: <Commands commands={transport.handout.commands} />.
+            </p>
+          ) : models && !models.default ? (
             <p class="soft">
               No model is here: start the page with <code>telescope serve --model FOLDER</code>.
             </p>

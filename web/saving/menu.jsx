@@ -1,5 +1,6 @@
 /** The menu that saves the current view. */
 import { useEffect, useRef, useState } from "preact/hooks";
+import { findLesson } from "../lessons/lessons.js";
 import { headName } from "../parts/answered.jsx";
 import { clipped } from "../parts/text.js";
 import { screenOf } from "../screens/index.js";
@@ -35,6 +36,7 @@ export function SaveMenu({ run, state, shown, transport, root }) {
     };
   }, [open]);
   if (!run || !shown) return null;
+  const lesson = findLesson(state.lesson);
   const name = `telescope-${state.screen}`;
   const { file } = transport;
   const { subject } = screenOf(state.screen);
@@ -66,6 +68,14 @@ export function SaveMenu({ run, state, shown, transport, root }) {
       "Page that opens from disk (HTML)": () => exportFile("html"),
       "All numbers (JSON)": () => exportFile("json"),
     }),
+    ...(lesson &&
+      transport.lesson && {
+        "This lesson as a file (HTML)": async () =>
+          saveFile(
+            /** @type {Blob} */ (await transport.lesson?.(lesson.name)),
+            `telescope-${lesson.name}.html`,
+          ),
+      }),
   };
   /** @param {string} label */
   const save = async (label) => {

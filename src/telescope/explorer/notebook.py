@@ -16,10 +16,11 @@ from ..traces import Trace
 from ..words import check_index
 from .answers import Refusal, RequestParams
 from .api import JSON, Api
+from .example_names import PREFIX
 from .export import html_page, page_files
 from .exported_run import export_answers
 from .library import Library
-from .make_run import PREFIX, example_name, run_of_trace
+from .make_run import example_name, run_of_trace
 from .run import Run
 
 
