@@ -25,8 +25,8 @@ def test_the_page_equals_the_build_of_its_source(tmp_path):
 
 
 def test_the_page_is_small():
-    """290,000 bytes and not 280,000: the panels "why?" and "what follows?" took 15,000 (docs/decisions)."""
-    assert sum(map(len, BUNDLE.values())) <= 290_000
+    """330,000 bytes and not 290,000: the engine, the examples and handouts took 37,000 (docs/decisions)."""
+    assert sum(map(len, BUNDLE.values())) <= 330_000
     assert set(BUNDLE) == {"explorer.css", "explorer.js", "index.html"}
 
 
