@@ -63,13 +63,13 @@ over HTTP"}}}}`:
 
 | status | codes |
 |---|---|
-| 400 | `bad-parameter`, `bad-json` |
+| 400 | `bad-parameter`, `bad-json`, `bad-name` |
 | 401 | `no-token` |
 | 403 | `bad-host`, `bad-origin` |
 | 404 | `unknown-run`, `unknown`, `no-tile` |
 | 405 | `method` |
 | 408 | `slow` |
-| 409 | `not-kept`, `too-long`, `damaged`, `other-shape`, `zero-sum` |
+| 409 | `not-kept`, `too-long`, `damaged`, `other-shape`, `zero-sum`, `no-model` |
 | 413 | `too-large` |
 | 415 | `not-json` |
 | 422 | `text` |
@@ -100,6 +100,12 @@ notice, what was left out. As JSON: `{{"version": 1, "start": "/s/r1/walk?…", 
 are complete, without start and stop. Traces and weights are packed; explorer/export.py says how,
 and web/transport/inline.js unpacks them. The HTML file has the same in `<script
 type="application/json" id="telescope-answers">`.
+
+### GET /handouts/{{lesson}}
+
+One HTML file of at most 400 KB with one lesson: journey, qkv, scale, mask, bank, heads, translate
+or next. It opens from disk: worked examples are computed by the page, and what the lesson asks of a
+model is recorded for a few sentences. 409 `no-model` without such a model.
 """
 
 

@@ -1,5 +1,5 @@
 """Hooks of mkdocs: results below the code of lessons, the reference from docstrings, the help of
-every command.
+every command, and the page's eight lessons as files.
 """
 
 import os
@@ -23,6 +23,26 @@ def on_page_markdown(markdown, *, page, config, files):
         return complete(markdown, page.file.src_uri)
     except ImportError as problem:  # of a block that is run, or of the command line
         raise SystemExit(NEEDS.format(problem)) from None
+
+
+def on_post_build(*, config):
+    """Write the eight lessons of the page beside try.md, which shows them."""
+    write_handouts(Path(config["site_dir"]) / "handouts")
+
+
+def write_handouts(folder):
+    """Write each lesson as one file, with answers of the models that ship."""
+    from telescope.explorer.api import Api
+    from telescope.explorer.handouts import HANDOUTS
+    from telescope.explorer.library import Library
+
+    api = Api(Library())
+    folder.mkdir(parents=True, exist_ok=True)
+    for lesson in HANDOUTS:
+        answer = api.answer("GET", f"/handouts/{lesson}", {})
+        if answer.status != 200:
+            raise SystemExit(f"the lesson {lesson} cannot be written: {answer.body.decode()}")
+        (folder / f"{lesson}.html").write_bytes(answer.body)
 
 
 def complete(markdown, name):

@@ -1,7 +1,9 @@
 /** The entry point: a page of the server, an exported file, or a cell of a notebook. */
 import { mount } from "./frame/app.jsx";
+import { lessonPath } from "./lessons/lessons.js";
 import { addressStore, hashStore, memoryStore } from "./state/state.js";
 import { kernelTransport } from "./transport/comm.js";
+import { handoutTransport } from "./transport/handout.js";
 import { httpTransport } from "./transport/http.js";
 import { fileTransport } from "./transport/inline.js";
 import { remembering } from "./transport/remake.js";
@@ -11,8 +13,10 @@ const page = globalThis.document?.getElementById("telescope");
 const saved = globalThis.document?.getElementById("telescope-answers");
 
 if (page && saved) {
-  const { start, answers } = JSON.parse(saved.textContent ?? "");
-  mount(page, withExamples(fileTransport(answers)), hashStore(start));
+  const { start, answers, handout } = JSON.parse(saved.textContent ?? "");
+  const transport = handout ? handoutTransport(answers, handout) : fileTransport(answers);
+  const store = hashStore(handout ? lessonPath(handout.lesson, handout.recorded[0]?.run) : start);
+  mount(page, withExamples(transport), store);
 } else if (page) {
   mount(page, withExamples(remembering(httpTransport)), addressStore);
 }

@@ -137,6 +137,13 @@ interface Bytes {
   samples: number;
 }
 
+/** A lesson in a file: the sentences whose answers are recorded, and the commands for others. */
+interface Handout {
+  lesson: string;
+  recorded: { text: string; run: string; model: string }[];
+  commands: string[];
+}
+
 /**
  * How the page reaches the API: over HTTP, through a notebook's kernel, or inside an exported file.
  */
@@ -150,6 +157,10 @@ interface Transport {
   send?(path: string, body: object): Promise<any>;
   /** Keep what makes the sentence of an address, for a server that does not know its run. */
   remember?(state: State): void;
+  /** A lesson as one file. */
+  lesson?(name: string): Promise<Blob>;
+  /** What this file is, if it is a handout. */
+  handout?: Handout;
 }
 
 /** The attention and head that a screen shows. */

@@ -5,6 +5,7 @@
 import { render } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Answers, useAnswer } from "../answers.js";
+import { AboutHandout, Recorded } from "../lessons/handout.jsx";
 import { Landing } from "../lessons/landing.jsx";
 import { BelowCaption, LessonBar } from "../lessons/lesson_bar.jsx";
 import { Answered } from "../parts/answered.jsx";
@@ -93,6 +94,7 @@ function App({ root, transport, store }) {
       </div>
       {run && <TextAbove run={run} go={go} />}
       <LessonBar {...shared} run={run} />
+      {transport.handout && <Recorded handout={transport.handout} run={run} openRun={openRun} />}
       <main class="inside screen" data-screen={state.screen}>
         <BelowCaption {...shared} run={run} />
         {state.atlas.name ? (
@@ -119,6 +121,7 @@ function App({ root, transport, store }) {
           Every number here was computed by the model. Attention shows where a head looks; by itself
           it does not explain what the model does.
         </span>
+        {transport.handout && <AboutHandout handout={transport.handout} />}
       </footer>
     </>
   );

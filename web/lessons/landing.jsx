@@ -4,6 +4,7 @@ import { useAnswer } from "../answers.js";
 import { isTooLong, LengthNote } from "../parts/length_note.jsx";
 import { clipped, visible } from "../parts/text.js";
 import { NOTHING_CHOSEN } from "../state/state.js";
+import { Commands } from "./handout.jsx";
 import { LESSONS, openCaption, QUIZ } from "./lessons.js";
 import { useProgress } from "./progress.js";
 import { Quiz, solvedOf } from "./quiz.jsx";
@@ -15,7 +16,7 @@ import { Quiz, solvedOf } from "./quiz.jsx";
  */
 export function Landing({ state, go, openRun, answers, transport, runs, onSent }) {
   const progress = useProgress();
-  const { value: models } = useAnswer(answers, transport.canRun ? "models" : null);
+  const { value: models } = useAnswer(answers, "models");
   const { value: opened } = useAnswer(answers, transport.canRun ? "atlases" : null);
   /** @type {AtlasAnswer[]} */
   const atlases = opened?.atlases ?? [];
@@ -39,7 +40,12 @@ export function Landing({ state, go, openRun, answers, transport, runs, onSent }
   const start = (lesson, caption = 0) =>
     opening(lesson.name, () => openCaption(lesson, caption, transport, answers));
   /** @param {import("./lessons.js").Lesson} lesson */
-  const lacks = (lesson) => "kind" in lesson.run && models && !kinds.has(lesson.run.kind);
+  const lacks = (lesson) =>
+    "kind" in lesson.run &&
+    models &&
+    // a handout holds what its own lesson asks of a model
+    (!kinds.has(lesson.run.kind) ||
+      (transport.handout && transport.handout.lesson !== lesson.name));
   if (state.lesson === QUIZ)
     return (
       <>
@@ -109,7 +115,11 @@ export function Landing({ state, go, openRun, answers, transport, runs, onSent }
       <div class="below">
         <section class="card">
           <h3>Your own sentence</h3>
-          {models && !models.default ? (
+          {transport.handout ? (
+            <p class="soft">
+              A handout runs no model: <Commands commands={transport.handout.commands} />.
+            </p>
+          ) : models && !models.default ? (
             <p class="soft">
               No model is here: start the page with <code>telescope serve --model FOLDER</code>.
             </p>

@@ -1,5 +1,5 @@
 /** The lessons: what each consists of, and how the run and the state of a caption are opened. */
-import { NOTHING_CHOSEN, merge } from "../state/state.js";
+import { DEFAULTS, NOTHING_CHOSEN, merge, statePath } from "../state/state.js";
 import { BY_HAND } from "./by_hand.jsx";
 import { BY_MODEL } from "./by_model.jsx";
 
@@ -148,3 +148,15 @@ function headsOf({ heads, pair }) {
  */
 export const afterSentence = ({ lesson, caption }) =>
   findLesson(lesson)?.captions[caption ?? 0]?.takesSentences ? {} : { lesson: null, caption: null };
+
+/**
+ * Return the path of a lesson's first caption; `run` is that of its text, if it begins with one.
+ * @param {string} name
+ * @param {string} run
+ */
+export function lessonPath(name, run) {
+  const lesson = /** @type {Lesson} */ (findLesson(name));
+  const source = lesson.captions[0].run ?? lesson.run;
+  const opened = "example" in source ? `example-${source.example}` : run;
+  return statePath(merge(DEFAULTS, { ...captionState(lesson, 0), run: opened }));
+}

@@ -1,5 +1,6 @@
 /** The menu that saves the current view. */
 import { useEffect, useRef, useState } from "preact/hooks";
+import { findLesson } from "../lessons/lessons.js";
 import { headName, layerOf } from "../parts/answered.jsx";
 import { clipped } from "../parts/text.js";
 import { screenOf } from "../screens/index.js";
@@ -36,6 +37,7 @@ export function SaveMenu({ run, state, shown, transport, root }) {
   }, [open]);
   const ofAtlas = state.atlas.name !== null;
   if (!ofAtlas && (!run || !shown)) return null;
+  const lesson = findLesson(state.lesson);
   const name = `telescope-${ofAtlas ? "atlas" : state.screen}`;
   // An atlas is no run, whose answers could be put into one file.
   const file = ofAtlas ? undefined : transport.file;
@@ -58,6 +60,14 @@ export function SaveMenu({ run, state, shown, transport, root }) {
       "Page that opens from disk (HTML)": () => exportFile("html"),
       "All numbers (JSON)": () => exportFile("json"),
     }),
+    ...(lesson &&
+      transport.lesson && {
+        "This lesson as a file (HTML)": async () =>
+          saveFile(
+            /** @type {Blob} */ (await transport.lesson?.(lesson.name)),
+            `telescope-${lesson.name}.html`,
+          ),
+      }),
   };
   /** @param {string} label */
   const save = async (label) => {

@@ -61,6 +61,10 @@ export function kernelTransport(model) {
       const { reply, buffer } = await get(`runs/${run.run}/export`, { ...place, format });
       return new Blob([/** @type {any} */ (buffer) ?? JSON.stringify(reply.body)]);
     },
+    async lesson(name) {
+      const { buffer } = await get(`handouts/${name}`);
+      return new Blob([/** @type {any} */ (buffer)]);
+    },
     send: async (path, body) => (await request("POST", path, { body })).reply.body,
   };
 }

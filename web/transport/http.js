@@ -104,6 +104,10 @@ export const httpTransport = {
     return (await request(address(`runs/${run.run}/export`, { ...place, format }))).blob();
   },
 
+  async lesson(name) {
+    return (await request(address(`handouts/${name}`))).blob();
+  },
+
   async send(path, body) {
     const options = {
       method: "POST",

@@ -89,17 +89,19 @@ function stepsOf(packed) {
   });
 }
 
+const SAVED = "this file holds only what was shown when it was saved";
+
 /**
- * Answer requests from what an exported file holds.
+ * Answer requests from what an exported file holds; `absent` is said of all others.
  * @param {Record<string, any>} answers
+ * @param {string} [absent]
  * @returns {Transport}
  */
-export const fileTransport = (answers) => {
+export const fileTransport = (answers, absent = SAVED) => {
   /** @type {(path: string, query?: Query) => Promise<any>} */
   const find = async (path, query) => {
     const answer = answers[answerKey(path, query)];
-    if (answer === undefined)
-      throw new Failure("this file holds only what was shown when it was saved", "absent");
+    if (answer === undefined) throw new Failure(absent, "absent");
     if (answer.error) throw new Failure(answer.error.message, answer.error.code);
     return answer;
   };

@@ -31,6 +31,7 @@ from .authors import why, writes
 from .context import answer
 from .export import html_page
 from .exported_run import export_answers
+from .handouts import handout
 from .heads import geometry, heads, largest_weights, received, tokens
 from .hiding import hide
 from .images import image
@@ -221,6 +222,12 @@ class Api:
             # A sampled picture has no tag: a later request may give a better one.
             labels = {"X-Exact": str(int(found.exact)), "X-Samples": f"{found.samples:g}"}
             return HttpAnswer(200, found.numbers, BINARY, labels | (tag if found.exact else {}))
+
+        # A lesson as a file; recording its sentences takes seconds.
+        if first == "handouts" and rest:
+            file = handout(rest, self.library, self._about_run, has_left)
+            attached = {"Content-Disposition": f'attachment; filename="telescope-{rest}.html"'}
+            return HttpAnswer(200, file, "text/html; charset=utf-8", attached)
 
         # About the library; only the list of runs differs between browsers.
         if path == "runs":

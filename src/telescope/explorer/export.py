@@ -75,15 +75,14 @@ def html_page(file: dict[str, Any]) -> bytes:
     """Return the page and its data as one HTML file; its policy allows only the script and style
     with these hashes.
     """
-    files = page_files()
-    script, style = (_joined(files, ending) for ending in (".js", ".css"))
+    script, style = (joined_files(ending) for ending in (".js", ".css"))
     # What would end the script's element, or begin a comment in it, is escaped in its strings.
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     # Hash the script as it stands in the file: after escaping.
-    policy = POLICY.format(scripts=_hash(script), styles=_hash(style))
+    policy = POLICY.format(scripts=hash_of(script), styles=hash_of(style))
     title = escape(file["answers"]["/runs"]["runs"][0]["title"])
     # The licences of the libraries in the script, as text that is not shown.
-    notices = _joined(files, ".txt").replace("</script", "<\\/script")
+    notices = joined_files(".txt").replace("</script", "<\\/script")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
@@ -105,11 +104,14 @@ def json_for_html(contents: object) -> str:
     return text
 
 
-def _joined(files: dict[str, bytes], ending: str) -> str:
-    return "\n".join(body.decode() for name, body in sorted(files.items()) if name.endswith(ending))
+def joined_files(ending: str) -> str:
+    """Return the page's files with an ending, as one text."""
+    files = sorted(page_files().items())
+    return "\n".join(body.decode() for name, body in files if name.endswith(ending))
 
 
-def _hash(text: str) -> str:
+def hash_of(text: str) -> str:
+    """Return the source by which a policy allows a script or style of this text."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 

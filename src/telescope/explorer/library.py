@@ -144,6 +144,17 @@ class Library:
             browser, name, lambda: read(self._model(chosen), chosen, text, target), nbytes
         )
 
+    def record(self, kind: str, text: str) -> Run | None:
+        """Return a run of the first model of a kind on a text, which is not added to the runs; None
+        without such a model.
+        """
+        named = (name for name, model in self.models.items() if model_kind(model) == kind)
+        name = next(named, None)
+        if name is None:
+            return None
+        with self.sentences.making:
+            return read(self._model(name), name, text)
+
     def open_evidence(
         self, request: Mapping[str, Any], browser: str | None = None
     ) -> tuple[Run, OpenedText]:
