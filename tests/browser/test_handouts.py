@@ -90,7 +90,7 @@ def test_a_handout_is_read_to_its_end(opened, request):
         assert tab.evaluate(WIDE) <= 1440
     assert 4 <= len(captions) == len(set(captions))
     tab.get_by_role("button", name="Back", exact=True).click()
-    tab.wait_for_function("(said) => document.querySelector('.caption p').textContent === said", arg=captions[-2])
+    tab.wait_for_function("(said) => document.querySelector('.caption p').innerText === said", arg=captions[-2])
 
 
 @pytest.mark.parametrize("lesson", HANDOUTS)

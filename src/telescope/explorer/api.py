@@ -97,7 +97,8 @@ RUN_ROUTES = {
     "sources": Route(
         sources,
         "first&end&how=weights|carried|rollout|gradient|hidden"
-        "&by=pieces|words|sentences|paragraphs|parts|auto&cuts&start&stop&window&centre&low&high&l&h&b",
+        "&by=pieces|words|sentences|paragraphs|parts|auto"
+        "&cuts&start&stop&window&centre&low&high&l&h&b",
     ),
     "hidden": Route(hide, "first&end&start&stop&b"),
     "received": Route(received, "l&h&b&start&stop"),
@@ -267,8 +268,10 @@ class Api:
         # A text for a model to read, and perhaps the translation that it has to write.
         fits = isinstance(request.get("text"), str) and set(request) <= {"text", "model", "target"}
         if fits and all(value is None or isinstance(value, str) for value in request.values()):
-            text, model, target = request["text"], request.get("model"), request.get("target")
-            return _created(self.library.read(text, model, target, browser))
+            made = self.library.read(
+                request["text"], request.get("model"), request.get("target"), browser
+            )
+            return _created(made)
         raise Refusal(
             400,
             "bad-json",

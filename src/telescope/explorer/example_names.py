@@ -81,8 +81,9 @@ def parse(name: str, original: Mapping[str, Tensor]) -> Changed:
             raise Refusal(
                 404,
                 "unknown-run",
-                f'"{change[:40]}" is no change of {first}; a change is {next(iter(known))}.0.0_1.5, '
-                f"an input with row and column from 0 and the number, or {BY_SUM}; there are "
+                f'"{change[:40]}" is no change of {first}; a change is '
+                f"{next(iter(known))}.0.0_1.5, an input with row and column from 0 and the number, "
+                f"or {BY_SUM}; there are "
                 f"{', '.join(known)}",
             )
         rows = inputs.setdefault(known[found[1]], matrix.tolist())

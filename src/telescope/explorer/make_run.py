@@ -43,7 +43,8 @@ MOST_STREAM = 2**26
 LAST_LATIN = 0x24F  # the code of the last Latin letter
 # Pieces of a word beyond which a text is hardly what a model has learnt from. English sentences of
 # Tatoeba and Multi30k take 1.3 on average in the translator's 11,000 tokens, and fewer than one in
-# 100 more than 2.5; Polish, Finnish and Turkish take 4. A small vocabulary cuts every text into more.
+# 100 more than 2.5; Polish, Finnish and Turkish take 4. A small vocabulary cuts every text into
+# more.
 MOST_PIECES = 2.5
 LARGE_VOCABULARY = 8_000
 FEW_WORDS = 4  # of fewer, a single rare word decides
