@@ -34,6 +34,7 @@ SENTENCES = 5
 THINK = 60.0  # seconds between two sentences of a student, on average
 CLIENTS_THINK = 20.0  # of a client that draws nothing: three times the load
 TOKEN = "orion-3-sirius"
+BROWSER = "client-of-the-classroom-{}"  # the id of a client's browser
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 MODELS = ("translator-en-de", "shakespeare", "summarizer")
 WHO = (
@@ -184,8 +185,10 @@ def _rows(case: str, plan: Plan, lesson: Lesson) -> Iterator[Row]:
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[Server]:
-    """Run `telescope serve` with the shipped models and yield its address once it answers."""
+def serving(*arguments: str, models: tuple[str, ...] = MODELS) -> Iterator[Server]:
+    """Run `telescope serve` with the shipped models, or with others if `arguments` name them, and
+    yield its address once all are loaded.
+    """
     command = [sys.executable, "-m", "telescope.cli", "serve", "--token", TOKEN, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -193,7 +196,7 @@ def serving(*arguments: str) -> Iterator[Server]:
             server = Server(process, process.stdout.readline().strip())
             with Client(server) as client:
                 client.must_answer()
-                for model in MODELS:
+                for model in models:
                     _read(client, "Good morning.", model)
             yield server
         finally:
@@ -222,7 +225,7 @@ def hold_without_pages(server: Server, plan: Plan) -> Lesson:
         dice = Random(student)
         sleep(dice.uniform(0, plan.think))
         with Client(server) as client:
-            client.headers["Cookie"] = f"telescope-{port}-browser={'student-' * 3}{student:04}"
+            client.headers["Cookie"] = f"telescope-{port}-browser={BROWSER.format(student)}"
             for at, text in enumerate(sentences_of(student, plan)):
                 sleep(dice.uniform(0.5, 1.5) * plan.think if at else 0.0)
                 began = perf_counter()
