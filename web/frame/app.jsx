@@ -224,8 +224,8 @@ function Screen({ run, state, shown, sharpest, start, ...rest }) {
       run={run}
       attention={attention}
       state={{ ...state, layer: attention.l, head: h, query }}
-      sharpest={sharpest.value}
-      start={start.value}
+      sharpest={sharpest.fresh ? sharpest.value : null}
+      start={start.fresh ? start.value : null}
     />
   );
 }
