@@ -163,8 +163,8 @@ def test_what_if_is_computed_in_the_file(opened):
         opened.settled()
     after = tab.locator(".compared td.now").first.get_attribute("title")
     assert float(after) == pytest.approx(1 / (1 + exp(-16)), abs=1e-7)
-    tab.get_by_role("button", name="not ÷ √d").click()
     tab.get_by_label("hide").select_option(label="Machines")
+    tab.get_by_role("button", name="not ÷ √d").click()
     opened.settled()
     after = tab.locator(".compared td.now").evaluate_all("all => all.map(one => Number(one.title))")
     assert after == [1, 0]

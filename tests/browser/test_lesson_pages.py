@@ -153,7 +153,7 @@ def test_a_cell_is_edited(home):
     trace = home.served.api.ask(f"/runs/{run}/trace", l=0, h=0, i=1)
     assert trace["steps"][0]["numbers"][2] == pytest.approx(-0.57 * 0.55 + 0.85 * 0.87 + 0.64 * 0.66, rel=1e-6)
     tab.get_by_role("button", name="divide by the sum").click()
-    tab.wait_for_function("(old) => !location.pathname.includes(old)", arg=run)
+    tab.wait_for_url("**~by_sum/**")
     home.settled()
     made = home.served.library.run(re.search(r"/s/([^/]+)/", tab.url)[1])
     assert made.example.normalize == "by_sum"
