@@ -309,11 +309,9 @@ def serve(
     from ..atlases import is_atlas
     from ..models import LoadError, find_model
 
-    # A name that is wrong is said now, and not to the first reader who types a sentence.
-    for name in model or ():
-        find_model(name)
     explorer = _import_explorer()
-    library = explorer.Library(None if model is None else {name: name for name in model})
+    # An unknown model is said now, and not to whoever types a sentence.
+    library = explorer.Library(None if model is None else {n: n for n in model if find_model(n)})
     # Sort the arguments: an atlas is opened as it is, another folder may hold several recordings.
     atlases = [library.open_atlas(place) for place in filter(is_atlas, runs or ())]
     folders = [
