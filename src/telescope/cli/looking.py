@@ -310,7 +310,6 @@ def serve(
     from ..models import LoadError, find_model
 
     explorer = _import_explorer()
-    # An unknown model is said now, and not to whoever types a sentence.
     library = explorer.Library(None if model is None else {n: n for n in model if find_model(n)})
     # Sort the arguments: an atlas is opened as it is, another folder may hold several recordings.
     atlases = [library.open_atlas(place) for place in filter(is_atlas, runs or ())]
