@@ -27,7 +27,7 @@ from .measure import CLASSES
 from .shard_reader import merge_skipped, places_of
 from .sums import MAP_BITS, STATISTICS, AtlasSums, error_of_sum
 
-EXCERPTS = (60, 40, 20, 10, 1)  # characters of a text in a printed table, as far as they fit
+EXCERPTS = (60, 40, 20, 10, 0)  # characters of a text in a printed table, as many as fit
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # the share of numbers below each
 
 
@@ -328,7 +328,6 @@ class Atlas(PrintedTable):
     # ------------------------------------------------------------------------------------- printing
 
     def __rich__(self) -> FirstThatFits:
-        """Return the table; on a narrow screen with less of the texts."""
         return FirstThatFits(lambda: map(self._table, EXCERPTS))
 
     def _table(self, length: int) -> Table:
@@ -353,9 +352,7 @@ class Atlas(PrintedTable):
             best = own[0]  # the table has the clearest head of a kind first
             share = "" if kind == "mixed" else f"{getattr(best, kind):.0%}"
             texts = [] if kind == "mixed" else self.evidence(best.layer, best.number, kind)
-            excerpt = " ".join(texts[0].excerpt.split()) if texts else ""
-            if len(excerpt) > length:
-                excerpt = f"{excerpt[: length - 1]}…" if length > 1 else ""
+            excerpt = " ".join(texts[0].excerpt.split())[:length] if texts else ""
             table.add_row(kind, str(len(own)), f"{best.layer} head {best.number}", share, excerpt)
         return table
 

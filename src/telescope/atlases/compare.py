@@ -21,7 +21,8 @@ from ..traces import FirstThatFits, PrintedTable
 from .atlas import Atlas
 from .sums import error_of_sum
 
-SPARED = ("moved", "errors", "after", "before")  # columns that a narrow screen leaves out, in order
+# The columns that a narrow screen leaves out, in this order.
+SPARED = ("moved", "errors", "after", "before")
 
 
 @dataclass(frozen=True)
