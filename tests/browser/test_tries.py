@@ -244,7 +244,7 @@ TRIES = {
     ),
     "qkv/most": Try("journey", "one", "the query of a word is not its key", "another query", follow_one),
     "qkv/nothing": Try("the same of every word", "itself alone", "nothing sets it apart", "6 of six", clear_queries),
-    "scale/undivided": Try("next to nothing", "as much as now", "16 when they are not", "11.9 %", undivide),
+    "scale/undivided": Try("hardly anything", "as much as now", "16 when they are not", "11.9 %", undivide),
     "scale/winner": Try("about 96", "about 8", "At d = 8", "at d = 512 it is 95 %", slide_to_the_winner),
     "mask/first": Try("itself alone", "all six words", "the mask hides what comes later", "another", follow_your),
     "mask/taken": Try("nothing", "about half", "No word stands after step", "another word", choose_step),

@@ -188,7 +188,7 @@ export const UNDIVIDED = {
       What does <i>Machines</i> get if the scores are not divided?
     </>
   ),
-  choices: ["as much as now", "about half", "next to nothing"],
+  choices: ["as much as now", "about half", "hardly anything"],
   right: 2,
   why: [
     "Softmax goes by the difference of two scores: 2 when they are divided, 16 when they are not.",
