@@ -192,6 +192,26 @@ def test_recorded_answers_say_that_they_are(opened, request):
         assert tab.locator("main .failure").count() == 0, (text, tab.locator("main .failure").all_inner_texts())
 
 
+@pytest.mark.parametrize("opened", ["heads"], indirect=True)
+def test_a_recorded_what_if_is_shown(opened):
+    """The last caption of "Two heads" mutes head A: each written word has its probability before and after."""
+    tab = opened.tab
+    while tab.get_by_role("button", name="Next", exact=True).count():
+        tab.get_by_role("button", name="Next", exact=True).click()
+        opened.settled()
+    tab.get_by_text("Recorded for this change alone: mute.").wait_for()
+    words = tab.locator(".compared .pairs tbody tr td:first-child").all_inner_texts()
+    assert words[:3] == ["Der", "Mann", "sah"]
+    chances = tab.locator(".compared .pairs td[title]").evaluate_all("all => all.map(one => Number(one.title))")
+    assert len(chances) == 2 * len(words)
+    assert all(0 <= chance <= 1 for chance in chances)
+    # Each word can be the query: its own answer is recorded.
+    for word in ("man", "saw", "astronomer"):
+        tab.locator(".words").first.get_by_role("button", name=word, exact=True).click()
+        opened.settled()
+        assert tab.locator("main [role=alert]").count() == 0, word
+
+
 @pytest.mark.parametrize("opened", ["journey", "bank"], indirect=True)
 def test_all_lessons_of_a_handout(opened):
     """Lessons on worked examples can be read from any handout; others say what they need."""

@@ -31,16 +31,18 @@ export function WhatIf({
   const edits = new Set((state.edits ?? "").split(",").filter(Boolean));
   const [chosen, setOpen] = useState(/** @type {boolean | null} */ (null));
   const open = chosen ?? edits.size > 0;
+  // a handout holds what its lesson changes, and no other change
+  const isRecorded = Boolean(transport.handout && !run.example && edits.size);
   const found = useAnswer(
     answers,
-    edits.size && attention.has?.trace !== false ? `runs/${run.run}/whatif` : null,
+    edits.size && (isRecorded || attention.has?.trace !== false) ? `runs/${run.run}/whatif` : null,
     {
       ...{ l: attention.l, h, i, edits: state.edits },
     },
   );
   // a file runs no model, and computes worked examples by itself
-  if (!transport.canRun && !run.example) return null;
-  if (attention.has?.trace === false)
+  if (!transport.canRun && !run.example && !isRecorded) return null;
+  if (attention.has?.trace === false && !isRecorded)
     return edits.size ? (
       <p class="failure" role="status">
         A what-if needs the queries and keys: {attention.why?.trace}.
@@ -71,7 +73,10 @@ export function WhatIf({
       <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
         <b>What if …</b> <span class="soft">change this attention and see what happens</span>
       </button>
-      {open && (
+      {open && isRecorded && (
+        <p class="soft">Recorded for this change alone: {[...edits].join(", ")}.</p>
+      )}
+      {open && !isRecorded && (
         <div class="row switches">
           {button("scale", "not ÷ √d", "scores are not divided")}
           {masks && button("mask", "no mask", "every key is visible")}
