@@ -183,8 +183,10 @@ class RecordedText(Export):
         made = self.run.output
         if made is None or made.written:
             return
+        last = len(made.hidden) - 1
         for tenths in range(1, 31):
-            self._add(self._answer("output", temperature=f"{tenths / 10:g}", top_k=0, top_p=1))
+            heat = f"{tenths / 10:g}"
+            self._add(self._answer("output", i=last, temperature=heat, top_k=0, top_p=1))
 
     def _put_mute(self) -> None:
         """Put what happens without the first of the two heads that differ most, for each word, in
