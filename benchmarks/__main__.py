@@ -1,5 +1,5 @@
 """python -m benchmarks attend | survey | watch | own_model | edit | estimate | sources | atlas | health | train_step
-    | decode | explore | classroom | fixed_costs
+    | decode | explore | drag | classroom | fixed_costs
 
     [--quick] [--json PATH] [--device cpu | cuda]
 
@@ -21,7 +21,7 @@ parser = ArgumentParser(
 )
 NAMES = (
     "attend", "survey", "watch", "own_model", "edit", "estimate", "sources", "atlas", "health", "train_step", "decode",
-    "explore", "classroom", "fixed_costs",
+    "explore", "drag", "classroom", "fixed_costs",
 )  # fmt: skip
 parser.add_argument("benchmark", choices=NAMES)
 parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")

@@ -14,6 +14,36 @@ export class Answers {
     this.transport = transport;
     /** @type {Map<string, Answer>} */
     this.cache = new Map();
+    /** The requests that components show now. @type {Set<{current: Request[]}>} */
+    this.shown = new Set();
+  }
+
+  /**
+   * Keep an answer that came in another way, such as the facts of a run that was just made.
+   * @param {string} path
+   * @param {any} value
+   */
+  put(path, value) {
+    this.cache.set(requestKey(path), { promise: Promise.resolve(value), value });
+  }
+
+  /**
+   * Request of another run whatever is shown of this one, and wait: what changes while it is
+   * dragged is then rendered once, and as a whole.
+   * @param {string} from  the names of the runs
+   * @param {string} to
+   */
+  async prepare(from, to) {
+    const [old, next] = [`runs/${from}`, `runs/${to}`];
+    const asked = [...this.shown].flatMap(({ current }) =>
+      current.flatMap(({ path, query }) =>
+        path && (path === old || path.startsWith(`${old}/`))
+          ? [this.ask(next + path.slice(old.length), query).promise]
+          : [],
+      ),
+    );
+    // What fails is requested again, and shown, by the component that needs it.
+    await Promise.allSettled(asked);
   }
 
   /**
@@ -76,6 +106,12 @@ export function useAnswers(answers, requests) {
   /** @type {{current: (Fetched & {key: string | null})[]}} */
   const shown = useRef([]);
   const keys = requests.map(({ path, query }) => path && requestKey(path, query));
+  const current = useRef(requests);
+  current.current = requests;
+  useEffect(() => {
+    answers.shown.add(current);
+    return () => void answers.shown.delete(current);
+  }, [answers]);
   /**
    * Return the answer that is not shown yet; a failed request is not repeated.
    * @type {(at: number) => Answer | null}

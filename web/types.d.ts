@@ -405,6 +405,8 @@ interface AfterAnswer {
   follows: string;
   /** the cosine between the vectors before and after */
   moved: number;
+  /** null in saved files, and of more than 8,192 numbers */
+  mixed: MixedHeads | null;
 }
 
 /** One vector on the way: its name, its number of features and its length. */
@@ -418,6 +420,72 @@ interface Stage {
   cosine?: number;
   /** the share of features that are not 0; of "hidden" */
   active?: number;
+  /** its 8 largest features, by size; of "hidden" */
+  largest?: Unit[];
+}
+
+/** One hidden feature of a feed-forward network. */
+interface Unit {
+  unit: number;
+  value: number;
+}
+
+/** The heads, side by side, times W_O: the sum of all parts and the bias is what is added. */
+interface MixedHeads {
+  heads: number[];
+  /** of each head; parts: what its rows of W_O make of it */
+  contexts: number[][];
+  parts: number[][];
+  bias: number[] | null;
+  sum: number[];
+}
+
+/** The way of one query through its stack of blocks. In a decoder it begins with the token that the query reads. */
+interface FlowAnswer {
+  l: number;
+  i: number;
+  token: string;
+  size: number;
+  /** whether what is added is computed from the normalised vector, or their sum is normalised */
+  pre_norm: boolean;
+  stations: Station[];
+}
+
+/** A vector at one station of its way, with its length. */
+interface Station {
+  /** "embedding", "position", "self", "cross", "feed-forward" or "output" */
+  kind: string;
+  /** the attention of the station; of others, the last one in front of it */
+  l: number;
+  /** the length of the vector behind the station */
+  norm: number;
+  /** between the vectors in front of the station and behind it; null of the first */
+  cosine: number | null;
+}
+
+/** One number of a query, key or value as products. */
+interface ProductAnswer {
+  l: number;
+  h: number;
+  /** "q", "k" or "v"; at: the query or key; m: the feature */
+  of: string;
+  at: number;
+  m: number;
+  token: string;
+  /** "W_q", "W_k" or "W_v" */
+  matrix: string;
+  /** whether x was normalised before the matrix */
+  normed: boolean;
+  /** what the matrix reads, x; column: of the matrix */
+  row: number[];
+  column: number[];
+  bias: number | null;
+  /** of all products and the bias */
+  sum: number;
+  /** whether rotary positions change the number after that */
+  turned: boolean;
+  /** as the head has it */
+  number: number;
 }
 
 /** One query and the output, with one attention changed. */
@@ -724,12 +792,27 @@ interface GeometryAnswer {
   moved: number[];
   /** null of more than 64 tokens */
   cosines: Cosines | null;
+  /** of a worked example, whose points can be moved; null of a model */
+  space: PlaneInSpace | null;
 }
 
 /** The cosine between the vectors of every two tokens. */
 interface Cosines {
   before: number[][];
   after: number[][];
+}
+
+/**
+ * Where the plane of a worked example lies among its features: a vector is drawn at the dot products of vector - centre
+ * with both axes. before, after the vectors of the tokens, whole
+ */
+interface PlaneInSpace {
+  axes: number[][];
+  centre: number[];
+  before: number[][];
+  after: number[][];
+  /** the row of the input x that each token's vector before is */
+  rows: number[];
 }
 
 /** The weights between words, of one head or of the mean of all heads. */

@@ -26,6 +26,8 @@ import { notKept, Params, unknown } from "./params.js";
 const MOST_CELLS = 32;
 const MOST_LARGEST = 14;
 const NO_MODEL = "a worked example has no model that writes";
+const NO_HEADS =
+  "what follows the heads is shown for models of Telescope that run here, not for recordings";
 const NO_AUTHOR =
   "these vectors come from no model, so nobody wrote them: type a sentence of your own";
 
@@ -212,18 +214,25 @@ function geometry(request) {
   const tokens = together
     ? words.map(({ token, title }) => (isShared(token) ? title : token))
     : words.slice(start, stop).map(({ token }) => token);
-  const flat = plane(before, after);
+  const { axes, centre, ...flat } = plane(before, after);
+  // the rows of x that the vectors before are: words that occur twice are told by place
+  const named = run.example.inputs.find((one) => one.name === "x")?.rows ?? [];
+  const rows = together
+    ? words.map(({ token }) => named.indexOf(token))
+    : before.map((_, at) => start + at);
   return {
     ...{ l: view.l, start: together ? 0 : start, stop: together ? tokens.length : stop },
     ...{ n: together ? tokens.length : view.n_q, tokens, ...flat },
     moved: before.map((one, at) => cosine(one, after[at])),
     cosines: { before: cosines(before), after: cosines(after) },
+    space: { axes, centre, before, after, rows },
   };
 }
 
 /**
  * Project vectors before and after an attention onto the plane in which they vary most.
- * @type {(before: Matrix, after: Matrix) => {before: Matrix, after: Matrix, explained: number[]}}
+ * @type {(before: Matrix, after: Matrix) => {before: Matrix, after: Matrix, explained: number[],
+ *   axes: Matrix, centre: number[]}}
  */
 function plane(before, after) {
   const both = [...before, ...after];
@@ -246,6 +255,8 @@ function plane(before, after) {
     before: flat.slice(0, before.length),
     after: flat.slice(before.length),
     explained: [0, 1].map((at) => (found[at]?.length ?? 0) ** 2 / Math.max(total, 1e-300)),
+    axes,
+    centre: mean,
   };
 }
 
@@ -437,8 +448,10 @@ export const ANSWERS = {
     };
   },
   image: (request) => request.require("image"),
-  after: refusing(
-    "what follows the heads is shown for models of Telescope that run here, not for recordings",
+  after: refusing(NO_HEADS),
+  flow: refusing(NO_HEADS),
+  product: refusing(
+    "the matrices are known of models of Telescope that run here, not of recordings",
   ),
   output: refusing(
     "this run has no output: a recording keeps attentions, not what the model wrote",

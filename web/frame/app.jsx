@@ -81,7 +81,7 @@ function App({ root, transport, store }) {
           )}
           {run && shown && (
             <>
-              <ModelDrawing run={run} state={state} go={go} shown={shown} />
+              <ModelDrawing {...{ run, state, go, shown, answers }} />
               <Folded
                 run={run}
                 shown={shown}

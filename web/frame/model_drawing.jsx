@@ -1,32 +1,44 @@
 /**
  * A small drawing of the whole model. The attention that is shown is lit; a click on another one
- * opens it.
+ * opens it. A vector can be followed on its way through all of it.
  */
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { layerOf } from "../parts/answered.jsx";
 import { screenOf } from "../screens/index.js";
+import { Flow } from "./flow.jsx";
 
 const MANY = 12; // layers; beyond, blocks are drawn without their parts
 
 /**
  * The stacks of the model from the embedding to the output, and the heads of the attention that is
  * shown.
- * @param {{run: Run, state: State, go: Go, shown: Shown}} props
+ * @param {{run: Run, state: State, go: Go, shown: Shown, answers:
+ *   import("../answers.js").Answers}} props
  */
-export function ModelDrawing({ run, state, go, shown }) {
+export function ModelDrawing({ run, state, go, shown, answers }) {
+  /** The station of the vector that is followed. */
+  const [place, follow] = useState(/** @type {import("./flow.jsx").StationPlace | null} */ (null));
+  useEffect(() => follow(null), [run.run]);
   const { subject, needs } = screenOf(state.screen);
   if (!run.attentions.length || subject === "nothing") return null;
   const stacks = stacksOf(run);
   // On a screen about the whole model no attention is lit, and a click on one opens the walk.
   const lit = subject === "model" ? undefined : shown.attention;
-  const context = { run, go, able: shown.able, lit, state };
+  const context = { run, go, able: shown.able, lit, state, place, follow };
+  const followed = place && run.attentions[place.l];
+  // The word that is chosen, if the vector is of the same text.
+  const isSameText = followed && sideOf(followed) === sideOf(shown.attention ?? followed);
+  const i = Math.min(
+    (isSameText ? state.query : null) ?? (followed ? followed.n_q >> 1 : 0),
+    (followed?.n_q ?? 1) - 1,
+  );
   return (
     <div class="model" role="group" aria-label="the model: choose an attention">
       {run.kind === "example" ? (
         <div class="stack-of">
           <span class="end">vectors</span>
           {run.attentions.map((one) => (
-            <AttentionBox {...context} one={one} label={one.title ?? one.name} />
+            <AttentionBox {...context} one={one} label={sceneLabel(one, run.attentions)} />
           ))}
         </div>
       ) : (
@@ -40,9 +52,47 @@ export function ModelDrawing({ run, state, go, shown }) {
           only={needs === "tiles" ? run.held?.h : undefined}
         />
       )}
+      {canFollow(shown.attention ?? run.attentions[0], run) && !place && (
+        <button
+          type="button"
+          class="button small"
+          onClick={() => follow({ kind: "embedding", l: (shown.attention ?? run.attentions[0]).l })}
+        >
+          ▶ follow a vector
+        </button>
+      )}
+      {place && (
+        <Flow {...{ run, place, i, go, answers }} move={follow} close={() => follow(null)} />
+      )}
     </div>
   );
 }
+
+/**
+ * Return what a scene of an example is called in the drawing: its title up to a colon, and the
+ * score where scenes have different ones.
+ * @param {Attention} one
+ * @param {Attention[]} all
+ */
+function sceneLabel(one, all) {
+  const name = (one.title ?? one.name).split(":")[0];
+  const scores = all.map(({ formula }) => formula.match(/^\w+\((.*?)( [·/] [^ ]+)?\) v/)?.[1]);
+  const own = scores[all.indexOf(one)];
+  const differ = new Set(scores).size === all.length && all.length > 1;
+  return differ && own ? `${name}: ${own}` : name;
+}
+
+/** Return which of two texts the queries of an attention are in. @param {Attention} attention */
+const sideOf = ({ kind }) => (kind === "cross" ? "decoder" : kind);
+
+/**
+ * Return whether the way of a vector is known: of a model of Telescope that runs here, not of a
+ * recording or in a saved page.
+ * @param {Attention} attention
+ * @param {Run} run
+ */
+const canFollow = (attention, run) =>
+  run.kind === "sentence" && !run.held && attention.has?.after === true;
 
 /**
  * @typedef {{name: string, blocks: Attention[][]}} ModelStack  the attentions of each block
@@ -66,8 +116,10 @@ function stacksOf(run) {
 }
 
 /**
- * @typedef {{run: Run, go: Go, able: Attention[], lit: Attention | undefined, state: State}}
- *   DrawingContext
+ * @typedef {import("./flow.jsx").StationPlace} StationPlace
+ * @typedef {{run: Run, go: Go, able: Attention[], lit: Attention | undefined, state: State, place:
+ *   StationPlace | null, follow: (place: StationPlace | null) => void}} DrawingContext  `place` is
+ *   where a followed vector is
  */
 
 /** What an attention is called in the drawing, by its kind. @type {Record<string, string>} */
@@ -81,11 +133,15 @@ function Stack({ stack, last, ...context }) {
   const { run, go, state } = context;
   const compact = stack.blocks.length > MANY;
   const name = stack.name === "self" ? "blocks" : stack.name;
+  const { place } = context;
+  const isHere = place && sideOf(run.attentions[place.l]) === stack.name;
+  /** Return the class of what a followed vector is at. @param {boolean | null} isAt */
+  const flowing = (isAt) => (isAt && isHere ? "flowing" : "");
   return (
     <div class="stack-of" aria-label={name} role="group">
       <button
         type="button"
-        class="end"
+        class={`end ${flowing(/embedding|position/.test(place?.kind ?? ""))}`}
         aria-pressed={state.screen === "positions" && stack.blocks[0][0].kind === context.lit?.kind}
         disabled={stack.blocks[0][0].has?.positions === false}
         title="every token becomes a vector, and its position is added: show how"
@@ -117,17 +173,13 @@ function Stack({ stack, last, ...context }) {
               }
             />
           ))}
-          {!compact && (
-            <span class="part" title="add & norm, then feed-forward, then add & norm again">
-              feed-forward
-            </span>
-          )}
+          {!compact && <FeedForwardBox {...context} block={block} />}
         </span>
       ))}
       {last && run.output ? (
         <button
           type="button"
-          class="end"
+          class={`end ${flowing(place?.kind === "output")}`}
           aria-pressed={state.screen === "output"}
           onClick={() => go({ screen: "output" })}
         >
@@ -148,6 +200,34 @@ function Stack({ stack, last, ...context }) {
   );
 }
 
+/**
+ * The feed-forward network of a block, which opens a panel with what it does to the chosen word.
+ * @param {DrawingContext & {block: Attention[]}} props
+ */
+function FeedForwardBox({ block, run, place, follow }) {
+  const last = block[block.length - 1];
+  const isAt = place?.kind === "feed-forward" && place.l === last.l;
+  const said = "add & norm, then feed-forward, then add & norm again";
+  if (!canFollow(last, run))
+    return (
+      <span class="part" title={`${said}; its numbers are known of models that run here`}>
+        feed-forward
+      </span>
+    );
+  return (
+    <button
+      type="button"
+      class={`part ${isAt ? "flowing" : ""}`}
+      title={said}
+      aria-label={`feed-forward of ${last.name.replace(/[.](self|cross)$/, "")}`}
+      aria-pressed={isAt}
+      onClick={() => follow(isAt ? null : { kind: "feed-forward", l: last.l })}
+    >
+      feed-forward
+    </button>
+  );
+}
+
 /** What was chosen among the queries of one attention. @type {StateChange} */
 const NO_QUERY = {
   query: null,
@@ -159,9 +239,10 @@ const NO_QUERY = {
  * One attention of the drawing; the one that is shown scrolls into view.
  * @param {DrawingContext & {one: Attention, label: string}} props
  */
-function AttentionBox({ one, label, go, able, lit, state }) {
+function AttentionBox({ one, label, go, able, lit, state, place }) {
   const element = useRef(/** @type {HTMLButtonElement | null} */ (null));
   const on = one.l === lit?.l;
+  const isAt = place?.l === one.l && /self|cross/.test(place.kind);
   useEffect(() => {
     const box = element.current?.closest(".stack-of");
     if (!on || !box || !element.current) return;
@@ -177,7 +258,7 @@ function AttentionBox({ one, label, go, able, lit, state }) {
     <button
       type="button"
       ref={element}
-      class={`attention ${one.kind}`}
+      class={`attention ${one.kind} ${isAt ? "flowing" : ""}`}
       aria-pressed={on}
       disabled={!able.includes(one)}
       title={`${one.name}: ${one.heads.length} heads, ${one.n_q} queries, ${one.n_k} keys`}

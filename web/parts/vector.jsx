@@ -78,7 +78,7 @@ export function Vector(props) {
     );
   const height = bars ? 64 : 16;
   const middle = height / 2;
-  return (
+  const strip = (
     <svg
       class={`vector ${bars ? "tall" : ""}`}
       viewBox={`0 0 ${d} ${height}`}
@@ -137,6 +137,21 @@ export function Vector(props) {
         />
       )}
     </svg>
+  );
+  if (d > FEW) return strip;
+  return (
+    <div>
+      <div
+        class="above-bars"
+        aria-hidden="true"
+        style={{ gridTemplateColumns: `repeat(${d}, minmax(0, 1fr))` }}
+      >
+        {numbers.map((x, m) => (
+          <span class={m === own ? "own" : ""}>{short(x, d > 4 ? 3 : 4)}</span>
+        ))}
+      </div>
+      {strip}
+    </div>
   );
 }
 

@@ -175,17 +175,55 @@ export function stateAddress(state) {
  * @returns {StateStore["listen"]}
  */
 const listenToHistory = (read) => (changed) => {
-  const listener = () => changed(read());
+  const listener = () => {
+    pending.address = null; // it was that of the entry before
+    changed(read());
+  };
   addEventListener("popstate", listener);
   return () => removeEventListener("popstate", listener);
 };
 
+/** Milliseconds between two replacements: browsers refuse an address that changes too often. */
+const REPLACE_EVERY = 350;
+/** @type {{timer: ReturnType<typeof setTimeout> | undefined, address: string | null}} */
+const pending = { timer: undefined, address: null };
+
+/** Write the address that was left waiting, if there is one. */
+const replaceNow = () => {
+  const { address } = pending;
+  pending.address = null;
+  try {
+    if (address !== null) history.replaceState(null, "", address);
+  } catch {
+    // a sandboxed frame may not change its address
+  }
+};
+
+/** Write what changes in a while when the while is over. */
+const replaceLater = () => {
+  pending.timer = setTimeout(() => {
+    pending.timer = undefined;
+    if (pending.address === null) return;
+    replaceNow();
+    replaceLater();
+  }, REPLACE_EVERY);
+};
+
 /**
- * Add an entry to the browser’s history, or replace the last one.
+ * Add an entry to the browser’s history, or replace the last one: at once, and while it goes on
+ * changing every now and then.
  * @type {(step: boolean, address: string) => void}
  */
-const writeHistory = (step, address) =>
-  history[step ? "pushState" : "replaceState"](null, "", address);
+const writeHistory = (step, address) => {
+  if (step) {
+    replaceNow();
+    return history.pushState(null, "", address);
+  }
+  pending.address = address;
+  if (pending.timer !== undefined) return undefined;
+  replaceNow();
+  return replaceLater();
+};
 
 const readAddress = () =>
   parseState(location.pathname, `${location.search.slice(1)}&${location.hash.slice(1)}`);
@@ -217,7 +255,7 @@ export const hashStore = (start) => {
     read,
     write(state, step) {
       current = statePath(state);
-      if (`#${current}` === location.hash) return;
+      if (`#${current}` === location.hash) return void (pending.address = null);
       try {
         writeHistory(step, `#${current}`);
       } catch {

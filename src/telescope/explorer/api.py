@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ..attention import ZeroSumError
 from ..models import LoadError
+from .after_head import after_head, flow
 from .answers import (
     ABSENT,
     Absent,
@@ -39,10 +40,11 @@ from .library import Library
 from .maps import Picture, describe_map, tile, track
 from .next_tokens import draw, output, write_on
 from .positions import encoding, encodings, positions, variance
+from .products import product
 from .readings import readings
 from .run import Run, RunRequest
 from .sources import sources
-from .walk import after_head, cell, cells, trace
+from .walk import cell, cells, trace
 from .weights import alignment, perspectives, sharpest, start
 from .what_if import what_if
 
@@ -76,6 +78,8 @@ RUN_ROUTES = {
     "tokens": Route(tokens, "l&axis=q|k&start&stop&b"),
     "trace": Route(trace, "l&h&i&b"),
     "after": Route(after_head, "l&i&b"),
+    "flow": Route(flow, "l&i&b"),
+    "product": Route(product, "l&h&i&b&of=q|k|v&j&m"),
     "whatif": Route(what_if, "l&h&i&b&edits=scale,mask,sum,mute,t:0.5,hide:3"),
     "why": Route(why, "l&h&i&j&than&b"),
     "writes": Route(writes, "l&h&i&b"),

@@ -13,10 +13,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..surveys import HOW
+from .after_head import after_all
 from .answers import Refusal, RequestParams, to_json
 from .export import pack_picture, pack_traces, pack_words, without_shares
 from .run import Run, RunRequest
-from .walk import after_all
 from .weights import perspectives_of_all_words, word_weights
 
 MOST_TOKENS = 256  # tokens: one tile of the map, and one trace each

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..measures import CLEAR, HABIT_KEYS, IN_SPACE, MEASURES, punctuation_test
 from ..recording import heads_of
 from ..tiles import BUDGET, Tiles
-from ..traces import Words, cosines, plane
+from ..traces import Plane, Words, cosines, plane
 from .answers import ABSENT, Absent, Answer, Columns, Matrix, RequestParams, Scores, Vector, Weights
 from .run import AttentionView, RunRequest
 from .walk import Rest, Step
@@ -183,6 +183,22 @@ class Cosines(Answer):
 
 
 @dataclass(frozen=True)
+class PlaneInSpace(Answer):
+    """Where the plane of a worked example lies among its features: a vector is drawn at the dot
+    products of vector - centre with both axes.
+
+    before, after  the vectors of the tokens, whole
+    rows           the row of the input x that each token's vector before is
+    """
+
+    axes: Matrix
+    centre: Vector
+    before: Matrix
+    after: Matrix
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True)
 class GeometryAnswer(Answer):
     """The vectors of tokens before and after the attention, projected onto one plane.
 
@@ -191,6 +207,7 @@ class GeometryAnswer(Answer):
     explained  the share of the variance along x and y
     moved      the cosine between a token's vectors before and after
     cosines    null of more than 64 tokens
+    space      of a worked example, whose points can be moved; null of a model
     """
 
     exact = True
@@ -204,6 +221,7 @@ class GeometryAnswer(Answer):
     explained: Sequence[float]
     moved: Vector
     cosines: Cosines | None
+    space: PlaneInSpace | None
 
 
 def geometry(request: RunRequest) -> GeometryAnswer:
@@ -245,7 +263,27 @@ def geometry(request: RunRequest) -> GeometryAnswer:
         explained=flat.explained,
         moved=flat.moved,
         cosines=Cosines(cosines(before), cosines(after)) if few else None,
+        space=_space(request, flat, before, after, span),
     )
+
+
+def _space(
+    request: RunRequest,
+    flat: Plane,
+    before: Float[Tensor, "n d"],
+    after: Float[Tensor, "n d"],
+    span: range,
+) -> PlaneInSpace | None:
+    """Return the plane of a worked example in its space, or None of other runs."""
+    example = request.run.example
+    if example is None:
+        return None
+    words = next(one.rows for one in example.inputs if one.name == "x")
+    assert words is not None
+    # The scenes that share a plane name the same rows; words that occur twice are told by place.
+    names = [name for one in request.view.beside for name in one.names("q", 0)]
+    rows = [words.index(name) for name in names] or list(span)
+    return PlaneInSpace(flat.axes, flat.centre, before, after, rows)
 
 
 def _mean_by_word(vectors: Float[Tensor, "token d"], words: Words) -> Float[Tensor, "word d"]:

@@ -92,8 +92,9 @@ class Output:
     """The hidden states before the head, of a GPT or of a Transformer's decoder; logits are
     computed on request.
 
-    ids    the tokens that the queries read; `source` those that the encoder read
-    words  what a translator wrote; None for a GPT
+    ids     the tokens that the queries read; `source` those that the encoder read
+    words   what a translator wrote; None for a GPT
+    memory  the encoder's output for the source
     """
 
     model: GPT | Transformer
@@ -102,6 +103,7 @@ class Output:
     written: Sequence[int]
     words: Words | None
     source: Sequence[int] = ()
+    memory: Float[Tensor, "1 key d_model"] | None = None
 
     @classmethod
     @torch.no_grad()
@@ -117,8 +119,9 @@ class Output:
         """Run a Transformer on a source and on what it has written."""
         # The decoder has read all that it wrote but the last token.
         read = [start_token(model), *written[:-1]]
-        hidden = model.hidden(_batch(model, source), _batch(model, read))[0]
-        return cls(model, hidden, read, written, words, source)
+        memory = model.encode(_batch(model, source))
+        hidden = model.decode(_batch(model, read), memory)[0]
+        return cls(model, hidden, read, written, words, source, memory)
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -126,8 +129,13 @@ class Output:
         sides = [self.ids] if isinstance(self.model, GPT) else [self.source, self.ids]
         return tuple(_batch(self.model, side) for side in sides)
 
-    def run(self) -> Float[Tensor, "n d_model"]:
-        """Run the model on the same tokens, edited if it is, and return its hidden states."""
+    def run(self, *, encodes: bool = True) -> Float[Tensor, "n d_model"]:
+        """Run the model on the same tokens, edited if it is, and return its hidden states. Where
+        the encoder is not edited, its output is known: `encodes` False.
+        """
+        if self.memory is not None and not encodes:
+            assert isinstance(self.model, Transformer)
+            return self.model.decode(_batch(self.model, self.ids), self.memory)[0]
         return self.model.hidden(*self.inputs)[0]
 
     @contextmanager

@@ -1,25 +1,18 @@
-"""Answers about one query of one head: every step and product, single weights, and the way from the
-heads to the next layer.
-"""
+"""Answers about one query of one head: every step and product, and single weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
-from torch.nn.functional import cosine_similarity, linear
 
-from ..layers import AddNorm, DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention
 from ..recording.row_in_float64 import RowInFloat64, row_in_float64
 from ..tiles import OneHead
-from .answers import ABSENT, Absent, Answer, Matrix, Scores, Vector, not_kept
+from .answers import ABSENT, Absent, Answer, Matrix, Scores, Vector
 from .run import AttentionView, RunRequest
 from .weights import top_weights
 
 MOST_CELLS = 32  # weights in one answer to /cells
-LEAST_ACTIVE = 1e-3  # of a feature of the feed-forward network that counts as active
 
 # -------------------------------------------------------------------------------------------- trace
 
@@ -262,163 +255,3 @@ def _keys(request: RunRequest, most: int) -> range:
     _ = request.i  # refused before j
     j = request.index("j", view.size[1], "key")
     return range(j, min(j + most, view.size[1]))
-
-
-# ---------------------------------------------------------------------------------- after the heads
-
-
-@dataclass(frozen=True)
-class Stage(Answer):
-    """One vector on the way: its name, its number of features and its length.
-
-    heads   the lengths of the heads' parts; of "joined" and "projected"
-    cosine  between the vector and the one it was added to; of "added" and "passed"
-    active  the share of features that are not 0; of "hidden"
-    """
-
-    name: str
-    size: int
-    norm: float
-    heads: Sequence[float] | Absent = ABSENT
-    cosine: float | Absent = ABSENT
-    active: float | Absent = ABSENT
-
-
-@dataclass(frozen=True)
-class AfterAnswer(Answer):
-    """One query after its heads.
-
-    stages      joined, projected, before, added, normed (post-norm only), hidden, fed, passed
-    difference  the largest from the model's own vector
-    follows     "feed-forward" or "cross"
-    moved       the cosine between the vectors before and after
-    """
-
-    l: int
-    i: int
-    token: str
-    pre_norm: bool
-    stages: Sequence[Stage]
-    difference: float
-    follows: str
-    moved: float
-
-
-@torch.no_grad()
-def after_head(request: RunRequest) -> AfterAnswer:
-    """Answer the way of one query from its heads to the next layer, in sizes and lengths."""
-    after = AfterHeads(request.view, request.b, request.layer)
-    return after.answer(request.i)
-
-
-@torch.no_grad()
-def after_all(view: AttentionView, b: int, layer: int) -> list[AfterAnswer]:
-    """Return the answers about all queries."""
-    after = AfterHeads(view, b, layer)
-    return [after.answer(i) for i in range(view.size[0])]
-
-
-class AfterHeads:
-    """What happens to the queries of one sequence after their heads, computed from the recorded
-    vectors by the model's own layers.
-    """
-
-    def __init__(self, view: AttentionView, b: int, layer: int) -> None:
-        """Raise Refusal where the model is not here, or what follows its heads is not known."""
-        block = view.block
-        if not isinstance(block, EncoderBlock | DecoderBlock) or not view.call.has_values:
-            raise not_kept(
-                "what follows the heads is shown for models of Telescope that run here, not for "
-                "recordings"
-            )
-        # W_O is known of multi-head attention alone.
-        is_cross = view.kind == "cross"
-        attention = getattr(block, "cross_attention" if is_cross else "self_attention")
-        if not isinstance(attention, MultiHeadAttention):
-            raise not_kept(f"what follows the heads is not known for a {type(attention).__name__}")
-        view.require("geometry")
-        self.view = view
-        self.b = b
-        self.layer = layer
-        self.block = block
-        self.W_O = attention.W_O
-        self.norm: AddNorm = block.add_norm_2 if is_cross else block.add_norm_1
-        # In a decoder's block, cross-attention follows self-attention, and then the network.
-        self.feeds = is_cross or isinstance(block, EncoderBlock)
-        # Of all queries at once, since an export asks for each.
-        self.contexts = view.call.trace().context[b]
-
-    def answer(self, i: int) -> AfterAnswer:
-        """Return the way of query i."""
-        before = self.view.call.before[self.b, i]
-        after = self.view.call.after[self.b, i]
-
-        # The heads are joined, multiplied by W_O and added to the stream.
-        contexts = self.contexts[:, i].to(before)
-        parts = [self._part(contexts, head) for head in range(len(contexts))]
-        joined = contexts.flatten()
-        projected = self.W_O(joined)
-        added = before + projected
-        stages = [
-            _stage("joined", joined, heads=[float(one.norm()) for one in contexts]),
-            _stage("projected", projected, heads=[float(one.norm()) for one in parts]),
-            _stage("before", before),
-            _stage("added", added, cosine=_cosine(before, added)),
-        ]
-        # What the recorded vector should be; post-norm blocks normalise the sum.
-        expected = added
-        if not self.norm.pre_norm:
-            expected = self.norm.norm(added)
-            stages.append(_stage("normed", expected))
-
-        # What the next layer reads: after the feed-forward network, if that comes next.
-        last = after
-        if self.feeds:
-            last = self._feed_forward(after, stages)
-        return AfterAnswer(
-            l=self.layer,
-            i=i,
-            token=self.view.tokens("q", self.b, [i])[0],
-            pre_norm=self.norm.pre_norm,
-            stages=stages,
-            difference=float((expected - after).abs().max()),
-            follows="feed-forward" if self.feeds else "cross",
-            moved=_cosine(before, last),
-        )
-
-    def _part(self, contexts: Float[Tensor, "head d_v"], head: int) -> Float[Tensor, " d_model"]:
-        """Return one head's part of the projected vector: its rows of W_O."""
-        alone = torch.zeros_like(contexts)
-        alone[head] = contexts[head]
-        # Without the bias, so that the parts of all heads and the bias add up to the whole.
-        return linear(alone.flatten(), self.W_O.weight)
-
-    def _feed_forward(self, x: Float[Tensor, " d_model"], stages: list[Stage]) -> Tensor:
-        """Append the stages of the feed-forward network, and return the vector that is passed
-        on.
-        """
-        block = self.block
-        # A decoder's block has one norm more, after its cross-attention.
-        norm: AddNorm = block.add_norm_3 if isinstance(block, DecoderBlock) else block.add_norm_2
-        network = block.feed_forward
-        assert isinstance(network, FeedForward)
-        # Pre-norm normalises what the network reads, post-norm what is passed on.
-        read = (norm.norm(x) if norm.pre_norm else x)[None, None]
-        hidden = network.hidden(read)[0, 0]
-        fed = network(read)[0, 0]
-        passed: Tensor = x + fed if norm.pre_norm else norm.norm(x + fed)
-        active = float((hidden.abs() > LEAST_ACTIVE).float().mean())
-        stages += [
-            _stage("hidden", hidden, active=active),
-            _stage("fed", fed),
-            _stage("passed", passed, cosine=_cosine(x, passed)),
-        ]
-        return passed
-
-
-def _stage(name: str, vector: Float[Tensor, " d"], **more: Any) -> Stage:
-    return Stage(name, len(vector), float(vector.norm()), **more)
-
-
-def _cosine(before: Float[Tensor, " d"], after: Float[Tensor, " d"]) -> float:
-    return float(cosine_similarity(before, after, dim=0))

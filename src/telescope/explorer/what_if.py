@@ -185,7 +185,7 @@ def what_if(request: RunRequest) -> WhatIfAnswer:
     else:
         edits = changes.edits(view.name, h, view.call.facts.shape[3])
         with made.edited(edits), watch(made.model, layers=view.name, keep="steps") as recording:
-            states = made.run()
+            states = made.run(encodes=view.kind == "encoder")
         view = replace(view, call=recording[view.name].call)
         one = one_head(view.call, h, b)
         change = _compare(made, states)

@@ -6,20 +6,18 @@ May import attention, engines, token_kinds and words. Read trace.py first: `trac
 """
 
 from ..engines import formulas
+from .plane import Plane, cosines, nearness, plane
 from .printed import PrintedTable
 from .render import (
     DIGITS,
     DIGITS_OF_FLOAT64,
     FirstThatFits,
     background,
-    cosines,
     format_number,
     indent,
     json_number,
     json_numbers,
-    nearness,
     number_cell,
-    plane,
     render_table,
     render_text,
     round_numbers,
@@ -37,6 +35,7 @@ __all__ = [
     "PAIR_STEPS",
     "SPACE",
     "FirstThatFits",
+    "Plane",
     "PrintedTable",
     "Row",
     "Span",

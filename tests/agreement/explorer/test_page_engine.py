@@ -70,7 +70,7 @@ def requests(run):
             yield from ((name, place) for name in ("alignment", "received", "encoding", "heads", "map"))
             for i in range(one["n_q"]):
                 place = {"l": layer, "h": h, "i": i}
-                names = ("trace", "positions", "top", "writes", "after", "image", "perspectives")
+                names = ("trace", "positions", "top", "writes", "after", "flow", "product", "image", "perspectives")
                 yield from ((name, place) for name in names)
                 yield from (("whatif", place | {"edits": edits}) for edits in EDITS)
                 for j in range(one["n_k"]):

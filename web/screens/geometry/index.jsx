@@ -2,10 +2,13 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered, layerOf } from "../../parts/answered.jsx";
+import { Cells } from "../../parts/cells.jsx";
+import { useLive } from "../../parts/live.js";
 import { argmax, clamp, full, percent, short, sum } from "../../parts/numbers.js";
 import { Term } from "../../parts/term.jsx";
 import { visible } from "../../parts/text.js";
 import { number, shared } from "../../state/fields.js";
+import { drawn, moved } from "./moving.js";
 import { Scatter } from "./scatter.jsx";
 
 export const title = "Geometry";
@@ -70,12 +73,16 @@ function Geometry(props) {
 }
 
 /**
+ * @typedef {import("./moving.js").Moving} Moving
+ */
+
+/**
  * The points between before and after, a slider, and the cosines of the chosen word.
  * @param {ScreenProps & {found: GeometryAnswer, wordOf: (token: number) => number, queryOf: (point:
  *   number) => number}} props which point a token belongs to, and a token of a point
  */
-function Plane({ found, state, go, wordOf, queryOf }) {
-  const { tokens, before, after } = found;
+function Plane({ found, run, attention, answers, transport, state, go, wordOf, queryOf }) {
+  const { tokens, space } = found;
   const n = tokens.length;
   const mostMoved = argmax(found.moved.map((cosine) => -cosine));
   const i = state.query === null ? mostMoved : clamp(wordOf(state.query) - found.start, 0, n - 1);
@@ -85,6 +92,31 @@ function Plane({ found, state, go, wordOf, queryOf }) {
   const [alpha, setAlpha] = useState(state.geometry.progress);
   useEffect(() => setAlpha(state.geometry.progress), [state.geometry.progress]);
   const [playing, play] = usePlay(setAlpha, (end) => go({ geometry: { progress: end } }, false));
+  const live = useLive({ run, go, transport, answers });
+  const [held, hold] = useState(/** @type {import("./moving.js").HeldPlane | null} */ (null));
+  const isHeld = held !== null && (!held.released || live.isPending);
+  const { before, after } =
+    space && isHeld
+      ? drawn(space, live.inputs.x, held)
+      : { before: found.before, after: found.after };
+  /** Move the word of a point, as far as it moves in the plane. @type {Moving["move"]} */
+  const move = (at, [x, y]) => {
+    if (!space) return;
+    const plane = isHeld ? held : { axes: space.axes, centre: space.centre, released: false };
+    hold({ ...plane, released: false });
+    const row = space.rows[at];
+    live.set("x", row, moved(live.inputs.x[row], [x, y], plane));
+    if (space.rows[i] !== row) go({ query: queryOf(found.start + at) }, false);
+  };
+  // A word in two scenes has one vector before them: its point is moved once.
+  const handles = (space?.rows ?? []).flatMap((row, at, rows) =>
+    rows.indexOf(row) === at ? [at] : [],
+  );
+  /** @type {Moving | null} */
+  const moving =
+    space && transport.send
+      ? { isHeld, handles, move, release: () => held && hold({ ...held, released: true }) }
+      : null;
   /** @param {number} value */
   const slide = (value) => {
     setAlpha(value);
@@ -103,9 +135,18 @@ function Plane({ found, state, go, wordOf, queryOf }) {
             j={j}
             trails={trails}
             explained={found.explained}
+            moving={moving}
             choose={(/** @type {number} */ at) => go({ query: queryOf(found.start + at) })}
           />
         </div>
+        {moving && (
+          <p class="soft hint" role="status" data-held={isHeld ? "" : undefined}>
+            {isHeld
+              ? "The plane is held while a word is moved, and fitted again when you let go."
+              : "Drag a hollow point, or give it the focus and press arrow keys: the word’s vector " +
+                "moves, and what attention makes of it follows."}
+          </p>
+        )}
         <div class="slide">
           <button type="button" class="button" onClick={() => play(alpha)}>
             {playing ? "■ stop" : "▶ play"}
@@ -131,6 +172,9 @@ function Plane({ found, state, go, wordOf, queryOf }) {
             trails
           </label>
         </div>
+        {moving && space && (
+          <Cells {...{ run, go, transport, live }} scene={attention.l} chosen={space.rows[i]} />
+        )}
       </div>
       <aside class="aside card">
         <h2 class="token q">{visible(tokens[i])}</h2>

@@ -1,5 +1,5 @@
 /** Every token as a point, before and after attention, with labels that do not overlap. */
-import { useMemo, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import { useWidth } from "../../parts/hooks.js";
 import { clamp, percent } from "../../parts/numbers.js";
 import { clipped, visible } from "../../parts/text.js";
@@ -8,8 +8,8 @@ const MARGIN = 46; // pixels
 
 /**
  * @typedef {{tokens: string[], before: number[][], after: number[][], alpha: number, i: number, j:
- *   number | null, trails: boolean, explained: number[], choose: (at: number) => void}}
- *   ScatterProps
+ *   number | null, trails: boolean, explained: number[], moving: import("./moving.js").Moving |
+ *   null, choose: (at: number) => void}} ScatterProps  `moving` is null where nothing can be moved
  */
 
 /**
@@ -32,9 +32,11 @@ export function Scatter(props) {
  * The points, their trails, and the labels that find a place.
  * @param {ScatterProps & {wide: number, high: number}} props
  */
-function Points({ tokens, before, after, alpha, i, j, trails, explained, choose, wide, high }) {
+function Points(props) {
+  const { tokens, before, after, alpha, i, j, trails, explained, moving, choose } = props;
+  const { wide, high } = props;
   const [hover, setHover] = useState(/** @type {number | null} */ (null));
-  const toPage = useMemo(() => {
+  const fitted = useMemo(() => {
     const points = [...before, ...after];
     const [xs, ys] = [0, 1].map((axis) => points.map((point) => point[axis]));
     const x0 = Math.min(...xs);
@@ -46,16 +48,26 @@ function Points({ tokens, before, after, alpha, i, j, trails, explained, choose,
       (wide - 2 * MARGIN - 40) / (x1 - x0 || 1),
       (high - 2 * MARGIN) / (y1 - y0 || 1),
     );
-    return (/** @type {number[]} */ [x, y]) => [
-      wide / 2 + (x - (x0 + x1) / 2) * scale,
-      high / 2 - (y - (y0 + y1) / 2) * scale,
-    ];
+    const centre = [(x0 + x1) / 2, (y0 + y1) / 2];
+    return { wide, high, centre, scale };
   }, [before, after, wide, high]);
-  const [starts, ends] = useMemo(() => [before.map(toPage), after.map(toPage)], [toPage]);
+  // While a point is moved, everything else keeps its place.
+  const kept = useRef(fitted);
+  if (!moving?.isHeld) kept.current = fitted;
+  const { centre, scale } = kept.current;
+  const toPage = (/** @type {number[]} */ [x, y]) => [
+    wide / 2 + (x - centre[0]) * scale,
+    high / 2 - (y - centre[1]) * scale,
+  ];
+  const toPlane = (/** @type {number[]} */ [x, y]) => [
+    centre[0] + (x - wide / 2) / scale,
+    centre[1] - (y - high / 2) / scale,
+  ];
+  const [starts, ends] = [before.map(toPage), after.map(toPage)];
 
   // Where the points are now, between before and after.
   const now = starts.map((from, at) => from.map((x, axis) => x + (ends[at][axis] - x) * alpha));
-  const labels = useMemo(() => placeLabels(now, tokens, wide, [i, j]), [now, tokens, wide, i, j]);
+  const labels = placeLabels(now, tokens, wide, [i, j]);
   /** @param {KeyboardEvent} event */
   const pressKey = (event) => {
     const step = /^Arrow(Right|Down)$/.test(event.key)
@@ -128,7 +140,7 @@ function Points({ tokens, before, after, alpha, i, j, trails, explained, choose,
         ))}
       {now.map((at, place) => (
         <circle
-          class="dot"
+          class={place === i ? "dot own" : "dot"}
           cx={at[0]}
           cy={at[1]}
           r={place === i ? 7 : 5}
@@ -162,7 +174,82 @@ function Points({ tokens, before, after, alpha, i, j, trails, explained, choose,
             </text>
           ),
       )}
+      {moving &&
+        moving.handles.map((place) => (
+          <Movable
+            key={place}
+            at={starts[place]}
+            token={tokens[place]}
+            isChosen={place === i}
+            moving={moving}
+            choose={() => choose(place)}
+            move={([x, y]) =>
+              moving.move(place, toPlane([clamp(x, 4, wide - 4), clamp(y, 4, high - 4)]))
+            }
+          />
+        ))}
     </svg>
+  );
+}
+
+const KEY_PIXELS = 4; // by which an arrow key moves a point
+const CLICK = 3; // pixels within which a press is a click
+
+/**
+ * The hollow point of a word, which can be moved by mouse, pen, finger and arrow keys.
+ * @param {{at: number[], token: string, isChosen: boolean, moving: import("./moving.js").Moving,
+ *   choose: () => void, move: (to: number[]) => void}} props  `at` and `to` are pixels
+ */
+function Movable({ at, token, isChosen, moving, choose, move }) {
+  /** @type {{current: {from: number[], at: number[], moves: boolean} | null}} */
+  const drag = useRef(null);
+  /** @param {KeyboardEvent} event */
+  const pressKey = (event) => {
+    /** @type {Record<string, number[]>} */
+    const sides = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const side = sides[event.key];
+    if (event.key === "Enter" || event.key === "Escape") moving.release();
+    if (!side) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const far = KEY_PIXELS * (event.shiftKey ? 10 : 1);
+    move([at[0] + far * side[0], at[1] + far * side[1]]);
+  };
+  /** @param {PointerEvent & {currentTarget: SVGCircleElement}} event */
+  const press = (event) => {
+    if (event.button !== 0) return;
+    event.currentTarget.setPointerCapture(event.pointerId);
+    drag.current = { from: [event.clientX, event.clientY], at, moves: false };
+  };
+  /** @param {PointerEvent} event */
+  const drawOn = (event) => {
+    const begun = drag.current;
+    if (!begun) return;
+    const [x, y] = [event.clientX - begun.from[0], event.clientY - begun.from[1]];
+    begun.moves ||= Math.hypot(x, y) > CLICK;
+    if (begun.moves) move([begun.at[0] + x, begun.at[1] + y]);
+  };
+  const release = () => {
+    if (drag.current && !drag.current.moves) choose();
+    drag.current = null;
+    moving.release();
+  };
+  return (
+    <circle
+      class={`movable ${isChosen ? "chosen" : ""}`}
+      cx={at[0]}
+      cy={at[1]}
+      r="12"
+      role="button"
+      tabindex={0}
+      aria-label={`${visible(token)} before attention; arrow keys move it`}
+      onKeyDown={pressKey}
+      onBlur={() => !drag.current && moving.release()}
+      onPointerDown={press}
+      onPointerMove={drawOn}
+      onPointerUp={release}
+      onPointerCancel={release}
+    />
   );
 }
 

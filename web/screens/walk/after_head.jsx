@@ -5,6 +5,7 @@ import { useAnswer } from "../../answers.js";
 import { Answered } from "../../parts/answered.jsx";
 import { count, full, percent, short } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
+import { MixedHeads } from "./mixed_heads.jsx";
 
 /** What each stage is. @type {Record<string, [any, any]>} */
 const STAGES = {
@@ -30,12 +31,12 @@ const STAGES = {
  * Each vector between the heads and the next layer, with its features and its length.
  * @param {StepProps} props
  */
-export function AfterHead({ run, attention, answers, i, trace }) {
+export function AfterHead({ run, attention, answers, i, trace, theme }) {
   const found = useAnswer(answers, `runs/${run.run}/after`, { l: attention.l, i });
   return (
     <Answered answer={found}>
-      {(/** @type {any} */ value) => {
-        const most = Math.max(...value.stages.map((/** @type {any} */ stage) => stage.norm));
+      {(/** @type {AfterAnswer} */ value) => {
+        const most = Math.max(...value.stages.map((stage) => stage.norm));
         return (
           <div class="stack">
             <table class="ledger after">
@@ -54,7 +55,7 @@ export function AfterHead({ run, attention, answers, i, trace }) {
                 </tr>
               </thead>
               <tbody>
-                {value.stages.map((/** @type {any} */ stage) => (
+                {value.stages.map((stage) => (
                   <tr class={stage.name === "passed" ? "chosen" : ""}>
                     <td class="what">
                       <b>{STAGES[stage.name][0]}</b>
@@ -95,6 +96,7 @@ export function AfterHead({ run, attention, answers, i, trace }) {
                 ))}
               </tbody>
             </table>
+            {value.mixed && <MixedHeads mixed={value.mixed} theme={theme} />}
             <p>
               {value.follows === "cross" ? (
                 <>

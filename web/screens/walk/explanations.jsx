@@ -101,8 +101,8 @@ const EXPLANATIONS = {
             <>
               <p>{cells.run.example.scenes[attention.l].caption}.</p>
               <p>
-                Every number can be changed: click a cell, type, press Enter. All steps are computed
-                again.
+                Every number can be changed: drag it sideways, or click it and type. All steps are
+                computed again at once.
               </p>
             </>
           ),

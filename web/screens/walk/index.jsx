@@ -2,7 +2,7 @@
  * Walk: from tokens to context, one step at a time, for one query of one head. Every number can be
  * pointed at.
  */
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered, KINDS, allAnswers, headName } from "../../parts/answered.jsx";
 import { Ask, Asked, canAsk, useAskKeys } from "../../parts/asked.jsx";
@@ -10,6 +10,7 @@ import { FORMULAS } from "../../parts/formula.jsx";
 import { useKeys } from "../../parts/hooks.js";
 import { argmax, short, sum, toNumber } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
+import { useLive } from "../../parts/live.js";
 import { WhatIf } from "../../parts/what_if.jsx";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { joinKeys, tokenRange, wordsOrPieces } from "../../parts/words.js";
@@ -17,6 +18,7 @@ import { shared, text } from "../../state/fields.js";
 import { AfterHead } from "./after_head.jsx";
 import { explain } from "./explanations.jsx";
 import { Ledger } from "./ledger.jsx";
+import { RowTimesColumn } from "./row_times_column.jsx";
 import { Context, Embedding, Projections, Sum, Tokens } from "./stages.jsx";
 
 export const title = "Walk";
@@ -82,12 +84,24 @@ function Walk(props) {
   const queries = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "q", i));
   const keys = useAnswer(answers, `runs/${run.run}/tokens`, tokenRange(attention, "k", 0));
   const trace = useAnswer(answers, `runs/${run.run}/trace`, { l, h, i });
+  const answer = allAnswers(queries, keys, trace);
+  // Numbers may be dragged to where scores cannot be divided by their sum, and on: the cells stay.
+  const last = useRef(answer);
+  if (answer.value) last.current = answer;
+  const stays = run.example && answer.error && last.current.value;
   return (
-    <Answered answer={allAnswers(queries, keys, trace)}>
-      {([words, keyWords, found]) => (
-        <Steps {...props} words={words} keyWords={keyWords} pieceTrace={found} i={i} />
+    <>
+      {stays && (
+        <p class="failure" role="alert">
+          {answer.error?.message}
+        </p>
       )}
-    </Answered>
+      <Answered answer={stays ? last.current : answer}>
+        {([words, keyWords, found]) => (
+          <Steps {...props} words={words} keyWords={keyWords} pieceTrace={found} i={i} />
+        )}
+      </Answered>
+    </>
   );
 }
 
@@ -129,6 +143,7 @@ function Steps({
   const j = chosen >= 0 ? chosen : argmax(row.weights);
   const [m, point] = useState(/** @type {any} */ (null));
   useEffect(() => point(null), [trace, step]);
+  const live = useLive({ run, go, transport, answers });
 
   const place = picked.at(i);
   const goToStep = (/** @type {string} */ name) => go({ walk: { step: name } });
@@ -177,7 +192,7 @@ function Steps({
     place,
     run,
     answers,
-    cells: { run, scene: attention.l, chosen: i, go, transport },
+    cells: { run, scene: attention.l, chosen: i, go, transport, live },
     pick: (key) => go({ key: row.keys[key] }, false),
     why: asksWhy ? asking("why") : null,
   };
@@ -271,6 +286,9 @@ function Steps({
         <aside class="aside card">
           <h2>{title}</h2>
           {formula || <p class="figures">{row.formulas[step]}</p>}
+          {step === "qkv" && (
+            <RowTimesColumn {...shared} h={state.head} isOnline={transport.canRun} />
+          )}
           {prose}
           <output class="readout" aria-live="polite">
             {readout}

@@ -210,13 +210,21 @@ function Products({ trace, row, j, m, point, theme }) {
     <div class="card">
       <h3>
         <span class="q">{visible(trace.token)}</span> ·{" "}
-        <span class="k">{visible(row.tokens[j])}</span>: {terms.length} products that sum to{" "}
-        {short(row.steps.scores[j])}
+        <span class="k">{visible(row.tokens[j])}</span>: {terms.length}{" "}
+        {factors ? "products" : "terms"} that sum to {short(row.steps.scores[j])}
       </h3>
+      {trace.score !== "q·k" && (
+        <p class="soft">
+          The score is <span class="figures">{trace.score}</span>:{" "}
+          {trace.score === "q·W·k"
+            ? "here q is multiplied by W first, and then with k."
+            : "each is one feature of it."}
+        </p>
+      )}
       <div class="strip" style={{ marginTop: "12px" }}>
         {factors && line("q", "q", q, false, most)}
         {factors && line("k", "k", k, false, most)}
-        {line("q × k", "", terms, true, largest(trace.terms.flat()))}
+        {line(factors ? "q × k" : "terms", "", terms, true, largest(trace.terms.flat()))}
       </div>
       <details class="products" style={{ marginTop: "10px" }}>
         <summary>all {terms.length} as numbers</summary>

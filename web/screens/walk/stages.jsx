@@ -6,6 +6,7 @@ import { Matrix } from "../../parts/matrix.jsx";
 import { clamp, cosine, count, full, largest, percent, short, sum } from "../../parts/numbers.js";
 import { visible } from "../../parts/text.js";
 import { SignedScale, Vector } from "../../parts/vector.jsx";
+import { Live } from "./live_result.jsx";
 
 /** The text as the model reads it, with positions. @param {StepProps} props */
 export function Tokens({ words, place, point }) {
@@ -62,8 +63,14 @@ function Lines({ numbers, name, ...rest }) {
  * The vector that this layer reads; of a worked example, its matrices, which can be changed.
  * @param {StepProps} props
  */
-export function Embedding({ trace, m, point, theme, cells }) {
-  if (cells.run.example) return <Cells {...cells} />;
+export function Embedding({ trace, row, m, point, theme, cells }) {
+  if (cells.run.example)
+    return (
+      <div class="beside-cells">
+        <Cells {...cells} />
+        <Live trace={trace} row={row} theme={theme} />
+      </div>
+    );
   const numbers = trace.stream.before;
   return (
     <div class="stack">
