@@ -255,8 +255,9 @@ class Api:
         # A text for a model to read, and perhaps the translation that it has to write.
         fits = isinstance(request.get("text"), str) and set(request) <= {"text", "model", "target"}
         if fits and all(value is None or isinstance(value, str) for value in request.values()):
-            text, model, target = request["text"], request.get("model"), request.get("target")
-            return _created(self.library.read(text, model, target, browser))
+            model = request.get("model")
+            target = request.get("target")
+            return _created(self.library.read(request["text"], model, target, browser))
         raise Refusal(
             400,
             "bad-json",

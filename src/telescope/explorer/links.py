@@ -1,4 +1,4 @@
-"""What a server's links are made of: a token and names of the user's own, and a QR code for a room."""
+"""What a server's links are made of: a token and names of the user's own, and a QR code."""
 
 import re
 from importlib import import_module

@@ -1,5 +1,5 @@
-"""The sentences that browsers have typed: whose each is, what makes its run, and the runs that are in
-memory.
+"""The sentences that browsers have typed: whose each is, what makes its run, and the runs that are
+in memory.
 
 A run takes about a megabyte, and a long text a hundred; what makes one, a recipe, takes as much as
 its text. A server keeps the recipes of a whole course, and as many runs as fit: a run that was
@@ -66,7 +66,7 @@ class Sentences:
         return run
 
     def find(self, browser: str | None, name: str) -> Run | None:
-        """Return a run that this browser knows, made again where it was dropped; None for others."""
+        """Return a run that this browser knows, made again where it was dropped; else None."""
         if not self.knows(browser, name):
             return None
         recipe = self._recipes.get(name)

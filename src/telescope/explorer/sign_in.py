@@ -34,7 +34,7 @@ h1 { font-size: 1.5em; margin: 0 }
 label { display: block; margin: 1em 0 .3em }
 input, button { box-sizing: border-box; width: 100%; min-height: 46px; padding: 8px 12px;
   border: 1px solid #767676; border-radius: 8px; font: inherit }
-button { margin-top: 12px; border-color: #1d4ed8; background: #1d4ed8; color: #fff; cursor: pointer }
+button { margin-top: 12px; border-color: #1d4ed8; background: #1d4ed8; color: #fff }
 input:focus-visible, button:focus-visible { outline: 3px solid #f59e0b; outline-offset: 2px }
 [role=alert] { padding: 8px 12px; border-left: 4px solid #d97706; margin: 1em 0 }
 """
@@ -61,10 +61,11 @@ PAGE = """<!doctype html>
   </body>
 </html>
 """
+STYLE_HASH = b64encode(sha256(STYLE.encode()).digest()).decode()
 # Stricter than the page's own: there is no script, and the form may be sent to this server alone.
 HEADERS = {
     "Content-Security-Policy": (
-        f"default-src 'none'; style-src 'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'; "
+        f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; "
         "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
