@@ -34,10 +34,8 @@ h1 { font-size: 1.5em; margin: 0 }
 label { display: block; margin: 1em 0 .3em }
 input, button { box-sizing: border-box; width: 100%; min-height: 46px; padding: 8px 12px;
   border: 1px solid #767676; border-radius: 8px; font: inherit }
-button { margin-top: 12px; border-color: #1d4ed8; background: #1d4ed8; color: #fff;
-  cursor: pointer }
-input:focus-visible, button:focus-visible {
-  outline: 3px solid #f59e0b; outline-offset: 2px }
+button { margin-top: 12px; border-color: #1d4ed8; background: #1d4ed8; color: #fff }
+input:focus-visible, button:focus-visible { outline: 3px solid #f59e0b; outline-offset: 2px }
 [role=alert] { padding: 8px 12px; border-left: 4px solid #d97706; margin: 1em 0 }
 """
 STYLE_HASH = b64encode(sha256(STYLE.encode()).digest()).decode()
