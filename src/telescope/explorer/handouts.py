@@ -156,7 +156,8 @@ class RecordedText(Export):
         # The head that the page begins with: the sharpest between two texts, or the suggested one.
         across = any(view.kind == "cross" for view in views)
         first = self.ask(f"/runs/{self.run.name}/{'sharpest' if across else 'start'}")
-        layer, h = first["l"], first["h"]
+        layer = first["l"]
+        h = first["h"]
         self.put_basics(layer, h)
         self.put_weights(every)
         self.put_perspectives()

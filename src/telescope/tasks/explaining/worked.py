@@ -1,8 +1,8 @@
 """Worked examples as data: the matrices, how queries, keys and values are made of them, and what
 each scene shows.
 
-Python evaluates this data (examples.py), and so does the page (web/engine/): tools/worked_examples.py
-writes it as web/engine/examples.json.
+Python evaluates this data (examples.py), and so does the page (web/engine/):
+tools/worked_examples.py writes it as web/engine/examples.json.
 
 An expression is the name of an input, or a tuple of an operation and what it is applied to:
 
@@ -403,7 +403,7 @@ LUONG = WorkedExample(
     ),
 )
 
-# -------------------------------------------------------------------------------------- without keys
+# ------------------------------------------------------------------------------------- without keys
 
 SYNTHESIZER_WORDS = ("Where", "was", "Jane", "born")
 SYNTHESIZER = WorkedExample(
