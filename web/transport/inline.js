@@ -37,18 +37,19 @@ function pictureBytes({ base64, length }) {
 }
 
 /**
- * @typedef {{base64: string, width: number}} PackedRows
+ * @typedef {{base64: string, width: number, bits?: 64}} PackedRows
  * @typedef {{base64: string, length: number}} PackedNumbers
  */
 
 /**
- * Return the rows of float32 numbers that the file holds as base64.
+ * Return the rows of numbers that the file holds as base64: float32, or 64 bits.
  * @param {PackedRows | null} packed
  * @returns {number[][] | null}
  */
 function rowsOf(packed) {
   if (!packed) return null;
-  const numbers = new Float32Array(decodeBase64(packed.base64));
+  const kind = packed.bits === 64 ? Float64Array : Float32Array;
+  const numbers = new kind(decodeBase64(packed.base64));
   return Array.from({ length: numbers.length / packed.width }, (_, row) =>
     Array.from(numbers.subarray(row * packed.width, (row + 1) * packed.width)),
   );

@@ -127,7 +127,7 @@ def pack_words(words: WordWeights, call: RecordedCall, b: int) -> dict[str, Any]
         "columns": words.columns,
         "real_rows": words.real_rows,
         "real_columns": words.real_columns,
-        "weights": _float32(words.weights.flatten(0, 1)),
+        "weights": _rows(words.weights.flatten(0, 1), call),
     }
 
 
@@ -165,17 +165,17 @@ def pack_traces(
     residual stream of each query as "stream" of head 0, since it belongs to all heads.
     """
     one = view.head(h, b)
-    values = None if one.values is None else _float32(one.values[0, 0])
+    values = None if one.values is None else _rows(one.values[0, 0], view.call)
     yield (
         "shared",
         {"l": layer, "h": h, "i": 0, "b": b},
-        {"key": _float32(one.keys[0, 0]), "value": values},
+        {"key": _rows(one.keys[0, 0], view.call), "value": values},
     )
     for i in range(view.size[0]):
         place = {"l": layer, "h": h, "i": i, "b": b}
         stream = stream_at(view, b, i)
         if stream is not None:
-            packed = {name: _float32(vector[None]) for name, vector in vars(stream).items()}
+            packed = {name: _rows(vector[None], view.call) for name, vector in vars(stream).items()}
             yield "stream", place | {"h": 0}, packed
         # A trace of the file has all keys: a file holds no longer text.
         seen = row_in_float64(one, i)
@@ -189,22 +189,37 @@ def pack_traces(
         yield (
             "trace",
             place,
-            place | facts | {"score": one.attention.score.formula} | _pack_row(seen, scale),
+            place
+            | facts
+            | {"score": one.attention.score.formula}
+            | _pack_row(seen, scale, view.call),
         )
 
 
-def _pack_row(seen: RowInFloat64, scale: float) -> dict[str, Any]:
+def _pack_row(seen: RowInFloat64, scale: float, call: RecordedCall) -> dict[str, Any]:
     """Return the numbers of one query, whose keys are all keys of the text."""
+    factors = seen.factors
+    # Of other products, such as q·W·k, the factors are not the query and the key.
+    is_dot = (
+        factors is not None
+        and torch.equal(factors[0], seen.query)
+        and torch.equal(factors[1], seen.key)
+    )
     return {
         "scale": scale,
-        "query": _float32(seen.query[None]),
+        "query": _rows(seen.query[None], call),
         # The terms of a dot product are products of a query and a key, which the page computes.
-        "terms": None if seen.factors is not None else json_numbers(seen.terms),
+        "terms": None if is_dot else json_numbers(seen.terms),
+        "factors": None if is_dot or factors is None else _factors(*factors),
         "steps": list(_pack_steps(seen, scale)),
         "lse": json_number(seen.lse),
         "sink": json_number(seen.sink),
         "context": None if seen.context is None else _float64(seen.context),
     }
+
+
+def _factors(query: Tensor, key: Tensor) -> dict[str, Any]:
+    return {"query": json_numbers(query), "key": json_numbers(key)}
 
 
 def _pack_steps(seen: RowInFloat64, scale: float) -> Iterator[dict[str, Any]]:
@@ -237,8 +252,16 @@ def _runs(hidden: Tensor) -> list[list[int]]:
     return torch.stack([begin, end], 1).tolist()
 
 
-def _float32(rows: Float[Tensor, "row width"]) -> dict[str, Any]:
-    """Return rows of numbers that are exact in float32 as base64, with the length of a row."""
+def _rows(rows: Float[Tensor, "row width"], call: RecordedCall) -> dict[str, Any]:
+    """Return rows of numbers as base64, with the length of a row: in float32, in which models
+    compute, or with 64 bits where the attention was computed so.
+    """
+    if call.facts.dtype == torch.float64:
+        return {
+            "base64": _base64(rows, torch.float64, "<f8"),
+            "width": rows.shape[-1],
+            "bits": 64,
+        }
     return {"base64": _base64(rows, torch.float32, "<f4"), "width": rows.shape[-1]}
 
 

@@ -140,7 +140,8 @@ function Comparison({
     pair?.[1] ?? { l: last.l, h: another };
   const picked = wordsOrPieces(words, state.pieces === 1);
   // A recording of summaries has no scores, and of each query the largest weights alone.
-  const summary = attention.has?.trace === false;
+  // a file that lacks the steps of a head may hold all of its weights
+  const summary = attention.has?.trace === false && run.keep === "summaries";
   const byHand = state.heads.layerA !== null || state.heads.layerB !== null;
 
   // A click chooses A and B in turn.

@@ -197,8 +197,8 @@ def _lines(finding: Sequence[Any], steps: Trace) -> Iterator[str]:
         case "variance", ():
             before, after = (format_number(x, 4) for x in steps.score_variance)
             d_k = steps.keys.shape[-1]
-            varied = f"{before} before ÷√{d_k}, {after} after, {d_k} times less"
-            yield f"variance of the scores: {varied}"
+            less = f"{d_k} times less"
+            yield f"variance of the scores: {before} before ÷√{d_k}, {after} after, {less}"
         case "nearness", ():
             both = " and ".join(steps.key_tokens)
             yield f"{both} before: {_near(*steps.values[0, 0])}"
