@@ -43,6 +43,7 @@ OTHERS = {  # sizes by these names that are not shrunk here, and why
     "telescope.measures.row_sample": "how many rows an atlas looks at, not how many at a time",
     "telescope.surveys.launch": "GROUP: tests/agreement/surveys/test_survey_kernels.py shrinks it",
     "telescope.surveys.matrix": "tests/agreement/surveys/test_survey_kernels.py shrinks BM, BN and BLOCK",
+    "telescope.tasks.explaining.examples": "SCORES: the scores of the worked examples, by their names",
     "telescope.tasks.explaining.tables": "KEYS of a worked example",
     "telescope.traces.render": "rows of a page",
 }

@@ -37,8 +37,8 @@ const LARGEST_NUMBER = 1e6; // in a cell
 
 // Why an attention of an example cannot give an answer: as explorer/run.py says it.
 const WITHOUT_STREAM =
-  "this needs the vectors before and after attention, which were not kept: telescope watch --keep " +
-  'steps, or ts.watch(keep="steps"), keeps them of Telescope\'s models';
+  "here the context is no new vector of a word that could be drawn as a move: in the examples " +
+  "journey and bank it is";
 const WITHOUT_MODEL = "what follows the heads is shown for models of Telescope that run here";
 const WITHOUT_IMAGE =
   "no key is said to be a patch of an image: ts.watch(model, tokens=ts.Grid(14, 14)) says it";

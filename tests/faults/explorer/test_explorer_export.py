@@ -55,8 +55,11 @@ def requests_of(explorer, run):
 
 
 def assert_same(mine, theirs, path):
-    """Compare an answer of a file with the server's, exactly, but for floats that float32 rounds at a tie."""
-    if isinstance(theirs, dict):
+    """Compare an answer of a file with the server's, exactly, but for floats that float32 rounds at a tie, and those of
+    worked examples, which the page computes by itself."""
+    if isinstance(theirs, float) and "/example-" in str(path):
+        assert mine == pytest.approx(theirs, rel=1e-6, abs=1e-6), path
+    elif isinstance(theirs, dict):
         assert set(mine) == set(theirs) - ({"b"} if "b" not in mine else set()), path
         for name in mine:
             assert_same(mine[name], theirs[name], (*path, name))
@@ -122,7 +125,9 @@ def test_an_exported_file_has_the_same_answers():
         if "base64" in answer:
             assert answer["exact"] == 1
         else:
-            assert json.loads(again.body) == answer
+            # A file holds lengths of what follows the heads, and not every number.
+            without = {"mixed": None} if what == "after" else {}
+            assert json.loads(again.body) | without == answer
     assert compared > 20
     keys = torch.frombuffer(
         bytearray(b64decode(file["answers"][f"/runs/{run}/shared?h=2&i=0&l=1"]["key"]["base64"])), dtype=torch.float32
