@@ -14,6 +14,7 @@ import { withEdits } from "./example_run.js";
 import { habitsOf, received } from "./habits.js";
 import { singular, sum, weigh, zeros } from "./matrix.js";
 import { notKept, Params, unknown } from "./params.js";
+import { perspectives, readings } from "./perspectives.js";
 
 /**
  * @typedef {import("./example_run.js").ExampleRun} ExampleRun
@@ -26,13 +27,14 @@ import { notKept, Params, unknown } from "./params.js";
 const MOST_CELLS = 32;
 const MOST_LARGEST = 14;
 const NO_MODEL = "a worked example has no model that writes";
+const NO_OUTPUT = "this run has no output: a recording keeps attentions, not what the model wrote";
 const NO_HEADS =
   "what follows the heads is shown for models of Telescope that run here, not for recordings";
 const NO_AUTHOR =
   "these vectors come from no model, so nobody wrote them: type a sentence of your own";
 
 /** A number with the seven digits of float32, as the API sends it. @type {(x: number) => number} */
-const seven = (x) => Number(x.toPrecision(7));
+export const seven = (x) => Number(x.toPrecision(7));
 /** @type {(rows: Matrix) => Matrix} */
 const sevens = (rows) => rows.map((row) => row.map(seven));
 /** JSON has no infinities: -inf, inf and nan are texts. @type {(x: number) => any} */
@@ -87,7 +89,7 @@ export class ExampleRequest extends Params {
 }
 
 /** All weights of each head. @type {(view: View) => Matrix[]} */
-const weightsOf = (view) => view.heads.map(({ rows }) => rows.map((row) => row.weights));
+export const weightsOf = (view) => view.heads.map(({ rows }) => rows.map((row) => row.weights));
 
 /** The mean of several matrices. @type {(matrices: Matrix[]) => Matrix} */
 const meanOf = (matrices) =>
@@ -303,53 +305,6 @@ function sharpest({ run }) {
   };
 }
 
-/** The largest share that goes to one kind of position. @type {(m: Matrix, across: boolean) => number} */
-function positionalShare(weights, across) {
-  /** @type {(numbers: number[]) => number} */
-  const mean = (numbers) => (numbers.length ? sum(numbers) / numbers.length : 0);
-  const columns = weights[0].map((_, j) => mean(weights.map((row) => row[j])));
-  const shares = [columns[0], columns.length > 1 ? Math.max(...columns.slice(1)) : 0];
-  if (!across && weights.length === columns.length)
-    for (const offset of [-1, 0, 1])
-      shares.push(mean(weights.map((row, i) => row[i + offset]).filter((x) => x !== undefined)));
-  return Math.max(...shares);
-}
-
-/** @type {(request: ExampleRequest) => any} */
-function perspectives(request) {
-  const { run } = request;
-  const l = request.index("l", run.views.length, "attention", 0);
-  const { across, n_q } = run.views[l];
-  const i = request.index("i", n_q, "query");
-  const found = run.views.filter((view) => view.across === across && i < view.n_q);
-  const { query_tokens, key_tokens } = /** @type {View} */ (found.at(-1)).scene;
-  const heads = found.flatMap((view) =>
-    weightsOf(view).map((weights, h) => ({
-      ...{ l: view.l, h, habit: null, share: seven(positionalShare(weights, across)) },
-      weights: weights[i],
-    })),
-  );
-  // the two heads that differ most, on other words than the query's own
-  /** @type {number[] | null} */
-  let pair = heads.length > 1 ? [0, 1] : null;
-  let most = 0;
-  heads.forEach((one, a) =>
-    heads.slice(a + 1).forEach((other, after) => {
-      const apart = sum(
-        key_tokens.map((_, j) =>
-          j === i && !across ? 0 : Math.abs(one.weights[j] - other.weights[j]),
-        ),
-      );
-      if (apart > most) [most, pair] = [apart, [a, a + 1 + after]];
-    }),
-  );
-  return {
-    ...{ l, i, word: i, names: query_tokens, columns: key_tokens },
-    heads: heads.map((one) => ({ ...one, weights: one.weights.map(seven) })),
-    pair,
-  };
-}
-
 /** @type {(request: ExampleRequest) => any} */
 function heads(request) {
   const { view } = request;
@@ -453,9 +408,10 @@ export const ANSWERS = {
   product: refusing(
     "the matrices are known of models of Telescope that run here, not of recordings",
   ),
-  output: refusing(
-    "this run has no output: a recording keeps attentions, not what the model wrote",
-  ),
+  output: refusing(NO_OUTPUT),
+  draw: refusing(NO_OUTPUT),
+  write: refusing(NO_OUTPUT),
+  readings,
   answer: () => ({ why: NO_MODEL }),
   sources: refusing(NO_MODEL),
   hidden: refusing(

@@ -58,6 +58,7 @@ def requests(run):
     yield "trace", {"l": 0, "h": 99, "i": 0}
     yield "trace", {"l": "x", "h": 0, "i": 0}
     yield "trace", {"h": 0, "i": 0}
+    yield from (("draw", {"seed": 1}), ("write", {"seed": 1}), ("readings", {"word": "bonk"}))
     for one in facts["attentions"]:
         layer = one["l"]
         yield from (("tokens", {"l": layer, "axis": axis}) for axis in "qk")
@@ -65,6 +66,9 @@ def requests(run):
         yield from (("heads", {"l": layer, "by": by}) for by in ("pieces", "words"))
         yield from (("geometry", {"l": layer}), ("geometry", {"l": layer, "start": 0, "stop": 2}))
         yield "alignment", {"l": layer, "h": "mean"}
+        queries, keys = (api.ask(f"/runs/{run}/tokens", l=layer, axis=axis)["tokens"] for axis in "qk")
+        between = ("", keys[0], f"{keys[0]},{keys[-1].upper()}", f"{keys[-1]},bonk")
+        yield from (("readings", {"l": layer, "word": queries[-1], "between": few}) for few in between)
         for h in one["heads"]:
             place = {"l": layer, "h": h}
             yield from ((name, place) for name in ("alignment", "received", "encoding", "heads", "map"))

@@ -155,7 +155,8 @@ def which_is_read(weights: Sequence[float], even: Sequence[float]) -> int | None
     """
     # A word in many pieces gets more weight by chance: compare with even weights.
     ratios = [weight / one for weight, one in zip(weights, even, strict=True)]
-    return ratios.index(max(ratios)) if max(ratios) > 1.0 else None
+    # Weights that are all even differ from it by rounding.
+    return ratios.index(max(ratios)) if max(ratios) > 1.0 + 1e-6 else None
 
 
 INSERTED = "yesterday"  # between the query and the word before it: it fits almost any sentence
