@@ -25,8 +25,7 @@ def test_the_page_equals_the_build_of_its_source(tmp_path):
 
 
 def test_the_page_is_small():
-    """420,000 bytes and not 290,000: the engine and examples took 35,000, the tries of the lessons and their quiz
-    45,000, drawing, terms, links and presenting the rest (docs/decisions)."""
+    """420,000 bytes and not 290,000, for lessons that answer and play without a server (docs/decisions)."""
     assert sum(map(len, BUNDLE.values())) <= 420_000
     assert set(BUNDLE) == {"explorer.css", "explorer.js", "index.html"}
 

@@ -21,7 +21,7 @@ from .weights import perspectives_of_all_words, word_weights
 
 MOST_TOKENS = 256  # tokens: one tile of the map, and one trace each
 MOST_PLACED = 48  # tokens: beyond, a file does not hold what positions do
-MOST_CHARACTERS = 3_650_000  # characters of all answers; the page around them has 290,000
+MOST_CHARACTERS = 3_560_000  # characters of all answers; the page around them has 420,000
 MOST_OF_OTHERS = 600_000  # characters of the traces of other attentions than the shown one
 SAVED_WORDS = 32  # of the answer, whose sources a file holds
 MOST_OF_SOURCES = 300_000  # characters
