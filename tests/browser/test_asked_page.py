@@ -79,7 +79,7 @@ def test_why_on_a_score_of_the_walk_by_mouse(page, served):
     tab = page.open("walk", step="softmax", **PLACE)
     assert tab.locator(".asked").count() == 0
     tab.locator(".ledger tr.chosen .ask").click()
-    tab.wait_for_url("**ask=why")
+    tab.wait_for_url("**ask=why**")
     check_why(page.settled(), asked(served, "why", **PLACE), word(served, 4, "q", 3), word(served, 4, "k", 1))
     assert tab.locator(".asked").evaluate("one => one.getBoundingClientRect().top < innerHeight")
     # Numbers stand beside the bars, which lie on their side of zero.
@@ -102,14 +102,14 @@ def test_why_on_a_score_of_the_walk_by_mouse(page, served):
 def test_why_on_a_score_of_the_walk_by_keyboard(page, served):
     tab = page.open("walk", step="scores", **PLACE)
     tab.keyboard.press("w")
-    tab.wait_for_url("**ask=why")
+    tab.wait_for_url("**ask=why**")
     check_why(page.settled(), asked(served, "why", **PLACE), word(served, 4, "q", 3), word(served, 4, "k", 1))
     tab.keyboard.press("Escape")
     tab.wait_for_function("() => !location.search.includes('ask')")
     button = tab.get_by_role("button", name="why this score?")
     button.focus()
     button.press("Enter")
-    tab.wait_for_url("**ask=why")
+    tab.wait_for_url("**ask=why**")
     assert button.get_attribute("aria-expanded") == "true"
     assert tab.locator(f"#{button.get_attribute('aria-controls')}").count() == 1
     # Keys go to a field that is typed into.
@@ -117,7 +117,7 @@ def test_why_on_a_score_of_the_walk_by_keyboard(page, served):
     assert "ask=why" in tab.url
     tab.locator(".sentence input").blur()
     tab.keyboard.press("f")
-    tab.wait_for_url("**ask=follows")
+    tab.wait_for_url("**ask=follows**")
     check_follows(page.settled(), asked(served, "writes", l=4, h=2, i=3))
 
 
@@ -216,7 +216,7 @@ def test_touch_opens_it_on_a_phone(page, sized):
     tab = page.open("walk", step="softmax", **PLACE)
     assert not tab.locator(".ledger .ask").is_visible()
     tab.get_by_role("button", name="why this score?").tap()
-    tab.wait_for_url("**ask=why")
+    tab.wait_for_url("**ask=why**")
     page.settled()
     assert tab.locator(".asked .panel").count() == 2
     assert tab.evaluate(WIDE) <= 375

@@ -9,8 +9,11 @@ import torch
 import telescope as ts
 from support import writers
 from support.browsing import Page
-from telescope.tasks.explaining.examples import JOURNEY
+from telescope.attention import softmax
+from telescope.tasks.explaining.examples import EXAMPLES
 from telescope.tasks.explaining.sentence import explain_sentence
+
+JOURNEY = EXAMPLES["journey"](softmax).inputs
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ def test_a_changed_number_changes_the_caption(lessons):
     cell = tab.get_by_label("x, Your, column 1", exact=True)
     cell.fill("3")
     cell.press("Enter")
-    tab.wait_for_url("**/example-journey-*/**")
+    tab.wait_for_url("**/example-journey~*/**")
     lessons.settled()
     x = JOURNEY["x"].clone()[None, None]
     x[0, 0, 0, 0] = 3

@@ -122,12 +122,24 @@ def test_a_text_is_written_on(page):
 def test_writing_is_stopped(page):
     """What is written by then stays, and the link is that of it."""
     tab = page.open("output", page.served.gpt)
+    asked = []
+
+    def hold(route):  # all but the first of its requests
+        asked.append(route)
+        if len(asked) == 1:
+            route.continue_()
+
+    tab.route("**/write?*", hold)
     tab.get_by_label("for how many words").select_option("64")
     tab.get_by_role("button", name="write on").click()
     tab.locator(".drawn-text mark").first.wait_for()
     tab.get_by_role("button", name="stop").click()
+    for route in asked[1:]:
+        route.continue_()
+    tab.unroute("**/write?*")
     tab.locator(".drawing [role=status]").wait_for()
     shown = drawn(tab)
+    tab.wait_for_url(re.compile(r"words=\d"))
     words = int(re.search(r"words=(\d+)", tab.url)[1])
     assert 0 < words < 64
     tab.wait_for_timeout(700)

@@ -50,10 +50,10 @@ def test_a_key_begins_and_ends_presenting(projector):
     before = tab.evaluate("history.length")
     tab.keyboard.press("p")
     tab.locator("[data-presenting]").wait_for()
-    assert "present=1" in tab.url
+    tab.wait_for_url("**present=1**")
     tab.keyboard.press("p")
     tab.locator(".masthead").wait_for()
-    assert "present" not in tab.url
+    tab.wait_for_url(lambda url: "present" not in url)
     assert tab.evaluate("history.length") == before
 
 

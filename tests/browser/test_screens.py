@@ -189,9 +189,10 @@ def test_the_alignment_opens_at_the_sharpest_layer(page, served):
             for kind, name in ((".attention", "title"), (".chips button", "data-h"))
         ]
 
+    mean, head = (f"{100 * best[name]:.1f}".removesuffix(".0") for name in ("mean", "head"))
     assert output.inner_text() == (
-        f"Layer 1 is the sharpest of 2: a word’s largest share is on average {best['mean']:.4f} in the "
-        f"mean of all heads, {best['head']:.4f} in head 1"
+        f"Layer 1 is the sharpest of 2: a word’s largest share is on average {mean} % in the "
+        f"mean of all heads, {head} % in head 1"
     )
     assert shown() == ["decoder.1.cross: 4 heads, 7 queries, 7 keys", "1"]
     tab.get_by_role("button", name="head 1", exact=True).click()
@@ -260,14 +261,14 @@ def test_every_query_of_a_long_text_can_be_reached(page, served, screen):
     assert chosen.inner_text() == tab.locator(".words [tabindex='0']").inner_text() == "eee"  # 550, the middle
     assert chosen.evaluate(IN_VIEW)
     tab.get_by_role("button", name="the 332 after").click()
-    tab.wait_for_url("**i=768")
+    tab.wait_for_url("**i=768**")
     page.settled()
     assert tab.locator(".words [aria-pressed]").count() == 256
     tab.locator(".words [aria-pressed=true]").press("ArrowLeft")
-    tab.wait_for_url("**i=767")
+    tab.wait_for_url("**i=767**")
     page.settled()
     tab.get_by_role("button", name="the 512 before").click()
-    tab.wait_for_url("**i=511")
+    tab.wait_for_url("**i=511**")
 
 
 def test_the_sum_of_the_other_weights_is_aligned_with_the_total(page, served, sized):

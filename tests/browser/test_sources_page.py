@@ -52,8 +52,8 @@ def test_chosen_words_have_the_numbers_of_sources(asked):
     assert shares(tab) == pytest.approx(wanted(first, end), abs=1e-6)
     words.nth(0).press("Shift+ArrowRight")
     asked.settled()
+    tab.wait_for_function("(end) => Number(location.search.match(/end=(\\d+)/)[1]) > end", arg=end)
     longer = int(re.search(r"end=(\d+)", tab.url)[1])
-    assert longer > end
     assert shares(tab) == pytest.approx(wanted(first, longer), abs=1e-6)
     assert tab.locator(".answer-words [aria-pressed=true]").count() == 2
     tab.get_by_role("button", name="+ the word after").click()

@@ -233,8 +233,12 @@ def test_a_slow_request_shows_progress(page, served, monkeypatch):
 
 
 def test_a_text_that_cannot_be_read_shows_the_error(page):
+    """A text that is surely too long is not sent; of another, the server says what is wrong."""
     tab = page.open("walk")
-    tab.get_by_label("a sentence for the model").fill("word " * 200)
+    field = tab.get_by_label("a sentence for the model")
+    field.fill("word " * 2000)
+    assert tab.get_by_role("button", name="Run").is_disabled()
+    field.fill("word" * 400)
     tab.get_by_role("button", name="Run").click()
     tab.locator("p.failure").wait_for()
     assert "can be read at once" in tab.locator("p.failure").inner_text()

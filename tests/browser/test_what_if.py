@@ -93,7 +93,7 @@ def test_a_what_if_on_the_page(played):
     shown = tab.locator(".compared .ledger td.now").evaluate_all("all => all.map(one => Number(one.title))")
     assert shown == pytest.approx(summed, abs=1e-6)
     assert tab.locator(".compared tr.chosen").count() >= 1
-    assert tab.locator(".compared .ends").inner_text().split() == ["0", "1.00"]
+    assert tab.locator(".compared .ends").inner_text().split() == ["0", "%", "100", "%"]
     assert "edits=scale" in tab.url
     tab.get_by_role("button", name="undo", exact=True).click()
     tab.wait_for_function("() => !location.search.includes('edits')")
