@@ -7,7 +7,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 import telescope as ts
-from telescope.tasks.explaining.examples import journey
+from telescope.tasks.explaining.examples import EXAMPLES
 
 PAGE = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -31,7 +31,7 @@ def picture() -> str:
     """Return the last scene of `telescope explain` as SVG: masked self-attention, and every product
     of one word.
     """
-    scene = journey(ts.softmax).scenes[-1]
+    scene = EXAMPLES["journey"](ts.softmax).scenes[-1]
     console = Console(
         record=True, width=84, file=StringIO(), force_terminal=True, color_system="truecolor"
     )

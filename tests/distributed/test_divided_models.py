@@ -1,5 +1,6 @@
 """Models spread over devices and processes are watched, mapped and edited as whole ones are."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -90,6 +91,6 @@ def test_a_model_spread_by_a_device_map_is_watched_mapped_and_edited(folder, tmp
 
 def test_heads_of_a_divided_model_cannot_be_selected(folder, monkeypatch):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    monkeypatch.setitem(ts.watch.__wrapped__.__globals__, "tensor_parallel_size", lambda model: 2)
+    monkeypatch.setitem(inspect.unwrap(ts.watch).__globals__, "tensor_parallel_size", lambda model: 2)
     with pytest.raises(ValueError, match="divided among processes"), ts.watch(model, heads=0):
         pass

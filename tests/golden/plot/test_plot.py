@@ -21,7 +21,7 @@ from telescope.measures import BACK, BUCKETS, OF_QUERIES, OF_TEXTS, ROWS, Head
 from telescope.recording.heads import Heads
 from telescope.recording.source_question import Segments
 from telescope.recording.sources import Sources
-from telescope.tasks.explaining.examples import journey
+from telescope.tasks.explaining.examples import EXAMPLES
 from telescope.training import HeadsWatched, Logged, Validated
 
 PLOTS = Path(__file__).parents[1] / "plots"
@@ -35,7 +35,7 @@ def made(*shape):
 
 
 def masked():
-    return journey(ts.softmax).scenes[2].trace
+    return EXAMPLES["journey"](ts.softmax).scenes[2].trace
 
 
 def surveyed(heads=8, n=40):
