@@ -40,7 +40,7 @@ export function mount(element, transport, store) {
 function App({ root, transport, store }) {
   const answers = useMemo(() => new Answers(transport), [transport]);
   const [theme, toggleTheme] = useTheme(root);
-  const { state, go, openRun } = useStored(store, transport);
+  const { state, latest, go, openRun } = useStored(store, transport);
 
   // Each sentence that was run since the page was opened requests the list of runs again.
   const [sent, setSent] = useState(0);
@@ -51,7 +51,7 @@ function App({ root, transport, store }) {
   const [again, setAgain] = useState(0); // a run that was lost is asked for again
   const asked = again ? { again } : undefined;
   const answer = useAnswer(answers, state.run && `runs/${state.run}`, asked);
-  useSource(answer, transport, state, go);
+  useSource(answer, transport, state, latest, go);
   /** @type {Run | null} */
   const run = state.run && answer.value?.run === state.run ? answer.value : null;
   const { shown, ...suggested } = useShown(answers, run, state);
@@ -132,12 +132,14 @@ function App({ root, transport, store }) {
  * @param {Fetched<Run>} answer
  * @param {Transport} transport
  * @param {State} state
+ * @param {{current: State}} latest  the state, also before it is rendered
  * @param {Go} go
  */
-function useSource(answer, transport, state, go) {
+function useSource(answer, transport, state, latest, go) {
   const run = state.run && answer.fresh && transport.canRun ? answer.value : null;
   useEffect(() => {
-    if (!run) return;
+    // The reader may have left for another run since this was rendered.
+    if (!run || latest.current.run !== state.run) return;
     const isSentence = run.kind === "sentence" && run.text !== null;
     const source = {
       run: run.run,
@@ -166,7 +168,6 @@ function useStored(store, transport) {
   const [state, setState] = useState(() => remembered(store.read()));
   // Two changes may follow each other before a render: the second starts from the first.
   const latest = useRef(state);
-  latest.current = state;
   const go = useCallback(
     /** @type {Go} */
     (change, step = true) => {
@@ -182,8 +183,15 @@ function useStored(store, transport) {
     (run, change = {}) => go(merge({ ...NOTHING_CHOSEN, run }, change)),
     [],
   );
-  useEffect(() => store.listen((read) => setState(remembered(read))), [store]);
-  return { state, go, openRun };
+  useEffect(
+    () =>
+      store.listen((read) => {
+        latest.current = remembered(read);
+        setState(latest.current);
+      }),
+    [store],
+  );
+  return { state, latest, go, openRun };
 }
 
 /** What is said of a recording without any attention. */
