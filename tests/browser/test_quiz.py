@@ -168,6 +168,7 @@ def test_limits_are_told_without_loading_a_model(tmp_path):
         "translator-en-de": 160,
         "shakespeare": 256,
         "summarizer": 256,
+        "induction": 256,
     }
     (tmp_path / "config.json").write_text('{"n_positions": 77}')
     assert most_tokens(tmp_path) == 77

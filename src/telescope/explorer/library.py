@@ -24,7 +24,7 @@ from .sentences import Sentences
 
 CARD_KINDS = ("translator", "gpt")  # of the models that the landing's cards need
 MOST_EXAMPLES = 32  # worked examples that are kept in memory
-# Models that are kept: the three that are shipped take 80 MB, and loading one half a second.
+# Models that are kept: the four that are shipped take 86 MB, and loading one half a second.
 MOST_MODELS = 8
 MOST_MODEL_BYTES = 2**32
 # The kinds of models, by the class or the model_type of a config
@@ -63,10 +63,9 @@ class Library:
     """
 
     def __init__(self, models: Mapping[str, str | Path | Model] | None = None) -> None:
-        if models is None:  # a translator first: the notes' sentences are translated
+        if models is None:
             shipped = shipped_models()
-            names = sorted(shipped, key=lambda name: not name.startswith("translator"))
-            models = {name: shipped[name] for name in names}
+            models = {name: shipped[name] for name in sorted(shipped, key=_order)}
         self.models: dict[str, str | Path | Model] = dict(models)
         self.recordings: dict[str, Run] = {}
         self.sentences = Sentences()
@@ -271,3 +270,10 @@ def model_kind(source: str | Path | Model) -> str:
     # Telescope's own configs name the class as "model", those of transformers a "model_type".
     kind = str(config.get("model") or config.get("model_type")) if isinstance(config, dict) else ""
     return KINDS.get(kind, "other")
+
+
+def _order(name: str) -> tuple[bool, bool]:
+    """Sort shipped models: a translator first, since the notes' sentences are translated, and the
+    model with an induction head last, since lessons take the first GPT.
+    """
+    return not name.startswith("translator"), name == "induction"

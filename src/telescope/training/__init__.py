@@ -6,7 +6,7 @@ then step.py; data is in batch.py and data.py.
 """
 
 from .batch import IGNORE, Data, PairBatch, Spec, TextBatch, generator
-from .data import Examples, Gapped, Windows
+from .data import Examples, Gapped, Repeated, Windows
 from .events import (
     Event,
     Finished,
@@ -41,6 +41,7 @@ __all__ = [
     "Logged",
     "Objective",
     "PairBatch",
+    "Repeated",
     "Report",
     "Saved",
     "Spec",

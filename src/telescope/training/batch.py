@@ -83,8 +83,8 @@ class Spec(NamedTuple):
 
 @runtime_checkable
 class Data(Protocol):
-    """The interface of training data: `Examples`, `Windows`, `Gapped`, or any class with these
-    members.
+    """The interface of training data: `Examples`, `Windows`, `Repeated`, `Gapped`, or any class
+    with these members.
 
     Batches depend on the settings' seed and on the epoch alone, so that two numbers identify a
     position in the data. Implementations must not draw from torch's global generators, which belong

@@ -1,5 +1,6 @@
-"""Data to train on: `Examples`, texts or pairs of texts; `Windows` of one long text; and `Gapped`
-texts to be restored. Ids are kept on the device, one after another, and batches are gathered.
+"""Data to train on: `Examples`, texts or pairs of texts; `Windows` of one long text, or `Repeated`
+ones; and `Gapped` texts to be restored. Ids are kept on the device, one after another, and batches
+are gathered.
 """
 
 import zlib
@@ -275,6 +276,74 @@ class Windows:
         targets = text[:, 1:].masked_fill(places[:, 1:] > last, IGNORE)
         targets[spec.real :] = IGNORE
         return TextBatch(text[:, :-1].contiguous(), targets)
+
+
+# ------------------------------------------------------------------------------- texts that repeat
+
+SHORTEST_PERIOD = 8  # tokens that come again and again; the longest period is half of a window
+DRAWN_SHARE = 0.15  # of the windows that repeat: their tokens are drawn at random
+
+
+class Repeated(Windows):
+    """`Windows`, of which a share says its first tokens again and again: data from which a model
+    learns to look for an earlier occurrence.
+
+    share  of the windows, from 0 to 1
+
+    Most of these windows repeat what the text says there. Some repeat tokens drawn at random, which
+    nothing but the repetition predicts. How many tokens come again is drawn for each window, anew
+    in every epoch. Validation reads the text as it is.
+
+    Example:
+        >>> from telescope.training import Repeated, Training
+        >>> data = Repeated(range(100), block=32, share=1.0)
+        >>> batch = data.take(data.batches(Training(steps=1, rows=1), epoch=0)[0])
+        >>> batch.ids[0].tolist()[:16]
+        [74, 56, 9, 34, 57, 93, 41, 52, 93, 36, 42, 95, 74, 56, 9, 34]
+    """
+
+    def __init__(self, ids: Sequence[int] | Tensor, block: int, share: float) -> None:
+        super().__init__(ids, block)
+        if not 0 <= share <= 1:
+            raise ValueError(f"a share of {share} of the windows is not possible; 0 to 1 is")
+        if block < 2 * SHORTEST_PERIOD:
+            raise ValueError(
+                f"block={block} is too short to repeat {SHORTEST_PERIOD} tokens; "
+                f"{2 * SHORTEST_PERIOD} is enough"
+            )
+        self.share = share
+        self.description += f", {share:.0%} of them repeat"
+
+    def batches(self, settings: Training, epoch: int | None) -> list[Spec]:
+        """Return the specs of `Windows`; those of an epoch have the random numbers of each row."""
+        specs = super().batches(settings, epoch)
+        if epoch is None:
+            return specs
+        # One more than the epoch's own seed, so that places and periods are drawn apart.
+        draw = generator(settings.seed + 1, epoch)
+        rows = [len(spec.rows) for spec in specs]
+        chances = torch.rand(sum(rows), 2 + self.block // 2, generator=draw).to(self.ids.device)
+        return [
+            spec._replace(chances=part)
+            for spec, part in zip(specs, torch.split(chances, rows), strict=True)
+        ]
+
+    def take(self, spec: Spec) -> TextBatch:
+        """Return the batch of a spec, in which some rows repeat."""
+        whole = super().take(spec)
+        if spec.chances is None:
+            return whole
+        chosen, length, tokens = spec.chances[:, 0], spec.chances[:, 1], spec.chances[:, 2:]
+        text = torch.cat([whole.ids, whole.targets[:, -1:]], 1)
+        drawn = (tokens * (self.largest + 1)).long()
+        first = torch.where(
+            (chosen < self.share * DRAWN_SHARE)[:, None], drawn, text[:, : drawn.shape[1]]
+        )
+        periods = SHORTEST_PERIOD + (length * (self.block // 2 - SHORTEST_PERIOD + 1)).long()
+        place = torch.arange(self.block + 1, device=spec.rows.device)
+        repeated = first.gather(1, place % periods[:, None])
+        text = torch.where((chosen < self.share)[:, None], repeated, text)
+        return TextBatch(text[:, :-1].contiguous(), text[:, 1:].contiguous())
 
 
 # ---------------------------------------------------------------------------------- texts with gaps

@@ -23,7 +23,7 @@ import pytest
         # When the page starts, and not when somebody has typed a sentence.
         (
             ["serve", "--model", "no-such"],
-            'there is no model "no-such". Shipped: shakespeare, summarizer, translator-en',
+            'there is no model "no-such". Shipped: induction, shakespeare, summarizer, translator-en',
         ),
         (["serve", "--model", "translator-en-fr"], 'did you mean "translator-en-de"?'),
     ],

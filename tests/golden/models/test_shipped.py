@@ -1,5 +1,6 @@
 """Shipped models: found by name, small, described, and writing the same text everywhere."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from telescope.files import safetensors as tensors
 from telescope.models.saved import load
 
 HERE = Path(__file__).parents[1]
-MEGABYTES = {"translator-en-de": 20, "summarizer": 16, "shakespeare": 16}
-ALTOGETHER = 42
+MEGABYTES = {"translator-en-de": 20, "summarizer": 16, "shakespeare": 16, "induction": 4}
+ALTOGETHER = 45
 CARD = ("data", "licence", "recipe", "figure", "limits")  # what a model card has a heading for
 
 
@@ -134,6 +135,52 @@ def test_the_translator_reads_whole_words_and_has_no_bias_of_keys():
         bias, keys = layer.ignored_bias()
         assert not bias[keys].any()
         assert bias.any()
+
+
+INDUCTION = ("blocks.2.self", 5)
+
+
+def repeated(seed, distinct=False):
+    """Return 60 random tokens that come twice, in 8 rows, or 120 of which none comes twice."""
+    draw = torch.Generator().manual_seed(seed)
+    if distinct:
+        return torch.stack([torch.randperm(1024, generator=draw)[:120] for _ in range(8)])
+    once = torch.randint(1024, (8, 60), generator=draw)
+    return torch.cat([once, once], 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_induction_head_is_one(seed):
+    """It reads what followed the earlier copy; where nothing repeats, it does not look at that place."""
+    model = ts.load("induction")
+    with torch.no_grad(), ts.watch(model) as recording:
+        model(repeated(seed))
+    best, second = recording.heads().sort("induction")[:2]
+    assert (best.layer, best.number) == INDUCTION
+    assert best.induction >= 0.75
+    assert second.induction <= 0.05
+    previous = recording.heads().sort("previous")[0]
+    assert previous.layer == "blocks.1.self"
+    assert previous.previous >= 0.95
+    with torch.no_grad(), ts.watch(model, keep="queries-keys") as control:
+        model(repeated(seed, distinct=True))
+    weights = control["blocks.2.self"].weights[:, INDUCTION[1]]
+    # From query 60 on: the key after the one that is 60 tokens back.
+    there = weights.diagonal(-59, 1, 2)[:, 1:]
+    assert there.mean() <= 0.05
+
+
+def test_without_its_head_the_model_guesses():
+    model, ids = ts.load("induction"), repeated(3)
+    targets = torch.full_like(ids, -100)
+    targets[:, 60:-1] = ids[:, 61:]
+    with torch.no_grad():
+        loss = model.loss(ids, targets).item()
+        with ts.edit(model, ts.mute(INDUCTION[0], heads=INDUCTION[1])):
+            muted = model.loss(ids, targets).item()
+    assert loss <= 0.2
+    assert muted - loss >= 1
+    assert muted > 0.95 * math.log(1024)
 
 
 def test_the_notes_sentence_is_explained(command):

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from tokenizers import Tokenizer
 
 from ...layers import check_choice
-from ...models import Config, GPTConfig, Model, check_at_least_one, check_at_most
+from ...models import GPT, Config, GPTConfig, Model, check_at_least_one, check_at_most
 from ...text import (
     SUMMARIES,
     TEXTS,
@@ -27,7 +27,7 @@ from ...text import (
     rename_speakers,
     train_bpe,
 )
-from ...training import Training, Windows, language, mean_loss
+from ...training import Repeated, Training, Windows, language, mean_loss
 from .recipe import (
     Answer,
     LeftOut,
@@ -38,6 +38,7 @@ from .recipe import (
     TrainingStage,
     check_fields,
 )
+from .repeats import measure_repeats
 from .sequence_pairs import (
     MOST_AGAIN,
     PairData,
@@ -233,9 +234,16 @@ class TextData(OwnData):
     """The table [data]: one long text, of a corpus or of files of one's own."""
 
     text: str | None = None  # the column of texts, where the file is a table
+    # Of the windows that are trained on: they say their first tokens again and again.
+    repeat_percent: int = 0
 
     def check(self) -> None:
         self.check_source(TEXTS)
+        if not 0 <= self.repeat_percent <= 100:
+            raise ValueError(
+                f"repeat_percent={self.repeat_percent} % of the windows is not possible; 0 to "
+                "100 is"
+            )
 
     def read(self, data: Path, split: Split, left_out: Counter[str] | None = None) -> str:
         """Return the text of a split; count rows of one's own tables that are left out."""
@@ -285,11 +293,14 @@ class GenerateRecipe(Recipe):
         model = self.model.build(tokenizer.get_vocab_size(), self.training.seed)
         model.tokenizer = tokenizer
         left_out = LeftOut()
-        training = windows(model, self.data.read(data, "train", left_out.training))
+        share = self.data.repeat_percent / 100
+        training = windows(model, self.data.read(data, "train", left_out.training), share)
         held_out = windows(model, self.data.read(data, "validation", left_out.validation))
 
         def validate(model: Model) -> dict[str, float]:
-            return {"loss": mean_loss(model, held_out, language, self.training)}
+            figures = {"loss": mean_loss(model, held_out, language, self.training)}
+            assert isinstance(model, GPT)  # `windows` saw to it
+            return figures | (measure_repeats(model) if share else {})
 
         stage = TrainingStage(
             self.training, training, language, validate, left_out=left_out.counts()
@@ -323,10 +334,13 @@ class GenerateRecipe(Recipe):
         return {"loss": loss, "perplexity": exp(loss), "per_character": loss * tokens / characters}
 
 
-def windows(model: Model, text: str) -> Windows:
-    """Return a text cut into windows as long as the model has positions."""
+def windows(model: Model, text: str, share: float = 0.0) -> Windows:
+    """Return a text cut into windows as long as the model has positions; a share of them repeats
+    its beginning.
+    """
     if not isinstance(model.config, GPTConfig) or model.tokenizer is None:
         raise ValueError(
             f"a {type(model).__name__} does not continue a text; a GPT with a tokenizer does"
         )
-    return Windows(model.tokenizer.encode(text).ids, block=model.config.max_positions)
+    ids, block = model.tokenizer.encode(text).ids, model.config.max_positions
+    return Repeated(ids, block, share) if share else Windows(ids, block)
