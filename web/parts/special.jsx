@@ -1,8 +1,6 @@
 /**
  * Special tokens: those that are no part of a text. Word lists show them grey, with their meaning.
  */
-import { visible } from "./text.js";
-
 const START = "the start of the text: a special token, no word of it";
 const END =
   "the end of the text: a special token, no word of it. Heads rest here when nothing fits";
@@ -48,9 +46,6 @@ export const specialProps = (token, others = "") => {
   const meaning = specialMeaning(token);
   return { class: meaning ? `${others} special`.trim() : others, title: meaning };
 };
-
-/** A token in running text. @param {{children: string}} props */
-export const Token = ({ children }) => <span {...specialProps(children)}>{visible(children)}</span>;
 
 /** The meaning of a special token inside of a drawing. @param {{of: string}} props */
 export const SpecialTitle = ({ of }) => {

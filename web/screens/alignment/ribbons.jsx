@@ -3,6 +3,7 @@ import { useMemo } from "preact/hooks";
 import { css, weightColour } from "../../parts/colour.js";
 import { useWidth } from "../../parts/hooks.js";
 import { clamp, sum } from "../../parts/numbers.js";
+import { SpecialTitle, specialMeaning } from "../../parts/special.jsx";
 import { clipped, visible } from "../../parts/text.js";
 
 /** @typedef {import("./index.jsx").Word} Word */
@@ -173,7 +174,8 @@ function Drawing({ rows, columns, weights, lit, textWords, setHover, pin, layout
     const chosen = side === lit.side && at === lit.at;
     const strong = strength(word) > 0.25;
     const anchor = vertical ? (side ? "start" : "end") : "middle";
-    const fill = chosen ? hue : textWords[side].has(at) || strong ? "var(--ink)" : "var(--soft)";
+    const ink = (textWords[side].has(at) || strong) && !specialMeaning(text);
+    const fill = chosen ? hue : ink ? "var(--ink)" : "var(--soft)";
     /** @param {KeyboardEvent} event */
     const pressKey = (event) => {
       if (event.key !== "Enter" && event.key !== " ") return;
@@ -207,6 +209,7 @@ function Drawing({ rows, columns, weights, lit, textWords, setHover, pin, layout
           font-size={size}
           style={{ fontFamily: "var(--serif)", fontWeight: chosen || strong ? 600 : 400, fill }}
         >
+          <SpecialTitle of={text} />
           {clipped(text, LONGEST)}
         </text>
       </g>

@@ -8,6 +8,7 @@ import { Answered } from "../../parts/answered.jsx";
 import { PALETTES, paletteColour } from "../../parts/colour.js";
 import { paint } from "../../parts/matrix.jsx";
 import { count, counted, full, percent, short } from "../../parts/numbers.js";
+import { Term } from "../../parts/term.jsx";
 import { clipped, visible } from "../../parts/text.js";
 import { Mark } from "./picture.jsx";
 
@@ -96,7 +97,7 @@ function Habits({ atlas, head }) {
                   `${percent(low / 100)} to ${percent(high / 100)}`
                 }
               >
-                <td>{habit}</td>
+                <td>{habit === "sink" ? <Term name="sink" /> : habit}</td>
                 <td class="now" title={full(head[habit])}>
                   {percent(head[habit])}
                 </td>
@@ -131,7 +132,11 @@ function Habits({ atlas, head }) {
         {numbers.map((name) => (
           <>
             <span>
-              {name.replace(/_/g, " ")}{" "}
+              {name === "entropy" || name === "spread" ? (
+                <Term name={name} />
+              ) : (
+                name.replace(/_/g, " ")
+              )}{" "}
               <b class="figures" title={full(head[name])}>
                 {short(head[name], 3)}
               </b>

@@ -4,6 +4,7 @@
  */
 import { useAnswer } from "../../answers.js";
 import { Answered, allAnswers, headName, layerOf } from "../../parts/answered.jsx";
+import { Term } from "../../parts/term.jsx";
 import { clipped } from "../../parts/text.js";
 import { WordPicker } from "../../parts/word_picker.jsx";
 import { tokenRange, wordsOrPieces } from "../../parts/words.js";
@@ -55,25 +56,26 @@ function OfModel(props) {
 const DOES = {
   sinusoidal: (
     <>
-      This model <b>adds sines and cosines</b> to every embedding, once, before its first layer.
+      This model <b>adds sines and cosines</b> to every <Term name="embedding" />, once, before its
+      first <Term name="layer" />.
     </>
   ),
   learned: (
     <>
-      This model has <b>learnt one vector for each position</b> and adds it to the embedding, once,
-      before its first layer.
+      This model has <b>learnt one vector for each position</b> and adds it to the{" "}
+      <Term name="embedding" />, once, before its first <Term name="layer" />.
     </>
   ),
   rotary: (
     <>
-      This model <b>rotates queries and keys</b> in every layer, by an angle that grows with the
-      position. Nothing is added to the embedding.
+      This model <b>rotates queries and keys</b> in every <Term name="layer" />, by an angle that
+      grows with the position. Nothing is added to the <Term name="embedding" />.
     </>
   ),
   none: (
     <>
-      This model <b>adds nothing</b> for positions. What a word may see, its mask, is all that it
-      knows of the order.
+      This model <b>adds nothing</b> for positions. What a word may see, its <Term name="mask" />,
+      is all that it knows of the order.
     </>
   ),
   unknown: (
@@ -101,7 +103,7 @@ function Placed({ attention, state, go, theme, model, row, words, keyWords, i })
         {slopes && (
           <>
             A number that depends on the distance, <span class="figures">{model.bias}</span>, is{" "}
-            <b>added to every score</b>.
+            <b>added to every score</b>: a <Term name="bias" />.
           </>
         )}
       </p>
@@ -149,7 +151,8 @@ function Placed({ attention, state, go, theme, model, row, words, keyWords, i })
         </section>
         <section class="card panel">
           <h3>
-            {headName(attention, state.head)}: weights and scores by distance, measured on this text
+            {headName(attention, state.head)}: <Term name="weight">weights</Term> and{" "}
+            <Term name="score">scores</Term> by distance, measured on this text
           </h3>
           <ByDistance model={model} theme={theme} />
         </section>

@@ -18,6 +18,7 @@ import {
   sum,
   toNumber,
 } from "../../parts/numbers.js";
+import { Term } from "../../parts/term.jsx";
 import { clipped } from "../../parts/text.js";
 import { SignedScale, Vector } from "../../parts/vector.jsx";
 
@@ -97,7 +98,9 @@ export function Added({ model, row, word, i, theme, words }) {
           </output>
         </section>
         <section class="card panel">
-          <h3>the dot product of this position with every other</h3>
+          <h3>
+            the <Term name="dot product" /> of this position with every other
+          </h3>
           <LinePlot
             x={own.dots.map((_, j) => j - i)}
             axis="distance"
@@ -142,8 +145,8 @@ export function Angles({ model, words, theme, i }) {
     <div class="two-panels">
       <section class="card panel">
         <h3>
-          the cosine of the angle: a row for each position, a column for each of {radians.length}{" "}
-          pairs of features
+          the <Term name="cosine" /> of the angle: a row for each position, a column for each of{" "}
+          {radians.length} pairs of features
         </h3>
         <Matrix
           rows={rows}

@@ -6,6 +6,7 @@ import { useRef, useState } from "preact/hooks";
 import { useAnswer } from "../../answers.js";
 import { Answered, layerOf } from "../../parts/answered.jsx";
 import { count } from "../../parts/numbers.js";
+import { Term } from "../../parts/term.jsx";
 import { asSentence } from "../../parts/text.js";
 import { number, perRun, text } from "../../state/fields.js";
 import { AnswerPicker } from "./answer.jsx";
@@ -49,6 +50,9 @@ const HOWS = {
   gradient: "Where would a small change of the weight change the probability?",
   hidden: "How much less likely is it if the model cannot see this part?",
 };
+
+/** The term that explains a `how`. @type {Record<string, import("../../parts/term.jsx").TermName>} */
+const TERM_OF = { weights: "weight", carried: "carried", rollout: "rollout", gradient: "gradient" };
 
 /**
  * How far each `how` can be trusted, and why. The figures are those of docs/benchmarks.md: the
@@ -199,6 +203,11 @@ function Asked({ asked: described, ...props }) {
         )}
       </div>
       <p class="soft from-meaning">
+        {how in TERM_OF && (
+          <>
+            <Term name={TERM_OF[how]}>{how}</Term>:{" "}
+          </>
+        )}
         {HOWS[how]}{" "}
         {how === "rollout" && asked.ends > SLOW
           ? "It reads every pair of tokens, which takes minutes at this length. "

@@ -2,6 +2,7 @@
 import { Ask } from "../../parts/asked.jsx";
 import { css, signedColour, weightColour } from "../../parts/colour.js";
 import { count, full, largest, short, sum, weight, weightScale } from "../../parts/numbers.js";
+import { specialProps } from "../../parts/special.jsx";
 import { Term } from "../../parts/term.jsx";
 import { visible } from "../../parts/text.js";
 import { Vector } from "../../parts/vector.jsx";
@@ -78,7 +79,7 @@ export function Ledger({ trace, row, step, j, m, point, pick, theme, usual, labe
               <td>
                 <button
                   type="button"
-                  class="pick"
+                  {...specialProps(token, "pick")}
                   aria-pressed={at === j}
                   onClick={() => pick(at)}
                   onFocus={() => pick(at)}
