@@ -1,10 +1,11 @@
-"""Take the pictures of the explorer for the documentation, docs/screens/*.png, with the shipped
-models:
+"""Take the pictures of the explorer for the documentation, docs/screens/*.png, and each screen at
+four sizes, docs/screens/sizes/*.webp, with the shipped models:
 
 python tools/screens.py
 """
 
 import argparse
+import io
 import shutil
 import socket
 import threading
@@ -16,7 +17,8 @@ from urllib.parse import urlencode
 
 import torch
 import uvicorn
-from playwright.sync_api import sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
 
 import telescope
 from telescope.explorer.api import Api
@@ -57,6 +59,13 @@ LESSONS: dict[str, tuple[str, dict[str, Any]]] = {  # the lesson's caption that 
     "next": ("/s/{prompt}/output", {"temperature": 0.5, "at": 1}),
 }
 SIZE = {"width": 1180, "height": 760}
+# A window, a projector, a phone, and a sheet of A4 at 96 dots an inch
+SIZES = {
+    "window": {"width": 1440, "height": 900},
+    "projector": {"width": 1024, "height": 768},
+    "phone": {"width": 375, "height": 812},
+    "paper": {"width": 794, "height": 1123},
+}
 
 
 def pictures(
@@ -96,7 +105,7 @@ def pictures(
         },
     }
     add_atlas(library, writer)
-    views["sources"] = ("light", f"/s/{money.name}/sources", {"first": 8, "end": 10, "hide": "6-8"})
+    views["sources"] = ("light", f"/s/{money.name}/sources", {"first": 6, "end": 7, "hide": "5-6"})
     views["atlas"] = ("light", "/atlas/plays", {})
     folder.mkdir(exist_ok=True)
     with sync_playwright() as playwright:
@@ -115,7 +124,26 @@ def pictures(
             clip = {"x": 0, "y": 0, "width": SIZE["width"], "height": end["y"] - 12}
             page.screenshot(path=folder / f"{screen}.png", full_page=True, clip=clip)
             page.close()
+            if not screen.startswith("lesson-"):
+                address = f"http://127.0.0.1:{port}{path}?{urlencode(state)}"
+                at_four_sizes(chromium, port, address, folder / "sizes" / screen)
         chromium.close()
+
+
+def at_four_sizes(chromium: Browser, port: int, address: str, path: Path) -> None:
+    """Write what a window, a projector, a phone and a sheet of paper show of an address."""
+    path.parent.mkdir(exist_ok=True)
+    for name, size in SIZES.items():
+        page = chromium.new_page(viewport=size, color_scheme="light", reduced_motion="reduce")
+        page.goto(f"http://127.0.0.1:{port}/healthz?token={TOKEN}")
+        presents = name == "projector" and "/s/" in address
+        page.goto(address + ("&present=1" if presents else ""))
+        page.wait_for_load_state("networkidle")
+        if name == "paper":
+            page.emulate_media(media="print")
+        picture = Image.open(io.BytesIO(page.screenshot()))
+        picture.save(f"{path}-{name}.webp", quality=70)
+        page.close()
 
 
 def add_atlas(library: Library, writer: str) -> None:

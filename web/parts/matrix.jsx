@@ -5,7 +5,8 @@ import { useWidth } from "./hooks.js";
 import { clamp, short } from "./numbers.js";
 import { clipped, visible } from "./text.js";
 
-export const FEW = 8; // columns; up to here every cell shows its number
+export const FEW = 8; // columns; up to here every cell shows its number, where it fits
+const [TWO_DIGITS, FOUR_DIGITS] = [48, 64]; // pixels of 0.00018 and of 0.0001842
 const SLANTED = 13; // pixels between two slanted labels
 
 /**
@@ -42,6 +43,8 @@ export function Matrix({ rows, colour, labels, columns, name, cell, at, chosen, 
   const height = rows.length;
   const width = rows[0].length;
   const [frame, frameWidth] = useWidth();
+  const room = frameWidth / width;
+  const digits = width > FEW || cell < 16 || room < TWO_DIGITS ? 0 : room < FOUR_DIGITS ? 2 : 4;
   /**
    * Where there is not enough room for all labels, only the column pointed at has one.
    * @type {(j: number) => boolean}
@@ -111,11 +114,14 @@ export function Matrix({ rows, colour, labels, columns, name, cell, at, chosen, 
         onFocus={() => !at && point(0, 0)}
       >
         <canvas ref={canvas} style={{ height: `${cell * height}px` }} />
-        {width <= FEW && cell >= 16 && (
+        {digits > 0 && (
           <div
             class="numbers"
             aria-hidden="true"
-            style={{ gridTemplateColumns: `repeat(${width}, 1fr)` }}
+            style={{
+              gridTemplateColumns: `repeat(${width}, 1fr)`,
+              fontSize: `${Math.min(12.5, room / (digits + 5) / 0.61)}px`,
+            }}
           >
             {rows.flat().map((x) => (
               <span
@@ -123,7 +129,7 @@ export function Matrix({ rows, colour, labels, columns, name, cell, at, chosen, 
                   color: x === 0 && colour(x)[3] === 0 ? "inherit" : readableInk(colour(x)),
                 }}
               >
-                {short(x)}
+                {short(x, digits)}
               </span>
             ))}
           </div>

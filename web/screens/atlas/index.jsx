@@ -44,9 +44,8 @@ export function AtlasScreen(props) {
       <h2>Every head of a model</h2>
       <p class="lede">
         Each mark is a head, measured over a corpus. Its shape and colour are its kind: the{" "}
-        <Term name="habit" />
-        that takes most of its weight. Choose one to see where it looks, and the texts in which it
-        does so the most.
+        <Term name="habit" /> that takes most of its weight. Choose one to see where it looks, and
+        the texts in which it does so the most.
       </p>
       <div class="row atlas-bar">
         {names.length > 1 && (
