@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from urllib.parse import urlencode
+from xml.etree import ElementTree
 
 import pytest
 
@@ -134,6 +135,20 @@ def test_a_strong_text_opens(mapped, screen):
     tab.locator(".atlas-head").wait_for()
     assert tab.url == address
     mapped.settled()
+    mapped.assert_quiet()
+
+
+def test_the_picture_of_an_atlas_is_saved(mapped, tmp_path):
+    """As a drawing that has a mark for each head, and as an image."""
+    tab = mapped.open("lines", l=1, h=1)
+    tab.get_by_role("button", name="save this view").click()
+    with tab.expect_download() as waited:
+        tab.get_by_text("Drawing", exact=False).first.click()
+    waited.value.save_as(tmp_path / "atlas.svg")
+    root = ElementTree.parse(tmp_path / "atlas.svg").getroot()
+    assert root.tag.endswith("svg")
+    texts = [text for one in root.iter() if (text := one.text or "")]
+    assert any("entropy" in text for text in texts)
     mapped.assert_quiet()
 
 

@@ -92,6 +92,31 @@ def test_every_how_is_a_switch(asked):
     asked.assert_quiet()
 
 
+def test_a_layer_and_a_head_of_it_are_chosen(asked):
+    """The shares are those of the head alone, and the address keeps the choice."""
+    tab = asked.open("sources", first=1, end=3)
+    views = asked.served.library.run(asked.served.run).views
+    layer = max(at for at, view in enumerate(views) if view.call.across)
+    layers, heads = (tab.locator("main .labelled", has_text=name).locator("select") for name in ("layer", "head"))
+    layers.select_option(str(layer))
+    tab.wait_for_url(f"**sl={layer}**")
+    heads.select_option("1")
+    tab.wait_for_url("**sh=1**")
+    asked.settled()
+    path = f"/runs/{asked.served.run}/sources"
+    rows = asked.served.api.ask(path, first=1, end=3, how="weights", by="words", l=layer, h=1)["rows"]
+    every = asked.served.api.ask(path, first=1, end=3, how="weights", by="words")["rows"]
+    assert [row["share"] for row in rows] != [row["share"] for row in every]
+    assert shares(tab) == pytest.approx([row["share"] for row in rows], abs=1e-6)
+    tab.reload()
+    asked.settled()
+    assert shares(tab) == pytest.approx([row["share"] for row in rows], abs=1e-6)
+    layers.select_option("")
+    asked.settled()
+    assert shares(tab) == pytest.approx([row["share"] for row in every], abs=1e-6)
+    asked.assert_quiet()
+
+
 def test_a_gpt_shows_the_next_word(asked):
     run = asked.served.library.read("To be, or not", "gpt").name
     tab = asked.open("sources", run)

@@ -133,11 +133,8 @@ function Asked({ asked: described, ...props }) {
   const asked = transport.canRun
     ? described
     : { ...described, hide: described.hide ?? "a saved file cannot run the model" };
-  // An address may name words that another answer had.
   const [first, end] =
-    chosen.first !== null && chosen.end !== null && chosen.end <= asked.ends
-      ? [chosen.first, chosen.end]
-      : asked.span;
+    chosen.first !== null && chosen.end !== null ? [chosen.first, chosen.end] : asked.span;
 
   // The first method that this run allows, unless one is chosen; `lacks` says why a chosen one
   // fails.
