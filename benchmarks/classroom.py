@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .explore import Client, Server
-from .measure import Row
+from .measure import Row, work_before
 
 STUDENTS = 40
 SENTENCES = 5
@@ -136,15 +136,11 @@ class Lesson:
 
 def about(device: torch.device, quick: bool) -> str:
     plan = plan_of(quick)
-    busy = (
-        f", {os.getloadavg()[0]:.1f} processes at work before it"
-        if hasattr(os, "getloadavg")
-        else ""
-    )
     alone = plan_of_clients(quick)
     return (
         f"{plan.students} browsers, {plan.sentences} sentences each, {plan.think:g} s to think "
-        f"between them; then clients, {alone.think:g} s; {os.cpu_count()} cores for all{busy}"
+        f"between them; then clients, {alone.think:g} s; {os.cpu_count()} cores for all"
+        f"{work_before()}"
     )
 
 

@@ -5,7 +5,6 @@ slider is moved and words are hidden. Each move waits until the one before it is
 drag does not.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 import torch
 
 from .explore import CHROMIUM, Server
-from .measure import Row
+from .measure import Row, work_before
 
 SENTENCE = "The money is in the bank."
 QUERIES = 6  # whose What if is changed
@@ -49,12 +48,7 @@ PAINTED = "(many) => window.painted.length > many"
 
 
 def about(device: torch.device, quick: bool) -> str:
-    busy = (
-        f", {os.getloadavg()[0]:.1f} processes at work before it"
-        if hasattr(os, "getloadavg")
-        else ""
-    )
-    return f"one page of 1280 x 800 in Chromium, without a GPU{busy}"
+    return f"one page of 1280 x 800 in Chromium, without a GPU{work_before()}"
 
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:

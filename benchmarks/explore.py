@@ -6,7 +6,6 @@ sampled.
 """
 
 import http.client
-import os
 import re
 import shutil
 import subprocess
@@ -27,7 +26,7 @@ import telescope as ts
 from telescope.recording import Recording
 from telescope.recording.attention_call import AttentionCall, KeepOptions
 
-from .measure import Row
+from .measure import Row, work_before
 
 D = 64
 WORDS = 256
@@ -47,12 +46,7 @@ GO = """async ([path, there]) => {
 
 
 def about(device: torch.device, quick: bool) -> str:
-    busy = (
-        f", {os.getloadavg()[0]:.1f} processes at work before it"
-        if hasattr(os, "getloadavg")
-        else ""
-    )
-    return f"a causal head of {D}, bfloat16, recorded with the lse of its rows, or without{busy}"
+    return f"a causal head of {D}, bfloat16, recorded with the lse of its rows, or without{work_before()}"
 
 
 def run(device: torch.device, quick: bool) -> Iterator[Row]:

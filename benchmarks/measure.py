@@ -43,6 +43,13 @@ class Row:
         return f"{self.case:<24}{self.runner:<28}{ms:>10}{mib:>10}  {self.note}".rstrip()
 
 
+def work_before() -> str:
+    """Say how busy the machine is before a benchmark, where it can be told."""
+    if not hasattr(os, "getloadavg"):
+        return ""
+    return f", {os.getloadavg()[0]:.1f} processes at work before it"
+
+
 def race(
     case: str, runners: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int = 7
 ) -> list[Row]:

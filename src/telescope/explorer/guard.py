@@ -59,8 +59,8 @@ REQUEST_ID = "telescope.request"
 BROWSER = "telescope.browser"
 BROWSER_ID = re.compile(r"[A-Za-z0-9_-]{22,64}", re.ASCII)
 PROGRAMS = "programs"  # the browser id of what sends the token in a header and has no cookie
-# What it takes to make the cookie of a token: whoever guesses tokens by cookies takes as long for
-# each.
+# Hashes that make the cookie of a token. They take time, so that guessing tokens by their cookies
+# is slow.
 ROUNDS = 100_000
 REFRESH_SECONDS = 5.0  # after which this machine may have got another address
 
@@ -283,7 +283,7 @@ class Guard:
         path = quote(scope["path"], safe="/:@!$&'()*+,;=-._~")
         # One slash: "//host" would redirect to another site.
         clean = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
-        # The browser asks again, at the address without the token; it keeps what stands behind #.
+        # Redirected, the browser asks at the address without the token, and keeps what stands behind #.
         response = Response(
             status_code=303, headers={"Location": clean, "Cache-Control": "no-store"}
         )

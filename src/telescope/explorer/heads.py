@@ -280,7 +280,7 @@ def _space(
         return None
     words = next(one.rows for one in example.inputs if one.name == "x")
     assert words is not None
-    # The scenes that share a plane name the same rows; words that occur twice are told by place.
+    # Views that share a plane show the same words. A word that occurs twice is told by its place.
     names = [name for one in request.view.beside for name in one.names("q", 0)]
     rows = [words.index(name) for name in names] or list(span)
     return PlaneInSpace(flat.axes, flat.centre, before, after, rows)
