@@ -180,3 +180,17 @@ def test_the_tab_that_is_shown_is_in_view(narrow):
 
 def test_axe_finds_nothing_where_text_is_drawn(page):
     page.check_by_axe([page.path("output", i=3, seed=4), page.path("output", page.served.gpt, seed=4, words=4)])
+
+
+def test_tokens_that_go_on_with_a_word_are_told_from_new_words(page):
+    """By the dot of the word pickers: behind a letter, a token without a space goes on."""
+    run = page.served.library.read("Two astronomers are playing chess.", "translator-en-de").name
+    for i in (0, 2):
+        tab = page.open("output", run, i=i)
+        candidates = page.served.api.ask(f"/runs/{run}/output", i=i)["candidates"]
+        goes_on = [i > 0 and one["append"][:1].isalnum() for one in candidates]
+        shown = tab.locator(".next td.token").evaluate_all("all => all.map(one => one.firstChild.textContent)")
+        assert [text.startswith("·") for text in shown] == goes_on
+        assert any(goes_on) == (i > 0)
+        assert ("goes on with the word" in tab.locator(".output").inner_text()) == any(goes_on)
+    page.assert_quiet()

@@ -58,6 +58,7 @@ function OutputScreen(props) {
         This run has no output: a recording keeps attentions, not what the model wrote.
       </p>
     );
+  const before = gpt ? textBefore(run, read.value, i) : writtenBefore(made, found.value);
   return (
     <>
       <h2>{gpt ? "Which word comes next" : "What it could have written"}</h2>
@@ -83,15 +84,10 @@ function OutputScreen(props) {
         <div class="stack">
           <Answered answer={found}>
             {(/** @type {OutputAnswer} */ value) => (
-              <Bars found={value} isLast={i === last} {...props} />
+              <Bars found={value} isLast={i === last} before={before} {...props} />
             )}
           </Answered>
-          <Drawing
-            {...props}
-            i={i}
-            settings={settings}
-            before={gpt ? textBefore(run, read.value, i) : writtenBefore(made, found.value)}
-          />
+          <Drawing {...props} i={i} settings={settings} before={before} />
         </div>
         <Settings
           chosen={state.output}
@@ -212,12 +208,17 @@ function ChosenWord({ chosen, i, go }) {
 /**
  * The ten likeliest tokens, and what was written; behind the text of a GPT each can be appended,
  * which makes a new run.
- * @param {ScreenProps & {found: OutputAnswer, isLast: boolean}} props
+ * @param {ScreenProps & {found: OutputAnswer, isLast: boolean, before: string}} props  `before` is
+ *   the text up to the tokens
  */
-function Bars({ found, isLast, run, openRun, transport }) {
+function Bars({ found, isLast, before, run, openRun, transport }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(/** @type {string | null} */ (null));
-  const append = found.kind === "gpt" && isLast && transport.canRun;
+  const gpt = found.kind === "gpt";
+  const append = gpt && isLast && transport.canRun;
+  const inWord = /[\p{L}\p{N}]$/u.test(gpt ? before : before.trimEnd());
+  /** Whether a token goes on with the word before it. @param {NextToken} one */
+  const goesOn = (one) => inWord && /^[\p{L}\p{N}]/u.test(one.append);
   /** @param {string} more */
   const write = async (more) => {
     setBusy(true);
@@ -258,7 +259,7 @@ function Bars({ found, isLast, run, openRun, transport }) {
           {found.candidates.map((one) => (
             <tr key={one.id} class={one.id === found.id ? "chosen" : ""}>
               <td class="token">
-                {visible(one.text)}
+                {goesOn(one) ? `·${visible(one.text).replace(/^·/, "")}` : visible(one.text)}
                 {one.id === found.id ? (
                   <>
                     {" "}
@@ -308,7 +309,8 @@ function Bars({ found, isLast, run, openRun, transport }) {
         Bars run from 0 to 100 %. The ten likeliest of {count(found.vocabulary)} tokens
         {found.candidates.length > TEN &&
           `, and the one that ${found.kind === "gpt" ? "follows in the text" : "was written"}`}
-        . ␣ is a token of nothing but a space.
+        . {found.candidates.some(goesOn) && "A token behind · goes on with the word before it. "}␣
+        is a token of nothing but a space.
       </p>
     </div>
   );
