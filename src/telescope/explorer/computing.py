@@ -135,7 +135,7 @@ class Turns:
             await request.turn.wait()
             yield
         finally:
-            # A request that had a slot frees it; one that leaves before it had one leaves the queue.
+            # A request that had a slot frees it; one that had none yet leaves the queue.
             if request.turn.is_set():
                 self._free += 1
                 self._free_to_read += request.reads
