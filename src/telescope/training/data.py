@@ -333,7 +333,8 @@ class Repeated(Windows):
         whole = super().take(spec)
         if spec.chances is None:
             return whole
-        chosen, length, tokens = spec.chances[:, 0], spec.chances[:, 1], spec.chances[:, 2:]
+        chosen, length = spec.chances[:, :2].unbind(1)
+        tokens = spec.chances[:, 2:]
         text = torch.cat([whole.ids, whole.targets[:, -1:]], 1)
         drawn = (tokens * (self.largest + 1)).long()
         first = torch.where(

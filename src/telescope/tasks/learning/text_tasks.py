@@ -342,5 +342,6 @@ def windows(model: Model, text: str, share: float = 0.0) -> Windows:
         raise ValueError(
             f"a {type(model).__name__} does not continue a text; a GPT with a tokenizer does"
         )
-    ids, block = model.tokenizer.encode(text).ids, model.config.max_positions
+    ids = model.tokenizer.encode(text).ids
+    block = model.config.max_positions
     return Repeated(ids, block, share) if share else Windows(ids, block)
