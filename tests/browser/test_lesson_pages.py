@@ -181,17 +181,6 @@ def test_bad_examples_are_refused(lessons, body, said):
     assert said in json.loads(answer.body)["error"]["message"]
 
 
-@pytest.mark.parametrize(("model", "screen"), [("translator", "alignment"), ("gpt", "walk")])
-def test_a_sentence_of_ones_own_opens_where_attention_is_seen(home, model, screen):
-    """A translation beside what it was read from, a text that goes on with the weights of its last word."""
-    form = home.tab.locator("form.own")
-    form.locator("select").select_option(model)
-    form.locator("input").fill("Good morning.")
-    form.locator("input").press("Enter")
-    home.tab.wait_for_url(re.compile(rf"/s/\w+/{screen}\b"))
-    home.settled()
-
-
 def test_a_worked_example_with_two_texts_says_what_its_screens_need(home):
     """Luong's vectors are computed on the page: no screen sends their reader to a command."""
     names = home.open("geometry", "example-luong").locator("nav a, nav button").all_inner_texts()
