@@ -8,8 +8,8 @@ from ...interception import watch
 from ...models import GPT
 from ...training import IGNORE
 
-ROWS = 16
-ONCE = 64  # random tokens of a row, which come twice
+SEQUENCES = 16  # of random tokens
+ONCE = 64  # tokens of a sequence, which come twice
 
 
 def measure_repeats(model: GPT) -> dict[str, float]:
@@ -20,7 +20,7 @@ def measure_repeats(model: GPT) -> dict[str, float]:
     """
     draw = torch.Generator().manual_seed(0)
     size = min(ONCE, model.config.max_positions // 2)
-    once = torch.randint(model.config.vocabulary, (ROWS, size), generator=draw)
+    once = torch.randint(model.config.vocabulary, (SEQUENCES, size), generator=draw)
     ids = torch.cat([once, once], 1).to(next(model.parameters()).device)
     # Position i predicts token i + 1; the first token of the second copy can be predicted by none.
     targets = torch.full_like(ids, IGNORE)
