@@ -1,7 +1,8 @@
 """Every number that a screen shows as text is that of Python: five sentences of the shipped translator and five of the
-shipped GPT, on Output, Alignment, Heads, Sources and Walk."""
+shipped GPT, on Output, Alignment, Heads, Sources, Walk, Geometry, Positions and What if."""
 
 import re
+from dataclasses import replace
 from math import isclose
 
 import pytest
@@ -199,3 +200,64 @@ def test_walk(page, run):
         check(row[0], x)
     (total,) = cells(tab, ".walk .ledger tfoot tr", "td[title]")
     check(total[-1], 1.0)
+
+
+def test_geometry(page, run):
+    """The cosines of one word with the words that end nearest to it, before attention and after."""
+    i = run.views[0].size[0] - 2
+    tab = page.turn("geometry", run.name, l=0, i=i, pieces=1)
+    call = run.views[0].call
+    before, after = (torch.nn.functional.normalize(one[0].double(), dim=-1) for one in (call.before, call.after))
+    pairs = list(zip((before @ before[i]).tolist(), (after @ after[i]).tolist(), strict=True))
+    del pairs[i]
+    shown = cells(tab, ".pairs tbody tr", "td[title]")
+    assert len(shown) >= min(len(pairs), 3)
+    for row, (old, new) in zip(shown, sorted(pairs, key=lambda pair: -pair[1]), strict=False):
+        check(row[0], old)
+        check(row[1], new)
+
+
+def unplaced(run):
+    """Return the first attention of a run's model on the same tokens, without positions."""
+    model, inputs = run.output.model, run.output.inputs
+    with torch.no_grad(), ts.watch(model, layers=run.views[0].name, keep="steps") as recording:
+        if run.output.words is None:
+            model(*inputs, positions=torch.zeros_like(inputs[0]))  # nothing is rotated
+        else:
+            # An embedding stays as it is: no sines are added.
+            hook = model.source_positions.register_forward_hook(lambda module, given, placed: given[0])
+            model(*inputs)
+            hook.remove()
+    return recording[run.views[0].name].call
+
+
+def test_positions(page, run):
+    """The scaled scores and the weights of one query, without positions and with them."""
+    i = run.views[0].size[0] - 2
+    tab = page.turn("positions", run.name, l=0, h=1, i=i, pieces=1)
+    without, placed = (exact_trace(call) for call in (unplaced(run), run.views[0].call))
+    shown = cells(tab, ".compared-rows tbody tr", "td[title]")
+    assert len(shown) == run.views[0].size[1]
+    for j, row in enumerate(shown):
+        for (score, weight), one in zip((row[::2], row[1::2]), (without, placed), strict=True):
+            check(weight, one.weights[0, 1, i, j].item(), slack=1e-6)
+            if one.weights[0, 1, i, j] > 0:
+                check(score, one.scores[0, 1, i, j].item() / 8, slack=1e-5)
+
+
+@pytest.mark.parametrize(("change", "times"), [("t:2", 0.5), ("scale", 8.0)])
+def test_what_if(page, run, change, times):
+    """The weights of one query before a change of the scale, 1 / √64, and after it."""
+    layer, h, i = len(run.views) - 1, 1, run.views[-1].size[0] - 2
+    tab = page.turn("walk", run.name, l=layer, h=h, i=i, edits=change, pieces=1)
+    name = run.views[layer].name
+    edit = ts.redefine(name, lambda attention: replace(attention, scale=times / 8))
+    with torch.no_grad(), ts.edit(run.output.model, edit), ts.watch(run.output.model, keep="steps") as edited:
+        run.output.model(*run.output.inputs)
+    before = exact_trace(run.views[layer].call).weights[0, h, i]
+    after = exact_trace(edited[name].call).weights[0, h, i]
+    shown = cells(tab, ".compared .ledger tbody tr", "td[title]")
+    assert len(shown) >= 5
+    for row, j in zip(shown, range(len(shown)), strict=True):
+        check(row[0], before[j].item(), slack=1e-6)
+        check(row[1], after[j].item(), slack=1e-6)
