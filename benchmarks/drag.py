@@ -1,4 +1,5 @@
-"""drag: from a move of the mouse to the next painted frame with the new number, in a real browser.
+"""drag: from a move of the mouse to the next painted frame with the new number, in a real browser;
+and the first paint of the landing.
 
 Numbers of worked examples are dragged, and a point of Geometry; where a model runs, its temperature
 slider is moved and words are hidden. Each move waits until the one before it is painted; a steady
@@ -18,6 +19,7 @@ from .explore import CHROMIUM, Server
 from .measure import Row, work_before
 
 SENTENCE = "The money is in the bank."
+VISITS = 15  # of the landing
 QUERIES = 6  # whose What if is changed
 CHANGES = 4
 # A watched element changes, then the frame with the change is painted: the time since the event
@@ -57,6 +59,7 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
         return
     many = 10 if quick else 60
     with _serving() as server, _page(server) as (tab, at):
+        yield _first_paint(tab, server.link, at, 3 if quick else VISITS)
         for name, path, cell in CELLS:
             tab.goto(at + path)
             yield from _dragged(tab, name, cell, LIVE, many)
@@ -69,6 +72,8 @@ def run(device: torch.device, quick: bool) -> Iterator[Row]:
         yield from _changed(tab, "hide a word", queries, at, path, "hide:0", _hide)
 
 
+# When the page painted its first text or picture, in milliseconds.
+CONTENT = """() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime"""
 LIVE = "[data-live=weights]"
 CELLS = (
     ("a number, 6 words", "/s/example-journey/walk?l=1&i=1&step=embedding", "x, starts, column 1"),
@@ -84,6 +89,22 @@ POST = """async (body) => {
     });
     return (await answer.json()).run;
 }"""
+
+
+def _first_paint(tab: Any, link: str, at: str, many: int) -> Row:
+    """Open the landing in new contexts, whose caches are empty, until it paints its content."""
+    times = []
+    for _ in range(many):
+        context = tab.context.browser.new_context(viewport={"width": 1280, "height": 800})
+        visit = context.new_page()
+        # The cookie comes with another address, so that the page itself is not known yet.
+        visit.goto(f"{at}/healthz?{urlsplit(link).query}")
+        visit.goto(at)
+        visit.locator(".lesson-card").first.wait_for()
+        visit.wait_for_function(CONTENT)
+        times.append(visit.evaluate(CONTENT))
+        context.close()
+    return _row("the landing", f"first paint, {many} visits", times)
 
 
 def _dragged(tab: Any, case: str, what: str, watched: str, many: int) -> Iterator[Row]:

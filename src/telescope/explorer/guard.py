@@ -283,7 +283,7 @@ class Guard:
         path = quote(scope["path"], safe="/:@!$&'()*+,;=-._~")
         # One slash: "//host" would redirect to another site.
         clean = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
-        # Redirected, the browser asks without the token, and keeps what stands behind #.
+        # The redirect drops the token from the address. The fragment stays: browsers keep it.
         response = Response(
             status_code=303, headers={"Location": clean, "Cache-Control": "no-store"}
         )

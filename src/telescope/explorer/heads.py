@@ -280,7 +280,7 @@ def _space(
         return None
     words = next(one.rows for one in example.inputs if one.name == "x")
     assert words is not None
-    # Views that share a plane show the same words. A word that occurs twice is told by its place.
+    # Views in one plane name their words. Other words may occur twice, and are taken by place.
     names = [name for one in request.view.beside for name in one.names("q", 0)]
     rows = [words.index(name) for name in names] or list(span)
     return PlaneInSpace(flat.axes, flat.centre, before, after, rows)
