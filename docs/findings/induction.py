@@ -30,7 +30,7 @@ from .common import (
 )
 
 ONCE = 64  # random tokens, which come twice
-COUNTS = (1, 2, 4, 8, 16)
+COUNTS = (1, 2, 4, 8)
 Heads = list[tuple[int, int]]  # (layer, head)
 
 
@@ -74,17 +74,23 @@ def losses_without(
 
 
 def draw(
-    pattern: torch.Tensor, rise: torch.Tensor, curves: dict[str, list[float]], before: float
+    pattern: torch.Tensor,
+    exact: dict[tuple[int, int], float],
+    curves: dict[str, list[float]],
+    before: float,
 ) -> None:
     """Draw pattern against effect, the loss by how many heads are muted, and the phase change."""
     pyplot = style()
     figure, axes = pyplot.subplots(1, 4, figsize=(12.6, 3.2))
-    axes[0].scatter(pattern.flatten(), rise.flatten(), s=9, color=ACCENT, alpha=0.6, linewidths=0)
-    for layer, head in dict.fromkeys([*ranked(pattern)[:4], *ranked(rise)[:4]]):
-        place = (float(pattern[layer, head]), float(rise[layer, head]))
-        axes[0].annotate(f"{layer}.{head}", place, xytext=(3, 3), textcoords="offset points")
+    by_effect = sorted(exact, key=lambda one: -exact[one])
+    for one, rise in exact.items():
+        place = (float(pattern[one]), rise)
+        axes[0].plot(*place, "o", color=ACCENT, markersize=3)
+        if one in [*by_effect[:4], *ranked(pattern)[:4]]:
+            name = "{}.{}".format(*one)
+            axes[0].annotate(name, place, xytext=(3, 3), textcoords="offset points")
     axes[0].set(xlabel="induction share", ylabel="rise of the loss, nats")
-    axes[0].set_title("SmolLM2: 270 heads, one muted at a time")
+    axes[0].set_title("SmolLM2: one head muted at a time")
 
     colours = {"induction": INK, "random": GREY, "first token": LIGHT, "effect": WARM}
     for name, losses in curves.items():
@@ -109,8 +115,10 @@ def main() -> None:
     """Measure, and write induction.json and induction.png."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=4)
-    parser.add_argument("--draws", type=int, default=5, help="of random heads")
-    parser.add_argument("--layers", type=int, default=30, help="whose heads are muted one by one")
+    parser.add_argument("--draws", type=int, default=3, help="of random heads")
+    parser.add_argument(
+        "--singly", type=int, default=1, help="sequences of which each head is muted"
+    )
     given = parser.parse_args()
     numbers = Numbers("induction")
     model, tokenizer = smollm2()
@@ -123,13 +131,26 @@ def main() -> None:
     never = torch.randint(1000, 40_000, ids.shape, generator=generator).to(device())
     control = columns(model, never)["induction"]
 
-    # One head at a time.
-    each = [(layer, head) for layer in range(given.layers) for head in range(pattern.shape[1])]
-    losses = losses_without(model, ids, labels, [[one] for one in each])
-    before = losses[0]
-    rise = torch.zeros_like(pattern)
-    for (layer, head), loss in zip(each, losses[1:], strict=True):
-        rise[layer, head] = loss - before
+    # One head at a time: estimates of all, and exact effects of the largest and of the best by
+    # pattern.
+    each = [(layer, head) for layer in range(30) for head in range(pattern.shape[1])]
+    some = slice(given.singly)
+    estimates = ts.effect(
+        model,
+        ids[some],
+        muted(each),
+        "loss",
+        labels=labels[some],
+        how="gradient",
+        verify=0,
+        progress=False,
+    ).columns["loss"]
+    estimate = torch.tensor(estimates[1:]).view_as(pattern) - estimates[0]
+    print("estimated", flush=True)
+    checked = list(dict.fromkeys([*ranked(pattern)[:10], *ranked(estimate.abs())[: given.verify]]))
+    losses = losses_without(model, ids[some], labels[some], [[one] for one in checked])
+    exact = {one: loss - losses[0] for one, loss in zip(checked, losses[1:], strict=True)}
+    print(f"{len(checked)} heads muted one by one", flush=True)
 
     # Several heads together, by different orders.
     mixed = [each[i] for i in torch.randperm(len(each), generator=generator).tolist()]
@@ -137,15 +158,15 @@ def main() -> None:
     orders = {
         "induction": [ranked(pattern)],
         "first token": [ranked(found["first"])],
-        "effect": [ranked(rise)],
+        "effect": [sorted(exact, key=lambda one: -exact[one])],
         "random": draws,
     }
     curves, spread = {}, {}
-    text = windows(tokenizer, "alice29", 4, 129).to(device())
+    text = windows(tokenizer, "alice29", 2, 129).to(device())
     on_text = {}
     for name, lists in orders.items():
         groups = [heads[:count] for count in COUNTS for heads in lists]
-        several = losses_without(model, ids, labels, groups)[1:]
+        before, *several = losses_without(model, ids[:2], labels[:2], groups)
         by_count = [several[i : i + len(lists)] for i in range(0, len(several), len(lists))]
         curves[name] = [sum(row) / len(row) for row in by_count]
         spread[name] = [[min(row), max(row)] for row in by_count]
@@ -153,7 +174,8 @@ def main() -> None:
         eight = [heads[:8] for heads in lists]
         plain, *without = losses_without(model, text, labels_from(text, 1), eight)
         on_text[name] = sum(without) / len(without) - plain
-    by_pattern, by_effect = ranked(pattern), ranked(rise)
+    by_pattern = ranked(pattern)
+    by_effect = sorted(exact, key=lambda one: -exact[one])
     numbers.write(
         before=before,
         pattern={
@@ -166,10 +188,14 @@ def main() -> None:
             "of_best": [float(control[one]) for one in by_pattern[:10]],
         },
         effect={
-            "heads": rise,
-            "best": [[*one, float(rise[one]), by_pattern.index(one) + 1] for one in by_effect[:10]],
-            "of_pattern": [[float(rise[one]), by_effect.index(one) + 1] for one in by_pattern[:10]],
-            "spearman": spearman(pattern.flatten().tolist(), rise.flatten().tolist()),
+            "before": losses[0],
+            "verified": len(checked),
+            "estimates": estimate,
+            "best": [[*one, exact[one], by_pattern.index(one) + 1] for one in by_effect[:10]],
+            "of_pattern": [[*one, exact[one]] for one in by_pattern[:10]],
+            "spearman": spearman(
+                [float(estimate[one]) for one in checked], [exact[one] for one in checked]
+            ),
         },
         counts=list(COUNTS),
         muted=curves,
@@ -177,7 +203,7 @@ def main() -> None:
         on_text=on_text,
         text_loss=plain,
     )
-    draw(pattern, rise, curves, before)
+    draw(pattern, exact, curves, before)
 
 
 if __name__ == "__main__":

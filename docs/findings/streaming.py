@@ -31,12 +31,12 @@ from .common import (
     windows,
 )
 
-LENGTH = 512
+LENGTH = 384
 SINKS, RECENT = 4, 60  # what a streaming head sees; the paper trains with 128 and 256 of 32k tokens
-KEYS, WORDS = 5, 8  # passkeys of a text, and words of each; the paper has 10 of 32 words
-STEPS, RATE = 150, 0.05  # of Adam; the paper: 2,000 steps at 0.02
-PENALTIES = (0.05, 0.01, 0.25)  # of the mean gate; the first, the paper's, is that of the page
-SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+KEYS, WORDS = 4, 6  # passkeys of a text, and words of each; the paper has 10 of 32 words
+STEPS, RATE = 30, 0.1  # of Adam; the paper: 2,000 steps at 0.02
+PENALTIES = (0.05,)  # of the mean gate; the first is that of the page
+SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 KEPT = ts.window(RECENT) | ts.prefix(SINKS)
 
 # ---------------------------------------------------------------------------------------- passkeys
@@ -152,7 +152,7 @@ def optimise(
         with torch.no_grad():
             gates.clamp_(0, 1)
         course.append([float(distance.detach()), float(gates.detach().mean())])
-        if step % 25 == 0:
+        if step % 5 == 0:
             print(f"step {step}  distance {distance:.4f}  mean gate {gates.mean():.3f}", flush=True)
     return gates.detach().cpu(), course
 
@@ -213,7 +213,8 @@ def cost(model: Any, texts: dict[str, Any], chosen: torch.Tensor) -> dict[str, f
         logits = model(ids).logits[:, :-1]
         right = logits.argmax(-1) == ids[:, 1:]
         losses = cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        text = model(texts["text"], labels=texts["labels"]).loss
+        written = model(texts["text"]).logits.flatten(0, 1)
+        text = cross_entropy(written, texts["labels"].flatten())
     wanted = marks[:, 1:]
     return {
         "recalled": float(right[wanted].float().mean()),
@@ -282,9 +283,9 @@ def main() -> None:
     """Optimise the gates, sweep, and write streaming.json and streaming.png."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--texts", type=int, default=8, help="of each kind, to measure the cost on")
+    parser.add_argument("--texts", type=int, default=2, help="of each kind, to measure the cost on")
     parser.add_argument("--penalties", type=float, nargs="*", default=PENALTIES)
-    parser.add_argument("--draws", type=int, default=5, help="random orders")
+    parser.add_argument("--draws", type=int, default=2, help="random orders")
     given = parser.parse_args()
     numbers = Numbers("streaming")
     model, tokenizer = smollm2()
@@ -295,7 +296,7 @@ def main() -> None:
 
     by_penalty = {one: optimise(model, passkeys, given.steps, one) for one in given.penalties}
     gates, course = by_penalty[given.penalties[0]]
-    cheap = cheap_measures(model, passkeys.batch(range(5_000, 5_004))[0])
+    cheap = cheap_measures(model, passkeys.batch(range(5_000, 5_002))[0])
     generator = torch.Generator().manual_seed(0)
     orders = {
         "gates": [gates],
