@@ -238,14 +238,13 @@ def main() -> None:
         rows = ranked(watch(model, some))
         order = orders[name] = [row["head"] for row in rows]
         recordings[name] = {
-            "text": " ".join(one.decoded.text for one in some),
             "tokens": sum(len(one.decoded.tokens) for one in some),
             "passes": len(some),
             "found": len({*order[: len(wanted)]}.intersection(wanted)),
             "average_precision": average_precision(order, wanted),
             "ranks": {"{}.{}".format(*head): order.index(head) + 1 for head in wanted},
         }
-        print(name, recordings[name], flush=True)
+        print(name, recordings[name], " ".join(one.decoded.text for one in some), flush=True)
 
     # All recordings together.
     together = [one for some in heard.values() for one in some]
