@@ -1,7 +1,6 @@
-"""The induction heads of SmolLM2 by pattern and by effect, and how they form while a small GPT
-trains (Olsson et al. 2022): numbers and figure of a page.
+"""The induction heads of SmolLM2 by pattern and by effect (Olsson et al. 2022): numbers and figure
+of a page. How such heads form while a small GPT trains is in phases.py.
 
-    python -m docs.findings.phases       first, which takes a GPU: its numbers are drawn here
     python -m docs.findings.induction
 """
 
@@ -19,9 +18,9 @@ from .common import (
     LIGHT,
     WARM,
     Numbers,
+    column,
     device,
     labels_from,
-    read,
     save_figure,
     smollm2,
     spearman,
@@ -46,11 +45,7 @@ def columns(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return some columns of heads(): (layers, heads) each."""
     with torch.no_grad(), ts.watch(model) as recording:
         model(ids)
-    heads = recording.heads()
-    return {
-        name: torch.tensor([getattr(head, name) for head in heads]).view(len(recording), -1)
-        for name in ("induction", "first", "previous")
-    }
+    return {name: column(recording, name) for name in ("induction", "first", "previous")}
 
 
 def ranked(numbers: torch.Tensor) -> Heads:
@@ -81,7 +76,7 @@ def draw(
 ) -> None:
     """Draw pattern against effect, the loss by how many heads are muted, and the phase change."""
     pyplot = style()
-    figure, axes = pyplot.subplots(1, 4, figsize=(12.6, 3.2))
+    figure, axes = pyplot.subplots(1, 2, figsize=(8.4, 3.3))
     by_effect = sorted(exact, key=lambda one: -exact[one])
     for one, rise in exact.items():
         place = (float(pattern[one]), rise)
@@ -99,15 +94,6 @@ def draw(
     axes[1].set_title("the best of each order")
     axes[1].legend()
 
-    runs = read("phases")["runs"]
-    for (name, run), colour in zip(runs.items(), (INK, WARM, ACCENT), strict=True):
-        axes[2].plot(run["step"], run["induction"], color=colour, label=name)
-        axes[3].plot(run["step"], run["repeats"], color=colour, label=name)
-    axes[2].set(xlabel="step", ylabel="induction share")
-    axes[2].set_title("while a GPT trains: its best head")
-    axes[3].set(xlabel="step", ylabel="loss on the second copy, nats")
-    axes[3].set_title("and its loss on random repeats")
-    axes[2].legend(fontsize=7)
     save_figure(figure, "induction")
 
 
@@ -116,9 +102,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--draws", type=int, default=3, help="of random heads")
-    parser.add_argument(
-        "--singly", type=int, default=1, help="sequences of which each head is muted"
-    )
+    parser.add_argument("--singly", type=int, default=2, help="sequences for single heads")
+    parser.add_argument("--verify", type=int, default=30, help="heads with the largest estimates")
     given = parser.parse_args()
     numbers = Numbers("induction")
     model, tokenizer = smollm2()
@@ -190,6 +175,7 @@ def main() -> None:
         effect={
             "before": losses[0],
             "verified": len(checked),
+            "exact": [[*one, own] for one, own in exact.items()],
             "estimates": estimate,
             "best": [[*one, exact[one], by_pattern.index(one) + 1] for one in by_effect[:10]],
             "of_pattern": [[*one, exact[one]] for one in by_pattern[:10]],

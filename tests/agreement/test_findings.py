@@ -42,7 +42,7 @@ def test_the_first_token_is_a_sink_that_cannot_be_spared():
     assert common.spearman(first.flatten().tolist(), torch.tensor(found["heads"]).flatten().tolist()) > 0.8
     edits = [ts.hide(range(4), slice(100, None)), ts.hide(range(40, 44), slice(100, None))]
     losses = ts.effect(model, ids, edits, "loss", labels=common.labels_from(ids, 101)).columns["loss"]
-    assert losses[1] - losses[0] > 1
+    assert losses[1] - losses[0] > 0.3
     assert abs(losses[2] - losses[0]) < 0.1
 
 
@@ -84,7 +84,7 @@ def test_minilms_heads_look_where_they_looked():
         model(**model.inputs(texts[:1]))
     own = minilm.habits(model, texts[:1])[minilm.HABITS.index("class token")].flatten()
     # The table leaves out the query of the first token.
-    assert common.spearman(own.tolist(), [head.first for head in recording.heads()]) > 0.9
+    assert common.spearman(own.tolist(), common.column(recording, "first").flatten().tolist()) > 0.9
     pruning = minilm.Pruning(model, texts)
     greedy = [tuple(head) for head in found["greedy"]]
     assert pruning.without(greedy[:16]) > pruning.without(greedy[-16:])
