@@ -48,6 +48,23 @@ def columns(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: column(recording, name) for name in ("induction", "first", "previous")}
 
 
+def diagonal(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the share of its weight that each head gives to the token that stands ONCE - 1 before
+    the query, over the queries of the second half: (layers, heads).
+    """
+    length = ids.shape[1]
+    place = torch.arange(length)
+    there = ts.from_tensor(place[:, None] - place == ONCE - 1)
+    with torch.no_grad(), ts.watch(model, keep="queries-keys") as recording:
+        model(ids)
+    rows = []
+    for watched in recording.values():
+        call = watched.call
+        seen = ts.survey(call.queries, call.keys, call.attention, within=there)
+        rows.append(seen.within[:, :, ONCE + 1 :].mean((0, 2)))
+    return torch.stack(rows).cpu()
+
+
 def ranked(numbers: torch.Tensor) -> Heads:
     """Return all heads, those with the largest numbers first."""
     width = numbers.shape[1]
@@ -111,10 +128,10 @@ def main() -> None:
     labels = labels_from(ids, ONCE + 2)
     found = columns(model, ids)
     pattern = found["induction"]
-    # The control: as many random tokens, which hardly repeat.
+    # The control: the same places in as many random tokens of which none comes twice.
     generator = torch.Generator().manual_seed(1)
-    never = torch.randint(1000, 40_000, ids.shape, generator=generator).to(device())
-    control = columns(model, never)["induction"]
+    never = 1000 + torch.randperm(39_000, generator=generator)[: ids.numel()].view_as(ids.cpu())
+    control = diagonal(model, never.to(device()))
 
     # One head at a time: estimates of all, and exact effects of the largest and of the best by
     # pattern.

@@ -35,7 +35,7 @@ from .common import (
 LENGTH = 256
 SINKS, RECENT = 4, 28  # what a streaming head sees; the paper trains with 128 and 256 of 32k tokens
 KEYS, WORDS = 3, 8  # passkeys of a text, and words of each; the paper has 10 of 32 words
-STEPS, RATE = 40, 0.1  # of Adam; the paper: 2,000 steps at 0.02
+STEPS, RATE = 60, 0.1  # of Adam; the paper: 2,000 steps at 0.02
 PENALTIES = (0.05,)  # of the mean gate; the first is that of the page
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 KEPT = ts.window(RECENT) | ts.prefix(SINKS)

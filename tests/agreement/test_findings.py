@@ -23,7 +23,11 @@ smollm2 = pytest.mark.skipif(
 def test_claims_are_the_numbers_of_the_script(page):
     text = page.read_text(encoding="utf-8")
     assert len(blocks.CLAIM.findall(text)) >= 5
-    blocks.check_claims(text, {}, page.name)
+    for package in blocks.missing(text):
+        pytest.importorskip(package) if package in ("gguf", "transformers") else pytest.skip(f"{package} is not installed")
+    # Some claims are of what the page's own code computes.
+    for _ in blocks.run_page(text, page.name):
+        pass
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
