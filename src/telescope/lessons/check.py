@@ -7,54 +7,61 @@ mistakes of its exercise.
 
 from .check_attention import (
     attention_of,
-    causal_mask,
-    cosine,
     entropy,
     even_weights,
-    masked_softmax,
     negative_weight,
-    reads,
     score_variance,
     scores,
     softmax,
-    towards,
-    two_readings,
     weight_free,
+    with_temperature,
 )
 from .check_authors import attributed, held_norm, split_score
-from .check_looking import (
-    attend_in_blocks,
-    bytes_of_weights,
+from .check_changing import (
     carried,
     changed,
     clipped,
     corpus_mean,
-    entropy_from_lse,
     hidden,
-    induction_share,
     muted,
-    previous_share,
     rank_correlation,
-    received,
     rollout,
 )
-from .check_models import (
-    corrupt,
+from .check_heads import (
     cross_attention,
-    decoder_block,
-    encoder_block,
     general_score,
-    gpt,
-    layer_norm,
     luong,
     merge_heads,
     multi_head,
     parameters,
-    positions,
     split_heads,
     synthesizer,
     synthesizer_parameters,
+)
+from .check_looking import (
+    attend_in_blocks,
+    bytes_of_weights,
+    entropy_from_lse,
+    induction_share,
+    previous_share,
+    received,
+)
+from .check_models import (
+    corrupt,
+    decoder_block,
+    encoder_block,
+    gpt,
+    layer_norm,
+    positions,
     transformer,
+)
+from .check_readings import (
+    causal_mask,
+    cosine,
+    masked_softmax,
+    reads,
+    towards,
+    two_readings,
 )
 
 __all__ = [
@@ -105,4 +112,5 @@ __all__ = [
     "transformer",
     "two_readings",
     "weight_free",
+    "with_temperature",
 ]

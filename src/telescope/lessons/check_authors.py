@@ -1,16 +1,20 @@
-"""Checks of lesson 19: a score split by who wrote what its query and key read, a norm that is held,
+"""Checks of the lesson on reasons: a score split by who wrote what its query and key read, a norm that is held,
 and what the keys of a head add to a logit.
 """
 
 import torch
 from torch.nn.functional import layer_norm
 
-from .material import Case, Cases, exercise, normal
+from .comparing import Case, Cases, exercise
+from .material import normal
 
-# ----------------------------------------------------------------------- 19  why a head looks there
+# --------------------------------------------------------------------------- why a head looks there
 
 
-@exercise("split_score", "the terms of a table add up to q · k · scale")
+@exercise(
+    "split_score(query_parts, key_parts, W_q, W_k, scale)",
+    "the terms of a table add up to q · k · scale",
+)
 def split_score() -> Cases:
     """Check split_score(query_parts, key_parts, W_q, W_k, scale): what each pair of authors adds to
     one score.
@@ -49,7 +53,7 @@ def split_score() -> Cases:
     )
 
 
-@exercise("held_norm", "the parts and the bias add up to LayerNorm(x)")
+@exercise("held_norm(x, parts, gain)", "the parts and the bias add up to LayerNorm(x)")
 def held_norm() -> Cases:
     """Check held_norm(x, parts, gain): what each part of x is behind a LayerNorm whose σ is that of
     x.
@@ -95,7 +99,10 @@ def held_norm() -> Cases:
     )
 
 
-@exercise("attributed", "the numbers of the keys add up to what the head adds to the logit")
+@exercise(
+    "attributed(weights, values, W_o, factor, row)",
+    "the numbers of the keys add up to what the head adds to the logit",
+)
 def attributed() -> Cases:
     """Check attributed(weights, values, W_o, factor, row): what each key that a head read adds to a
     logit.

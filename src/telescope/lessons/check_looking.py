@@ -1,36 +1,144 @@
-"""Checks of lessons 14 to 18 and 20: fast kernels, surveys, watching, changing, sources of answers,
-atlases.
-"""
+"""Checks of the lessons on fast kernels, on surveys without the matrix, and on watching a model."""
 
-from math import sqrt
+from math import log, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..engines import attend
-from ..interception import watch
-from ..layers import MultiHeadAttention
-from ..models import GPT, GPTConfig
 from ..surveys import survey
-from .material import (
-    Case,
-    Cases,
-    Solution,
-    WrongAnswer,
-    call,
-    causal_matrix,
-    compare,
-    exercise,
-    matrices,
-    normal,
-    passed,
-)
+from .calling import Solution, WrongAnswer, call, passed
+from .comparing import Case, Cases, compare, exercise, judge
+from .material import causal_matrix, normal
+from .slips import Slips
 
-# --------------------------------------------------------------------------------- 14  fast kernels
+# ------------------------------------------------------------------------------------ fast kernels
+
+
+class Formed(TorchDispatchMode):
+    """Record the shapes of all tensors that are formed, and the operations that form them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+        self.operations: set[str] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.operations.add(str(function))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, Tensor):
+                self.shapes.add(tuple(tensor.shape[-2:]))
+        return result
+
+
+def _must_stay_in_blocks(
+    signature: str, function: Solution, arguments: tuple[Any, ...], queries: int, keys: int
+) -> None:
+    """Raise a WrongAnswer where a function forms all scores at once."""
+    with Formed() as formed:
+        call(signature, function, *arguments)
+    name = signature.partition("(")[0]
+    if any("scaled_dot_product" in operation for operation in formed.operations):
+        raise WrongAnswer(
+            f"{name} calls torch's own attention; go through the blocks yourself, as its kernel does"
+        )
+    if formed.shapes & {(queries, keys), (keys, queries)}:
+        raise WrongAnswer(
+            f"{name} is right, and forms the whole matrix of {queries} queries and {keys} keys: "
+            "never hold more than one block of it"
+        )
+
+
+def _in_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block: int,
+    divisor: float = sqrt(8),
+    total: str = "rescaled",
+    summed: str = "rescaled",
+    shrink: str = "right",
+    largest: str = "so far",
+    kept: bool = True,
+    blocks: str = "all",
+    step: int = 0,
+    short: int = 0,
+    end: str = "divided",
+    values: str = "own",
+    sums: str = "each",
+) -> Tensor:
+    """Return attention in blocks, with usual mistakes."""
+    m = q.shape[0]
+    high = torch.full((m, 1), -torch.inf)
+    weight = torch.zeros(m, 1)
+    context = torch.zeros(m, v.shape[1])
+    starts = list(range(0, k.shape[0], block + step))
+    if blocks == "whole ones":
+        starts = [start for start in starts if start + block <= k.shape[0]]
+    starts = starts[:1] if blocks == "first" else starts
+    for start in starts:
+        own = slice(start, start + block - short)
+        scores = q @ k[own].mT / divisor
+        top = scores.amax() if sums == "one largest" else scores.amax(-1, keepdim=True)
+        new = torch.maximum(high, top) if largest == "so far" else top.expand(m, 1)
+        powers = (scores - new).exp()
+        factor = (high - new).exp() if shrink == "right" else (new - high).exp()
+        # Before the first block there is nothing to rescale.
+        factor = factor if bool(factor.isfinite().all()) else torch.ones(m, 1)
+        added = powers.sum() if sums == "everything" else powers.sum(-1, keepdim=True)
+        weight = {"rescaled": weight * factor, "kept": weight, "lost": 0 * weight}[total] + added
+        before = {"rescaled": context * factor, "kept": context, "lost": 0 * context}[summed]
+        context = before + powers @ (v[: own.stop - own.start] if values == "first" else v[own])
+        context = context / weight if end == "each block" else context
+        high = new if kept else high
+    ends = {"divided": context / weight, "context": context, "weight": weight}
+    if end == "each block":
+        return context / weight
+    return ends[end]
+
+
+BLOCK_SLIPS: dict[str, dict[str, Any]] = {
+    "the scores are not divided by √d_k": {"divisor": 1.0},
+    "the scores are divided by d; divide by its square root": {"divisor": 8.0},
+    "the scores are divided by the root of the block's size; divide by √d": {"divisor": sqrt(3)},
+    "the running sum of the weights (total) is not rescaled when a larger score comes; multiply "
+    "it by exp(old - new)": {"total": "kept"},
+    "the running sum of the values (the context) is not rescaled when a larger score comes; "
+    "multiply it by exp(old - new)": {"summed": "kept"},
+    "nothing is rescaled when a larger score comes: multiply both running sums by exp(old - new)": {
+        "total": "kept",
+        "summed": "kept",
+    },
+    "the running sums are rescaled the other way: multiply by exp(old - new), not exp(new - old)": {
+        "shrink": "other way"
+    },
+    "the largest score so far is never kept: set it at the end of each block": {"kept": False},
+    "each block subtracts its own largest score; take the largest so far, of all blocks": {
+        "largest": "block"
+    },
+    "only the last block counts: add to the running sums": {"total": "lost", "summed": "lost"},
+    "only the first block counts: is the return inside the loop?": {"blocks": "first"},
+    "the last block is left out where it is smaller than the others": {"blocks": "whole ones"},
+    "blocks overlap: the last key of each block is counted twice, as the step is too small": {
+        "step": -1
+    },
+    "one key of each block is left out, its last key": {"short": 1},
+    "the context is not divided by the sum of the weights": {"end": "context"},
+    "this is the sum of the weights; return the context, divided by it": {"end": "weight"},
+    "the context is divided in each block; divide once, after the last one": {"end": "each block"},
+    "the values of the first block are used in each block": {"values": "first"},
+    "one sum is taken of all weights of a block; each query has its own": {"sums": "everything"},
+}
 
 
 def attend_in_blocks(function: Solution) -> None:
     """Check attend_in_blocks(q, k, v, block): softmax over keys that are seen block by block."""
+    signature = "attend_in_blocks(q, k, v, block)"
     # Ten keys in blocks of three: the last block is smaller.
     q = normal(4, 8)
     k = normal(10, 8, seed=1)
@@ -40,95 +148,260 @@ def attend_in_blocks(function: Solution) -> None:
     raw = q @ k.mT / sqrt(8)
     # What one gets without rescaling: a softmax for each block of three keys.
     each = torch.stack([raw[:, i : i + 3].softmax(-1) @ v[i : i + 3] for i in range(0, 10, 3)])
-    compare(
-        "attend_in_blocks",
-        call("attend_in_blocks", function, q, k, v, 3),
-        right,
-        {
-            "each block has a softmax of its own, and they are averaged; keep one sum over all "
-            "blocks": each.mean(0),
-            "each block has a softmax of its own, and they are added; keep one sum over all "
-            "blocks": each.sum(0),
-            "the scores are not divided by √d_k": (q @ k.mT).softmax(-1) @ v,
-        },
-    )
+    others = {
+        "each block has a softmax of its own, and they are averaged; keep one sum over all "
+        "blocks": each.mean(0),
+        "each block has a softmax of its own, and they are added; keep one sum over all "
+        "blocks": each.sum(0),
+    }
+    slips = Slips(lambda **switches: _in_blocks(q, k, v, 3, **switches), BLOCK_SLIPS, others)
+    judge(signature, function, Case((q, k, v, 3), right, slips), [])
     # Scores so large that exp overflows, unless the largest one is subtracted.
-    big = call("attend_in_blocks", function, 60 * q, 60 * k, v, 4)
-    if isinstance(big, Tensor) and not bool(big.isfinite().all()):
+    big = call(signature, function, 60 * q, 60 * k, v, 4)
+    if not bool(big.isfinite().all()):
         raise WrongAnswer(
-            "attend_in_blocks: large scores overflow; subtract the largest score so far before exp"
+            "attend_in_blocks: large scores overflow exp; subtract the largest score so far, of "
+            "each query, before exp"
         )
-    passed(
-        "attend_in_blocks", "agrees with ts.attend, and never held more than one block of scores"
-    )
+    # Scores so small that exp is 0, if the largest one starts at 0 or is that of another query.
+    q_low = torch.stack([torch.full((8,), -60.0), torch.full((8,), 60.0)])
+    k_low = torch.ones(5, 8) + 0.01 * normal(5, 8, seed=3)
+    small = call(signature, function, q_low, k_low, v[:5], 2)
+    if not bool(small.isfinite().all()) or not bool((small[0] != 0).any()):
+        raise WrongAnswer(
+            "attend_in_blocks: where all scores of a query are far below 0, its weights vanish; "
+            "let the largest score so far start at -inf, one of its own for each query"
+        )
+    compare("attend_in_blocks of scores far below 0", small, attend(
+        q_low[None, None], k_low[None, None], v[None, None, :5])[0, 0], tolerance=1e-3)  # fmt: skip
+    _must_stay_in_blocks(signature, function, (q, k, v, 3), 4, 10)
+    passed("attend_in_blocks", "agrees with ts.attend, and formed one block of scores at a time")
 
 
-@exercise("bytes_of_weights", "32,768 tokens, 12 heads, 28 layers: 672 GiB")
+@exercise("bytes_of_weights(n, heads, layers)", "32,768 tokens, 12 heads, 28 layers: 672 GiB")
 def bytes_of_weights() -> Cases:
     """Check bytes_of_weights(n, heads, layers): the matrices of a model, 2 bytes a weight."""
     for n, heads, layers in ((32_768, 12, 28), (100, 2, 3)):
-        right = float(2 * n * n * heads * layers)
-        mistakes = {
-            "a weight in half precision has 2 bytes": right / 2,
-            "there is a number for each pair of tokens: n²": float(2 * n * heads * layers),
-            "each layer has its own matrices": right / layers,
-        }
+
+        def compute(
+            size: float = 2.0,
+            pairs: str = "n²",
+            heads_of: int = heads,
+            layers_of: int = layers,
+            n: int = n,
+        ) -> float:
+            counts = {
+                "n²": n * n,
+                "n": n,
+                "half": n * (n + 1) / 2,
+                "strict half": n * (n - 1) / 2,
+            }
+            return float(size * counts[pairs] * heads_of * layers_of)
+
         yield Case(
             (n, heads, layers),
-            right,
-            mistakes,
+            compute(),
+            Slips(
+                compute,
+                {
+                    "a weight in half precision has 2 bytes": {"size": 1.0},
+                    "4 bytes are single precision; here a weight has 2 bytes": {"size": 4.0},
+                    "these are bits; a weight has 2 bytes, and a byte 8 bits": {"size": 16.0},
+                    "there is a number for each pair of tokens: n²": {"pairs": "n"},
+                    "only half of each matrix is counted, the triangle of a causal mask; count "
+                    "all n²": {"pairs": "half"},
+                    "only half of each matrix is counted, a triangle without its diagonal; count "
+                    "all n²": {"pairs": "strict half"},
+                    "each layer has its own matrices": {"layers_of": 1},
+                    "each head has its own matrix": {"heads_of": 1},
+                },
+                {
+                    "this is the number of GiB; return bytes": compute() / 2**30,
+                    "this is the number of GB; return bytes": compute() / 1e9,
+                    "this is the number of MB; return bytes": compute() / 1e6,
+                    "the numbers are added; multiply n² by heads and layers, a product": (
+                        float(2 * (n * n + heads + layers))
+                    ),
+                    "n is raised to the number of heads; it is n² for each of the heads": (
+                        float(2 * n**heads * layers)
+                    ),
+                },
+            ),
         )
 
 
-# ------------------------------------------------------------------- 15  looking without the matrix
+# --------------------------------------------------------------------- looking without the matrix
 
 
-@exercise("received", "agrees with ts.survey")
-def received() -> Cases:
+def _received(
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    block: int,
+    divisor: float = 2.0,
+    use: str = "subtracted",
+    over: int = 0,
+    end: str = "sum",
+    blocks: str = "all",
+) -> Tensor:
+    """Return what each key receives, with usual mistakes."""
+    parts = []
+    for start in range(0, len(q), block):
+        scores = q[start : start + block] @ k.mT / divisor
+        own = lse[start : start + block, None]
+        weights = {
+            "subtracted": (scores - own).exp(),
+            "nothing": scores.exp(),
+            "added": (scores + own).exp(),
+            "divided": (scores / own).exp(),
+            "divided after": scores.exp() / own,
+            "no exp": scores - own,
+            "over the queries": scores.softmax(0),
+        }[use]
+        parts.append({"mean of blocks": weights.mean(0), "largest": weights.amax(0)}.get(
+            end, weights.sum(0)))  # fmt: skip
+    if over:
+        return (q @ k.mT / divisor).softmax(-1).sum(-1)
+    whole = len(q) // block
+    chosen = {
+        "all": parts,
+        "first": parts[:1],
+        "last": parts[-1:],
+        "whole ones": parts[:whole],
+    }[blocks]
+    total = torch.stack(chosen).sum(0)
+    return total / len(q) if end == "mean" else total
+
+
+RECEIVED_SLIPS: dict[str, dict[str, Any]] = {
+    "these are sums over the keys, which are all 1; sum over the queries": {"over": 1},
+    "lse is not subtracted: exp(score - lse) is the weight": {"use": "nothing"},
+    "lse is added; subtract it: exp(score - lse) is the weight": {"use": "added"},
+    "the score is divided by lse; subtract it: exp(score - lse) is the weight": {"use": "divided"},
+    "exp(score) is divided by lse; lse is a logarithm, so divide by exp(lse), or subtract it "
+    "first": {"use": "divided after"},
+    "exp is missing: score - lse is the logarithm of a weight": {"use": "no exp"},
+    "softmax runs over the queries of a block; the weights of a query sum to 1 over the keys": {
+        "use": "over the queries"
+    },
+    "the scores are not divided by √d_k": {"divisor": 1.0},
+    "the scores are divided by d; divide by its square root": {"divisor": 4.0},
+    "this is the mean over the queries; received is the sum": {"end": "mean"},
+    "the blocks are averaged, by a mean over their queries; received is the sum": {
+        "end": "mean of blocks"
+    },
+    "this adds the largest weight of each block; sum all of them": {"end": "largest"},
+    "only the first block counts: is the return inside the loop?": {"blocks": "first"},
+    "only the last block counts: add each block to the total": {"blocks": "last"},
+    "the last block is left out where it is smaller than the others": {"blocks": "whole ones"},
+}
+
+
+def received(function: Solution) -> None:
     """Check received(q, k, lse, block): what each key gets from all queries, from a few queries at
     a time.
     """
+    signature = "received(q, k, lse, block)"
     q = normal(9, 4)
     k = normal(7, 4, seed=1)
     # top=0: only the sums are compared.
     seen = survey(q[None, None], k[None, None], top=0)
     assert seen.lse is not None
-    raw = q @ k.mT / 2  # √d_k = 2
-    yield Case(
-        (q, k, seen.lse[0, 0], 2),
+    lse = seen.lse[0, 0]
+    case = Case(
+        (q, k, lse, 2),
         seen.received[0, 0],
-        {
-            "these are sums over the keys, which are all 1; sum over the queries": torch.ones(9),
-            "lse is not subtracted: exp(score - lse) is the weight": raw.exp().sum(0),
-            "the scores are not divided by √d_k": (q @ k.mT - seen.lse[0, 0][:, None]).exp().sum(0),
-            "this is the mean over the queries; received is the sum": seen.received[0, 0] / 9,
+        Slips(lambda **switches: _received(q, k, lse, 2, **switches), RECEIVED_SLIPS),
+        raises={
+            r"tensor a \(2\) must match.*\(9\)": "a block has 2 queries and lse 9: take the "
+            "block's own part, lse[i : i + block, None]",
+            r"tensor a \(7\) must match.*\(2\) at": "lse has a number for each query of the block: "
+            "make it a column with [:, None], or sum over the queries, axis 0",
+            r"\(9\) must match.*\(7\)|\(7\) must match.*\(9\)": "there are 9 queries and 7 keys: "
+            "return a number for each key, k.shape[0] of them",
         },
     )
+    judge(signature, function, case, [])
+    _must_stay_in_blocks(signature, function, case.arguments, 9, 7)
+    passed("received", "agrees with ts.survey, from one block of queries at a time")
 
 
-@exercise("entropy_from_lse", "H = lse - E[s]: one number for each query, no logarithm of a weight")
+@exercise(
+    "entropy_from_lse(scores, lse)",
+    "H = lse - E[s]: one number for each query, no logarithm of a weight",
+)
 def entropy_from_lse() -> Cases:
     """Check entropy_from_lse(scores, lse): lse - Σ w s of each row."""
     raw = normal(5, 6)
     lse = raw.logsumexp(-1)
-    weights = raw.softmax(-1)
-    right = -torch.xlogy(weights, weights).sum(-1)
+
+    def compute(
+        sign: float = 1.0,
+        use: str = "both",
+        weigh: str = "weights",
+        end: str = "rows",
+        base: float = 1.0,
+    ) -> Tensor:
+        weights = {
+            "weights": raw.softmax(-1),
+            "even": torch.full_like(raw, 1 / 6),
+            "powers": raw.exp(),
+            "ones": torch.ones_like(raw),
+            "twice": raw.softmax(-1).softmax(-1),
+        }[weigh]
+        terms = weights * raw
+        if end == "terms":
+            return sign * (lse[:, None] - terms) / base
+        mean = {"rows": terms.sum(-1), "all": terms.sum(), "mean": terms.mean(-1)}[end]
+        parts = {
+            "both": lse - mean,
+            "lse": lse,
+            "mean": -mean,
+            "added": lse + mean,
+            "largest": lse - raw.amax(-1),
+            "weights": lse - weights.sum(-1),
+        }
+        return sign * parts[use] / base
+
     yield Case(
         (raw, lse),
-        right,
-        {
-            "the sign is exchanged: H = lse - Σ w s": -right,
-            "the mean score has even weights here; weigh each score with exp(s - lse)": (
-                lse - raw.mean(-1)
-            ),
+        compute(),
+        Slips(
+            compute,
+            {
+                "the sign is exchanged: H = lse - Σ w s": {"sign": -1.0},
+                "the mean score has even weights here; weigh each score with exp(s - lse)": {
+                    "weigh": "even"
+                },
+                "the weights are exp(s) here, not normalised; they are exp(s - lse)": {
+                    "weigh": "powers"
+                },
+                "this subtracts the sum of the scores; weigh each score with exp(s - lse)": {
+                    "weigh": "ones"
+                },
+                "softmax is taken twice; exp(s - lse) are the weights": {"weigh": "twice"},
+                "this is lse alone: subtract Σ w s, the mean score": {"use": "lse"},
+                "lse is missing: H = lse - Σ w s": {"use": "mean"},
+                "Σ w s is added; subtract it: H = lse - Σ w s": {"use": "added"},
+                "the largest score is subtracted; subtract their mean, Σ w s": {"use": "largest"},
+                "the weights alone are summed, which gives 1; sum w · s": {"use": "weights"},
+                "all rows are summed; each row has its own Σ w s, with dim=-1": {"end": "all"},
+                "Σ w s is a sum over the keys, not their mean": {"end": "mean"},
+                "the terms w · s are not summed over the keys": {"end": "terms"},
+                "this is in bits; lse and scores are natural logarithms already": {"base": log(2)},
+            },
+        ),
+        raises={
+            r"\(6\) must match.*\(5\) at|\(5\) must match.*\(6\) at": "scores have 5 rows and 6 columns, and "
+            "lse a number for each row: lse[:, None] makes it a column, and sums run over dim=-1",
         },
     )
 
 
-# ------------------------------------------------------------------------ 16  watching a real model
+# --------------------------------------------------------------------------- watching a real model
 
 
-@exercise("previous_share", "agrees with recording.heads()")
+@exercise("previous_share(weights)", "agrees with recording.heads()")
 def previous_share() -> Cases:
     """Check previous_share(weights): the mean weight that queries, from the second on, give to the
     token before.
@@ -137,299 +410,165 @@ def previous_share() -> Cases:
     weights = normal(3, 6, 6).masked_fill(~causal_matrix(6, 6), -torch.inf).softmax(-1)
     # One below the diagonal: the weight of each query on the token before it.
     before = weights.diagonal(-1, 1, 2)
-    right = before.mean(-1)
+    largest = weights[:, 1:].argmax(-1) == torch.arange(5)
     yield Case(
         (weights,),
-        right,
+        before.mean(-1),
         {
             "this is the weight on the token itself; the one before stands one below the "
             "diagonal": weights.diagonal(0, 1, 2).mean(-1),
+            "this is the weight on the next token, one above the diagonal; the one before stands "
+            "below": weights.diagonal(1, 1, 2).mean(-1),
+            "this is the weight two tokens before; the one before stands one below the "
+            "diagonal": weights.diagonal(-2, 1, 2).mean(-1),
             "the first query has no token before it; do not count it": before.sum(-1) / 6,
-            "all heads are averaged; return one number for each head": right.mean(),
+            "this is the sum over the queries; take their mean": before.sum(-1),
+            "all heads are averaged; return one number for each head": before.mean(),
+            "the heads are averaged, not the queries; return one number for each head": (
+                before.mean(0)
+            ),
+            "this is one head, the first one; return one number for each head": before[0].mean(),
+            "this is the weight of each query; take the mean for each head": before,
+            "this is the weight on the first key; the token before stands one below the "
+            "diagonal": weights[:, 1:, 0].mean(-1),
+            "diagonal(-1) takes heads and queries for its axes; give the last two, diagonal(-1, "
+            "1, 2)": weights.diagonal(-1).mean(-1),
+            "this is the largest weight on the token before; take the mean": before.amax(-1),
+            "this is the median; take the mean": before.median(-1).values,
+            "this is the last query alone; take the mean over all": weights[:, -1, -2],
+            "this is how often the token before has the largest weight; take the mean of the "
+            "weight itself": largest.float().mean(-1),
+            "these are the weights on all earlier tokens; take the one before, one below the "
+            "diagonal": weights.tril(-1).sum(-1)[:, 1:].mean(-1),
+            "this is the mean of all weights, 1/n; take those one below the diagonal": (
+                weights.mean((1, 2))
+            ),
         },
     )
 
 
-@exercise("induction_share", "agrees with recording.heads()")
+@exercise("induction_share(weights, ids)", "agrees with recording.heads()")
 def induction_share() -> Cases:
     """Check induction_share(weights, ids): to the tokens that followed earlier occurrences of the
     query's token.
     """
     # 7 and 3 come again: their followers, 3 and 5, are what an induction head looks at.
-    ids = [7, 3, 5, 7, 3, 9, 7]
+    ids = torch.tensor([7, 3, 5, 7, 3, 9, 7])
     weights = normal(2, 7, 7).masked_fill(~causal_matrix(7, 7), -torch.inf).softmax(-1)
-    n = len(ids)
-    # after[i, j]: key j follows an earlier occurrence of the token of query i.
-    after = torch.tensor(
-        [[0 < j <= i and ids[j - 1] == ids[i] and j - 1 < i for j in range(n)] for i in range(n)]
-    )
-    # same[i, j]: key j is such an earlier occurrence itself.
-    same = torch.tensor([[j < i and ids[j] == ids[i] for j in range(n)] for i in range(n)])
-    # Only queries whose token occurred before count.
-    repeated = same.any(-1)
-    followers = (weights * after).sum(-1)
-    right = followers[:, repeated].mean(-1)
+    same = ids[:, None] == ids
+    # earlier[i, j]: key j is an earlier occurrence of the token of query i.
+    earlier = same.tril(-1)
+
+    def shifted(marks: Tensor, by: int, axis: int = 1) -> Tensor:
+        moved = marks.roll(by, axis)
+        moved.select(axis, 0 if by == 1 else -1).fill_(False)
+        return moved
+
+    # The last of the earlier occurrences alone.
+    last = earlier & (earlier.flip(1).cumsum(1).flip(1) == 1)
+    first = earlier & (earlier.cumsum(1) == 1)
+    places = torch.eye(7)[ids % 7]
+    previous = torch.eye(7).roll(-1, 1)
+    previous[0] = 0.0
+    later = shifted(same, 1)
+    marks = {
+        "followers": shifted(earlier, 1),
+        "same": earlier,
+        "before": shifted(earlier, -1),
+        "queries": shifted(earlier, 1, 0),
+        "all": later,
+        "itself": shifted(same.tril(0), 1),
+        "last": shifted(last, 1),
+        "first": shifted(first, 1),
+        "previous": previous,
+        "places": places,
+    }
+    repeats = earlier.any(-1)
+    rows = {
+        "repeated": repeats,
+        "every": torch.ones(7, dtype=torch.bool),
+        "not": ~repeats,
+        "axis": earlier.any(0),
+        "of all": same.sum(-1) > 1,
+        "first and repeated": repeats | (torch.arange(7) < 1),
+    }
+
+    def compute(
+        mark: str = "followers", among: str = "repeated", end: str = "mean", keys: str = "sum"
+    ) -> Tensor:
+        marked = weights * marks[mark]
+        counts = marks[mark].sum(-1).clamp(min=1)
+        share = {
+            "sum": marked.sum(-1),
+            "mean": marked.mean(-1),
+            "largest": marked.amax(-1),
+            "each": marked.sum(-1) / counts,
+        }[keys]
+        chosen = share[:, rows[among]]
+        return {
+            "mean": chosen.mean(-1),
+            "sum": chosen.sum(-1),
+            "heads": chosen.mean(),
+            "each": chosen,
+            "last": share[:, -1],
+            "over all": chosen.sum(-1) / 7,
+        }[end]
+
     yield Case(
-        (weights, torch.tensor(ids)),
-        right,
-        {
-            "this is the weight on the earlier token itself; induction is the token after it": (
-                (weights * same).sum(-1)[:, repeated].mean(-1)
-            ),
-            "average over the queries whose token occurred before, not over all": (
-                followers.mean(-1)
-            ),
-        },
-    )
-
-
-# ---------------------------------------------------------------------------------- 17  changing it
-
-
-@exercise("muted", "agrees with ts.mute")
-def muted() -> Cases:
-    """Check muted(x, W_q, W_k, W_v, W_o, heads, off): multi-head attention with the context of one
-    head set to 0.
-    """
-    torch.manual_seed(3)
-    layer = MultiHeadAttention(8, 4, bias=False)
-    x = normal(1, 5, 8)
-    w = matrices(layer)
-    # Four heads of two features: (1, head, token, feature).
-    q, k, v = (
-        (x[0] @ w[name]).reshape(5, 4, 2).transpose(0, 1)[None] for name in ("W_q", "W_k", "W_v")
-    )
-    context = attend(q, k, v)[0]
-    # The first head and one in the middle: off by one is noticed.
-    for off in (0, 2):
-        # Right: the context of the head is 0, before W_o mixes the heads.
-        kept = context.clone()
-        kept[off] = 0.0
-        after = context.transpose(0, 1).reshape(5, 8) @ w["W_o"]
-        # Wrong: as many columns of the output are 0.
-        sliced = after.clone()
-        sliced[:, 2 * off : 2 * off + 2] = 0.0
-        yield Case(
-            (x[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 4, off),
-            kept.transpose(0, 1).reshape(5, 8) @ w["W_o"],
+        (weights, ids),
+        compute(),
+        Slips(
+            compute,
             {
-                "a slice of the output is 0; W_o has mixed the heads by then, so put the 0 before "
-                "it": sliced,
-                "no head is muted": after,
-                "the context is not multiplied by W_o": kept.transpose(0, 1).reshape(5, 8),
-            },
-        )
-
-
-@exercise("hidden", "agrees with attention over the other keys: no weight was formed again")
-def hidden() -> Cases:
-    """Check hidden(o, lse, o_g, lse_g): the context without a group of keys."""
-    q = normal(4, 8)
-    k = normal(9, 8, seed=1)
-    v = normal(9, 3, seed=2)
-    raw = q @ k.mT / sqrt(8)
-    group = slice(2, 5)
-    # Context and logsumexp over all keys, and over the group alone.
-    o = raw.softmax(-1) @ v
-    o_g = raw[:, group].softmax(-1) @ v[group]
-    lse = raw.logsumexp(-1)
-    lse_g = raw[:, group].logsumexp(-1)
-    # The share of the weight that the group had.
-    a = (lse_g - lse).exp()[:, None]
-    # The right answer attends to the keys outside of the group.
-    others = [0, 1, 5, 6, 7, 8]
-    yield Case(
-        (o, lse, o_g, lse_g),
-        raw[:, others].softmax(-1) @ v[others],
-        {
-            "the weights that are left must sum to 1 again: divide by 1 - a": o - a * o_g,
-            "the group's context counts with its share of the weight: a · o_g": (o - o_g) / (1 - a),
-            "divide by 1 - a, the share of the other keys, not by a": (o - a * o_g) / a,
-        },
-    )
-
-
-# ------------------------------------------------------------------- 18  where an answer comes from
-
-
-@exercise("carried", "a key that is looked at and carries nothing counts for nothing")
-def carried() -> Cases:
-    """Check carried(weights, values, W_o): the share of what each key carries to some rows, of one
-    layer.
-    """
-    weights = normal(3, 4, 6).softmax(-1)
-    values = normal(3, 6, 2, seed=1)
-    W_o = normal(3, 2, 5, seed=2)
-    values[:, 0] *= 0.01  # a key that is looked at and carries nothing
-    # What each key of each head would add to the residual stream, as a length.
-    norms = (values @ W_o).norm(dim=-1)
-    right = (weights * norms[:, None]).sum((0, 1))
-    # Two usual mistakes: the length of v itself, and one length for all heads together.
-    without_W_o = (weights * values.norm(dim=-1)[:, None]).sum((0, 1))
-    vectors = (weights.mT.sum(-1)[..., None] * (values @ W_o)).sum(0).norm(dim=-1)
-    yield Case(
-        (weights, values, W_o),
-        right / right.sum(),
-        {
-            "these are not shares yet: divide by their sum": right,
-            "these are plain weights; each counts with the length of W_o v of its key": (
-                weights.sum((0, 1)) / 12
-            ),
-            "the length of v is used; a head adds W_o v to the residual stream": (
-                without_W_o / without_W_o.sum()
-            ),
-            "the vectors of all heads are added before their length is taken": (
-                vectors / vectors.sum()
-            ),
-        },
-    )
-
-
-@exercise("rollout", "agrees with recording.sources(how='rollout')")
-def rollout() -> Cases:
-    """Check rollout(layers): what the last token comes from, through all layers and residual
-    connections.
-    """
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocabulary=9, max_positions=8, d_model=8, blocks=3, heads=2)).eval()
-    with torch.no_grad():
-        # Larger weights than a new model has, so that attention is far from even.
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(std=0.6)
-        with watch(model, keep="queries-keys") as recording:
-            model(torch.tensor([[3, 1, 4, 1, 5, 7]]))
-    # The weights of each layer, averaged over its heads.
-    layers = [watched.survey().rows(slice(None))[0].mean(0) for watched in recording.values()]
-    right = recording.sources(range(6, 7), "rollout").scores
-    assert right is not None
-    # Half of each token comes through the residual connection.
-    joined = [matrix / 2 + torch.eye(6) / 2 for matrix in layers]
-    whole = joined[2] @ joined[1] @ joined[0]
-    plain = layers[2] @ layers[1] @ layers[0]
-    yield Case(
-        (layers,),
-        right,
-        {
-            "the residual connection is missing: half of each token stays where it is": plain[-1],
-            "the layers are taken from the first to the last; the last one comes first": (
-                joined[0] @ joined[1] @ joined[2]
-            )[-1],
-            "this is the mean of the layers; multiply them": torch.stack(layers).mean(0)[-1],
-            "this is the matrix of all tokens; return the row of the last one": whole,
-            "this is what the first token gives; return the row of the last token": whole[:, 0],
-        },
-    )
-
-
-@exercise("rank_correlation", "1 where the order is the same, whatever the numbers are")
-def rank_correlation() -> Cases:
-    """Check rank_correlation(a, b): Spearman's, for numbers that are all different."""
-    a = normal(7)
-    # exp changes the numbers and not their order: only ranks give the right answer.
-    b = normal(7, seed=1).exp()
-    numbers = torch.stack([a, b])
-    order = numbers.argsort(-1)
-    # The rank of each number is its place in the order.
-    ranks = order.argsort(-1).float()
-    yield Case(
-        (a, b),
-        torch.corrcoef(ranks)[0, 1],
-        {
-            "this is the correlation of the numbers; replace each by its rank first": (
-                torch.corrcoef(numbers)[0, 1]
-            ),
-            "argsort gives the order, not the ranks: ranks are argsort of argsort": (
-                torch.corrcoef(order.float())[0, 1]
-            ),
-            "this is the covariance of the ranks; divide by both standard deviations": (
-                torch.cov(ranks)[0, 1]
-            ),
-        },
-    )
-    # One order, different numbers.
-    yield Case((a, a.exp()), torch.tensor(1.0))
-
-
-# -------------------------------------------------------------------------- 20  heads over a corpus
-
-
-@exercise(
-    "corpus_mean",
-    "sums and counts are added, and divided once: so the order of the texts cannot matter",
-)
-def corpus_mean() -> Cases:
-    """Check corpus_mean(sums, counts): the mean over all queries of a corpus, from the sums of its
-    texts.
-    """
-    # A short text with much, a long one with little, and one without a query that counts.
-    sums = torch.tensor([9.0, 1.0, 0.0])
-    counts = torch.tensor([10.0, 40.0, 0.0])
-    yield Case(
-        (sums, counts),
-        torch.tensor(0.2),  # (9 + 1) / (10 + 40)
-        {
-            "a text without a query that counts gives 0 / 0; add first, then divide": torch.nan,
-            "this is the mean of the texts' means; a long text has more queries than a short "
-            "one": 0.925 / 2,
-            "this is the mean of the sums; divide by the number of queries": 10.0 / 3,
-        },
-    )
-
-
-@exercise("changed", "below 3, a change may be chance")
-def changed() -> Cases:
-    """Check changed(before, after): the change of a mean, in units of its standard error."""
-    fewer = 0.4 + 0.1 * normal(9)
-    more = 0.7 + 0.2 * normal(16, seed=1)
-    for before, after in ((fewer, more), (more, fewer)):  # a rise, and a fall
-        spreads = [numbers.var(correction=0) for numbers in (before, after)]
-        variances = [spreads[0] / len(before), spreads[1] / len(after)]  # of the means
-        change = after.mean() - before.mean()
-        # Variances of independent means add up.
-        error = (variances[0] + variances[1]).sqrt()
-        yield Case(
-            (before, after),
-            change / error,
-            {
-                "this is the change; divide it by its standard error": change,
-                "divided by the spread of the texts; the error of a mean is smaller by √(number "
-                "of texts)": change / (spreads[0] + spreads[1]).sqrt(),
-                "the two errors are added; add their squares, and take the root": (
-                    change / (variances[0].sqrt() + variances[1].sqrt())
-                ),
-                "the sign is exchanged: after - before": -change / error,
-            },
-            tolerance=0.08,  # with or without Bessel's correction
-        )
-
-
-def clipped(function: Solution) -> None:
-    """Check clipped(W_q, W_k, logit, tau): the matrices of one head whose largest logit becomes
-    tau.
-    """
-    x = normal(6, 4)
-    W_q = normal(4, 3, seed=1)
-    W_k = normal(4, 3, seed=2)
-    largest = float((x @ W_q @ (x @ W_k).mT / sqrt(3)).max())
-    # A limit below the largest logit, and one above, which changes nothing.
-    for tau in (largest / 4, 2 * largest):
-        found = call("clipped", function, W_q, W_k, largest, tau)
-        if not isinstance(found, tuple | list) or len(found) != 2:
-            raise WrongAnswer("clipped should return two matrices: W_q and W_k")
-        # Scores have a factor of each matrix: both take the root.
-        factor = min(1.0, tau / largest) ** 0.5
-        if tau > largest and not torch.allclose(found[0], W_q):
-            raise WrongAnswer("clipped: a head below the limit is left as it is")
-        for name, own, plain in zip(("W_q", "W_k"), found, (W_q, W_k), strict=True):
-            compare(
-                name,
-                own,
-                factor * plain,
-                {
-                    "both matrices are multiplied by tau / logit, so that scores shrink by its "
-                    "square; take the root": (factor**2 * plain),
-                    "the matrix is unchanged": plain,
+                "this is the weight on the earlier token itself; induction is the token after it": {
+                    "mark": "same"
                 },
-            )
-    passed("clipped", "agrees with ts.qk_clip: the largest logit is tau")
+                "this is the weight on the token before the earlier one; induction is the token "
+                "after it": {"mark": "before"},
+                "the matrix of earlier places is shifted along the queries, axis 0; shift it along "
+                "the keys, axis 1": {"mark": "queries"},
+                "later occurrences and the token itself count too; only earlier ones do, "
+                "tril(-1)": {"mark": "all", "among": "every"},
+                "later occurrences and the token itself count too; only earlier ones do: tril(-1)": {
+                    "mark": "all",
+                    "among": "of all",
+                },
+                "the token itself counts as an earlier one; use tril(-1)": {
+                    "mark": "itself",
+                    "among": "every",
+                },
+                "only the last occurrence counts; sum over every earlier one": {"mark": "last"},
+                "only the first occurrence counts; sum over every earlier one": {"mark": "first"},
+                "this is the weight on the previous token; look for the follower of an earlier "
+                "occurrence": {"mark": "previous"},
+                "the ids are used as places; compare ids, and look where they are equal": {
+                    "mark": "places"
+                },
+                "average over the queries whose token occurred before, not over all": {
+                    "among": "every"
+                },
+                "average over the queries whose token occurred before, not over all of them": {
+                    "end": "over all"
+                },
+                "these are the queries whose token does not repeat; the choice is exchanged": {
+                    "among": "not"
+                },
+                "any(0) asks for each key; any(-1) says which queries' token occurred before": {
+                    "among": "axis"
+                },
+                "this is the sum over the queries; take their mean": {"end": "sum"},
+                "all heads are averaged; return one number for each head": {"end": "heads"},
+                "this is the share of each query; take the mean for each head": {"end": "each"},
+                "this is the last query alone; average over all whose token occurred before": {
+                    "end": "last"
+                },
+                "the mean over the keys is taken; sum the weights over them": {"keys": "mean"},
+                "only the largest weight counts; sum the weights on all followers": {
+                    "keys": "largest"
+                },
+                "the weight is divided by the number of occurrences; sum the weights": {
+                    "keys": "each"
+                },
+            },
+        ),
+    )
