@@ -77,7 +77,9 @@ def attention(
     }
     scores = (k @ q.mT if get("keys_ask") else q @ k.mT) / divisors[get("divisor", "√d_k")]
     if get("sees_past") and mask is None:
+        # Aligned to the last query, or to the first.
         mask = causal_matrix(*scores.shape[-2:])
+        mask = torch.ones_like(mask).tril() if get("sees_past") == "first" else mask
     fill = get("fill", -torch.inf)
     if mask is not None and not get("mask_after"):
         scores = scores.masked_fill(~mask, fill)
@@ -115,7 +117,9 @@ ATTENTION_SLIPS: dict[str, dict[str, Any]] = {
     },
     "softmax runs over the heads; use dim=-1, the keys": {"axis": 0},
     "keys ask and queries answer: scores are q kᵀ": {"keys_ask": True},
-    "the weights multiply the keys; they should multiply the values": {"weigh": "keys"},
+    "the weights multiply the keys, of W_k; they should multiply the values, of W_v": {
+        "weigh": "keys"
+    },
     **weights_slips(),
 }
 PROJECTIONS = ("W_q", "W_k", "W_v")
@@ -274,8 +278,10 @@ def encoder_block(x: Tensor, w: Weights, heads: int, **switches: Any) -> Tensor:
         x = sublayer(x, "feed_forward", feed, **switches)
         return sublayer(x, "attention", attend, **switches)
     x = sublayer(x, "attention", attend, **switches)
-    if switches.get("feed_of_input"):
+    if switches.get("feed_of_input") == "all":
         return norm(start + feed(start), **switches)
+    if switches.get("feed_of_input"):
+        return norm(x + feed(start), **switches)
     return sublayer(x, "feed_forward", feed, **switches)
 
 
@@ -315,12 +321,12 @@ def decoder_block(y: Tensor, memory: Tensor, w: Weights, heads: int, **switches:
 
 MASK_SLIPS: dict[str, dict[str, Any]] = {
     "the self-attention sees the future; mask it": {"seen": "none"},
+    "a token should see itself too; the first query sees nothing, which gives NaN": {
+        "seen": "strict"
+    },
     "the mask is exchanged: a query sees the future alone, and not its past": {"seen": "future"},
     "the mask is exchanged: a query sees itself and the future, use tril": {
         "seen": "future and itself"
-    },
-    "a token should see itself too; the first query sees nothing, which gives NaN": {
-        "seen": "strict"
     },
     "masked scores are 0, and exp(0) = 1 is a weight; use -inf": {"fill": 0.0},
     "the mask sets weights to 0 after softmax, so rows do not sum to 1; put -inf before softmax": {
@@ -351,3 +357,32 @@ DECODER_PLACES = {
     "cross": "cross-attention",
     "feed_forward": "feed-forward network",
 }
+
+# Mistakes that often come in twos; all pairs of all mistakes would take too long.
+OFTEN: tuple[tuple[str, Any], ...] = (
+    ("divisor", "nothing"),
+    ("divisor", "√d_model"),
+    ("axis", -2),
+    ("keys_ask", True),
+    ("unused", ("W_o",)),
+    ("split", "one"),
+    ("merge", "mixed"),
+    ("activation", "none"),
+    ("activation", "relu"),
+    ("activation", "gelu"),
+    ("order", "pre"),
+    ("order", "post"),
+    ("no_residual", ("attention", "feed_forward")),
+    ("no_residual", ("attention", "cross", "feed_forward")),
+    ("no_norm", ("feed_forward",)),
+    ("seen", "none"),
+    ("cross_self", True),
+    ("embedding_scale", "none"),
+    ("no_positions", ("source", "target")),
+    ("places", "none"),
+    ("places", "from 1"),
+    ("scaled", True),
+    ("no_last_norm", True),
+    ("end", "probabilities"),
+    ("end", "hidden"),
+)

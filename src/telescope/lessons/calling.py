@@ -219,7 +219,6 @@ ERRORS = (
     (r"torch\.return_types\.(max|min|median|sort|topk)",
      "{0} along an axis returns values and indices: take .values, or use a{0}"),
     (r"name '(.+)' is not defined", "{0} is not defined: run the cell that defines it first"),
-    (r"^'(\w+)'$", "there is no {0!r}: print(w.keys()) shows the names that there are"),
     (r"'ndarray' object has no attribute '(\w+)'",
      "a numpy array has no {0}: stay with torch's tensors"),
     (r"'(list|tuple|dict|int|float|NoneType)' object has no attribute '(\w+)'",
@@ -228,6 +227,8 @@ ERRORS = (
     (r"'(\w+)' object is not callable", "a {0} is called like a function: [ ] takes an element"),
     (r"unsupported operand type\(s\) for (.+): '(.+)' and '(.+)'",
      "{1} {0} {2} is not possible: one of the two is no tensor"),
+    (r"output with shape \[(.*)\] doesn't match the broadcast shape \[(.*)\]",
+     "shape [{1}] is added to shape [{0}]: is a sum missing, or parentheses?"),
     (r"Dimension out of range.*got (-?\d+)",
      "there is no axis {0}: a vector has axis 0 alone, so give dim=0"),
     (r"index (-?\d+) is out of bounds for dimension (\d+) with size (\d+)",
@@ -260,13 +261,36 @@ def _sentence_of(
     line = _line_of(problem)
     where = f" in `{line}`" if line else ""
     own = [sentence for pattern, sentence in raises.items() if re.search(pattern, message)]
-    meaning = own[0] if own else _about_sizes(message) or _known_error(message)
+    if isinstance(problem, KeyError):
+        meaning = f"there is no {message} here: {_names_in(arguments)}"
+    elif own:
+        meaning = own[0]
+    elif "must match the size" in message and " * " in line and "@" not in line:
+        meaning = "* multiplies element by element; a product of matrices is @"
+    else:
+        meaning = _about_sizes(message) or _known_error(message)
     # The sizes of the arguments help where the error is not known.
     sizes = ", ".join(describe(argument) for argument in arguments)
     told = f"{name}({sizes}) raised {type(problem).__name__}{where}"
     if meaning:
         return f"{told}: {meaning}"
     return f"{told}: {message[:LONGEST]}" if message else told
+
+
+def _names_in(arguments: tuple[Any, ...]) -> str:
+    """Return the names that the dicts of the arguments have: "self (W_q, W_k), feed_forward"."""
+
+    def named(value: Any) -> str:
+        # Blocks of a list have the same names.
+        if isinstance(value, list | tuple):
+            return named(value[0]) if value else ""
+        if not isinstance(value, dict):
+            return ""
+        parts = ((key, named(part)) for key, part in value.items())
+        return ", ".join(f"{key} ({inner})" if inner else f"{key}" for key, inner in parts)
+
+    names = "; ".join(filter(None, map(named, arguments)))
+    return f"the names are {names}" if names else "print the keys to see the names"
 
 
 def _line_of(problem: BaseException) -> str:
@@ -300,13 +324,15 @@ def _about_sizes(message: str) -> str:
         if a == c:
             return f"{told}; transpose the first, .mT"
         if a == d:
-            return f"{told}; the order of the two is exchanged"
+            return f"{told}; exchange their order, or transpose the second and not the first"
         return f"{told}; are these the matrices that belong together?"
-    batched = re.search(r"batch2.*\[(\d+), (\d+)\].*got: \[(\d+), (\d+)\]", message)
+    batched = re.search(r"batch2.*\[\d+, (\d+)\] but got: \[\d+, (\d+)\]", message)
     if batched:
-        wanted, _, rows, columns = map(int, batched.groups())
-        hint = "; transpose the second, .mT" if columns == wanted else ""
-        return f"a product needs {wanted} rows, and the second has sizes {rows, columns}{hint}"
+        wanted, rows = batched.groups()
+        return (
+            f"in a product the second tensor needs {wanted} rows, and has {rows}: is it the one "
+            "that belongs there, or to be transposed, .mT?"
+        )
     vectors = re.search(r"size mismatch, got .*?, (\d+)x(\d+), ?(\d+)", message)
     if vectors:
         rows, columns, length = vectors.groups()

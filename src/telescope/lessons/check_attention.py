@@ -123,6 +123,9 @@ def _softmax(scores: Tensor, how: str = "softmax", axis: int = -1, base: float =
             return scores.relu() / scores.relu().sum(axis, keepdim=True)
         case "absolute":
             return scores.abs() / scores.abs().sum(axis, keepdim=True)
+        case "columns":
+            powers = (scores - scores.amax(0)).exp()
+            return powers / powers.sum(-1, keepdim=True)
         case "two sums":
             powers = (scores - scores.amax(axis, keepdim=True)).exp()
             return powers / scores.exp().sum(axis, keepdim=True)
@@ -147,6 +150,9 @@ SOFTMAX_SLIPS: dict[str, dict[str, Any]] = {
     "the sum runs over the columns; use dim=-1 and keepdim=True": {"axis": 0},
     "the sum runs over the columns, and the largest over dim=-1; use dim=-1 for both": {
         "how": "other sum"
+    },
+    "the largest of each column is subtracted; subtract that of each row, with dim=-1": {
+        "how": "columns"
     },
     "this is exp(scores); divide by its sum over the last axis": {"how": "exp"},
     "the powers are not divided; divide by their sum over the last axis": {"how": "powers"},
@@ -238,6 +244,7 @@ def with_temperature() -> Cases:
                 "of the weights": (plain / temperature).softmax(-1),
                 "scores": scaled,
                 "whole": (raw // temperature).softmax(-1),
+                "exchanged": (temperature / raw).softmax(-1),
                 "subtracted": (raw - temperature).softmax(-1),
             }
             return ends[end]
@@ -270,6 +277,8 @@ def with_temperature() -> Cases:
                     "the scores are divided by //, which gives whole numbers; use /": {
                         "end": "whole"
                     },
+                    "temperature and scores are exchanged: the scores are divided by the "
+                    "temperature": {"end": "exchanged"},
                     "these are the divided scores; the softmax is missing": {"end": "scores"},
                     **{
                         sentence: changes
@@ -471,6 +480,8 @@ def score_variance(function: Solution) -> None:
                 "the standard deviation is given; the variance is its square": sqrt(before),
                 "only pairs (0, 0), (1, 1), ... of the diagonal are counted; take all pairs of a "
                 "query and a key": pairs.var(correction=0),
+                "only pairs of the diagonal, (0, 0), (1, 1), ..., are counted; take all pairs of a "
+                "query and a key": pairs.var(),
                 "this is the variance of q and k themselves; take that of their dot products": (
                     own.var(correction=0)
                 ),

@@ -2,6 +2,7 @@
 recall.
 """
 
+from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
@@ -192,7 +193,8 @@ def encoder_block() -> Cases:
     mistakes = Slips(
         lambda **switches: by_hand.encoder_block(x[0], w, 2, **switches),
         {**_slips_of_blocks(), **ENCODER_SLIPS, **by_hand.PROJECTION_SLIPS},
-        {
+        pairs=by_hand.OFTEN,
+        others={
             "the norms come before the sublayers; in this block they come after the sum, and a "
             "last one alone is not enough": by_hand.norm(
                 by_hand.encoder_block(x[0], w, 2, order="pre")
@@ -214,9 +216,11 @@ ENCODER_SLIPS: dict[str, dict[str, Any]] = {
         "swapped": True
     },
     "the feed-forward network reads the block's input; it reads what the attention left": {
-        "feed_of_input": True
+        "feed_of_input": "inner"
     },
-    "a causal mask hides later tokens; in an encoder every token sees all": {"sees_past": True},
+    "the feed-forward network reads the block's input, which is its residual too; it reads what the "
+    "attention left": {"feed_of_input": "all"},
+    "a causal mask hides later tokens; in an encoder every token sees all": {"sees_past": "last"},
 }
 
 
@@ -257,8 +261,19 @@ def decoder_block() -> Cases:
             **_slips_of_blocks(),
             **by_hand.place_slips(by_hand.DECODER_PLACES, norms),
         },
+        pairs=by_hand.OFTEN,
     )
-    yield Case((y[0], memory[0], w, 2), right, mistakes, tolerance=1e-3, causal="y")
+    yield Case(
+        (y[0], memory[0], w, 2),
+        right,
+        mistakes,
+        tolerance=1e-3,
+        causal="y",
+        raises={
+            r"\(4\) must match.*\(6\)|\(6\) must match.*\(4\)": "the mask of the past is (4, 4), and "
+            "the cross-attention has 6 keys: it has no mask, and sees the whole memory",
+        },
+    )
 
 
 # --------------------------------------------------------------------------------- the Transformer
@@ -283,13 +298,12 @@ def _transformer(
 
     if get("exchanged"):
         source, target = target, source
-    inner = {key: value for key, value in switches.items() if key != "decoder_only"}
+    inner = {**switches, **get("encoder_only", {})}
     memory = start = embed(source, "source")
     for block in _chosen(w["encoder"], get("encoder", "all")):
         before = start if get("encoder_restarts") else memory
         memory = by_hand.encoder_block(before, block, heads, **inner)
-    # The encoder's own slips do not concern the decoder.
-    inner = {key: value for key, value in inner.items() if key != "sees_past"}
+    inner = {**switches, **get("decoder_only", {})}
     y = embed(target, "target")
     for block in _chosen(w["decoder"], get("decoder", "all")):
         y = by_hand.decoder_block(y, memory, block, heads, **inner)
@@ -365,7 +379,21 @@ TRANSFORMER_SLIPS: dict[str, dict[str, Any]] = {
     "the decoder is missing": {"decoder": "none"},
     "the blocks of the encoder come in reversed order": {"encoder": "reversed"},
     "the blocks of the decoder come in reversed order": {"decoder": "reversed"},
-    "the encoder is masked; each of its tokens sees the whole source": {"sees_past": True},
+    "the encoder is masked; each of its tokens sees the whole source": {
+        "encoder_only": {"sees_past": "last"}
+    },
+    "in the encoder the norms come before the sublayers; they come after the sum": {
+        "encoder_only": {"order": "pre"}
+    },
+    "the norms of the encoder are missing": {
+        "encoder_only": {"no_norm": ("attention", "feed_forward")}
+    },
+    "in the decoder the norms come before the sublayers; they come after the sum": {
+        "decoder_only": {"order": "pre"}
+    },
+    "the norms of the decoder are missing": {
+        "decoder_only": {"no_norm": ("attention", "cross", "feed_forward")}
+    },
 }
 
 
@@ -406,8 +434,35 @@ def transformer() -> Cases:
             **by_hand.place_slips(by_hand.DECODER_PLACES, own),
         },
         _shortened(source[0], target[0], w),
+        pairs=by_hand.OFTEN,
     )
-    yield Case((source[0], target[0], w, 2), right, mistakes, tolerance=1e-3, causal="target")
+    yield Case(
+        (source[0], target[0], w, 2),
+        right,
+        mistakes,
+        tolerance=1e-3,
+        causal="target",
+        asked=_is_tied((source[0], target[0]), w),
+    )
+
+
+def _is_tied(texts: tuple[Tensor, ...], w: dict[str, Any]) -> Callable[[Solution], str]:
+    """Return a question whether the logits are products with the embeddings."""
+    # A token that no text has: its embedding counts in the head alone.
+    token = next(i for i in range(len(w["embedding"])) if all(i not in text for text in texts))
+    other = {**w, "embedding": w["embedding"].clone()}
+    other["embedding"][token] += 1.0
+
+    def asked(function: Solution) -> str:
+        before, after = (function(*texts, weights, 2) for weights in (w, other))
+        if torch.allclose(before[..., token], after[..., token], atol=1e-5):
+            return (
+                "a logit does not change with the embedding of its token; the head is tied: "
+                'multiply by w["embedding"].mT, and by no other matrix'
+            )
+        return ""
+
+    return asked
 
 
 def _shortened(source: Tensor, target: Tensor, w: dict[str, Any]) -> dict[str, Tensor]:
@@ -518,18 +573,31 @@ def gpt() -> Cases:
     with torch.no_grad():
         right = model(ids)[0]
     compute = lambda **switches: _gpt(ids[0], w, 2, **switches)  # noqa: E731
-    bare = by_hand.order_slips("pre")
+    without = {
+        f"{sentence}; and the last norm is missing": compute(no_last_norm=True, **changes)
+        for sentence, changes in by_hand.order_slips("pre").items()
+    }
+    without["the norms are missing, all of them"] = compute(
+        no_last_norm=True, no_norm=("attention", "feed_forward")
+    )
     mistakes = Slips(
         compute,
         {**GPT_SLIPS, **_slips_of_blocks("gelu", "pre")},
-        {
-            f"{sentence}; and the last norm is missing": compute(no_last_norm=True, **changes)
-            for sentence, changes in bare.items()
-        }
-        | {"the norms are missing, all of them": compute(
-            no_last_norm=True, no_norm=("attention", "feed_forward"))},
-    )  # fmt: skip
-    yield Case((ids[0], w, 2), right, mistakes, tolerance=1e-3, causal="ids")
+        without,
+        pairs=by_hand.OFTEN,
+    )
+    yield Case(
+        (ids[0], w, 2),
+        right,
+        mistakes,
+        tolerance=1e-3,
+        causal="ids",
+        raises={
+            r"\(5\) must match.*\(16\)|\(16\) must match.*\(5\)": "there are 16 positions and 5 "
+            'tokens: take the first n rows, w["positions"][:n]',
+        },
+        asked=_is_tied((ids[0],), w),
+    )
 
 
 # ------------------------------------------------------------------------------------------ recall

@@ -111,13 +111,14 @@ def _wrong_masks(queries: int, keys: int) -> dict[str, Tensor]:
     right = ones.tril(shift)
     square = torch.ones(keys, keys, dtype=torch.bool).tril()
     return {
+        "the diagonal is shifted the wrong way: keys - queries, so that the last query stands at "
+        "the last key": ones.tril(-shift),
         "True and False are exchanged: True means that a query may see a key": ~right,
-        "a query sees itself and the future, and not the past: use tril, not triu": (
-            ones.triu(shift)
-        ),
+        "no query may see anything: True means that it may": ~ones,
+        "a query sees itself and the future, and not the past: use tril, not triu, or is the mask "
+        "transposed?": (ones.triu(shift)),
         "a token should see itself too": ones.tril(shift - 1),
         "every query sees all keys, and so the future": ones,
-        "no query may see anything: True means that it may": ~ones,
         "each query also sees one token of the future: the diagonal is one too far": (
             ones.tril(shift + 1)
         ),
@@ -125,8 +126,6 @@ def _wrong_masks(queries: int, keys: int) -> dict[str, Tensor]:
             ones.tril()
         ),
         "the mask is aligned to the first query, and True and False are exchanged": ~ones.tril(),
-        "the diagonal is shifted the wrong way: keys - queries, so that the last query stands at "
-        "the last key": ones.tril(-shift),
         "each token sees itself alone; the earlier ones too, please": (
             torch.eye(queries, keys, dtype=torch.bool)
         ),
@@ -153,7 +152,6 @@ def masked_softmax() -> Cases:
     # With the mask exchanged the last query sees nothing, which is NaN in place of zeros.
     exchanged = raw.masked_fill(mask, -torch.inf).softmax(-1).nan_to_num()
     powers = raw.exp() * mask
-    added = (raw + torch.where(mask, 0.0, torch.nan)).softmax(-1)
     zeroed = (raw * mask).softmax(-1)
     hidden = raw.masked_fill(~mask, -torch.inf)
     yield Case(
@@ -163,6 +161,9 @@ def masked_softmax() -> Cases:
             "the mask is exchanged: True means may see": exchanged,
             "the mask is exchanged: True means may see; of both fills": exchanged.masked_fill(
                 ~mask, 0.0
+            ),
+            "the mask is exchanged in the first masked_fill: True means may see": (
+                raw.masked_fill(mask, -torch.inf).softmax(-1).masked_fill(~mask, 0.0)
             ),
             "the mask is exchanged: True means may see, and the last query now sees "
             "nothing": raw.masked_fill(mask, -torch.inf).softmax(-1),
@@ -188,7 +189,8 @@ def masked_softmax() -> Cases:
             "the mask is added to the scores as 0 and 1; add 0 and -inf, or use masked_fill": (
                 (raw + mask.float()).softmax(-1)
             ),
-            "0 times -inf is NaN: a mask is no factor of -inf; use masked_fill(~mask, -inf)": added,
+            "every weight is NaN: 0 times -inf is NaN, so a mask is no factor of -inf; use "
+            "masked_fill(~mask, -inf)": torch.full((4, 4), torch.nan),
             "the mask gets +inf, so that NaN follows; hide with -inf": (
                 raw.masked_fill(~mask, torch.inf).softmax(-1)
             ),
@@ -236,9 +238,9 @@ def two_readings(function: Solution) -> None:
             )
         if best != target:
             hint = ""
-            if query[target] == query.min():
+            if query[target] < 0:
                 hint = ": a negative number hides a feature, so the sign is wrong"
-            elif abs(best - target) == 1 and target == 1:
+            elif abs(best - target) == 1:
                 hint = ": this is the feature next to it, and features are counted from 0"
             elif target == 3:
                 hint = ": the query must depend on the target"

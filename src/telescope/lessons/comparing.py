@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from .calling import NOTHING, Solution, WrongAnswer, call, parts_of, passed
-from .patterns import TOLERANCE, near, no_tensor, pattern, place
+from .patterns import TOLERANCE, near, no_tensor, pattern, place, unchanged
 from .probing import probe, same_for_others
 from .slips import Mistakes, each
+
+SLIP = 1e-3  # what a mistake gives is known more exactly than a right answer has to be
 
 
 def compare(
@@ -27,6 +29,7 @@ def compare(
     weights: bool = False,
     causal: str = "",
     ordered: str = "",
+    asked: Callable[[Solution], str] | None = None,
 ) -> None:
     """Raise a WrongAnswer unless `found` is close to `right`.
 
@@ -36,6 +39,7 @@ def compare(
     factors    numbers that are likely to be missing, by name: √d_k
     weights    whether the rows of the answer should sum to 1
     causal, ordered  arguments of `probe`
+    asked      a question of the exercise to the function: returns a sentence, or ""
     """
     # A plain number is compared as a tensor without axes.
     right = torch.as_tensor(right)
@@ -43,15 +47,18 @@ def compare(
     # A right answer ends here; all that follows explains a wrong one.
     if near(found, right, tolerance):
         return
+    if path := unchanged(found, arguments):
+        raise WrongAnswer(f"{name} is {path}, unchanged")
     # A usual mistake has the best explanation; then what the function does, then the numbers.
     for sentence, mistaken in each(mistakes):
         wrong = torch.as_tensor(mistaken)
         # A slip that makes no difference here explains nothing.
-        if near(found, wrong, tolerance) and not near(wrong, right, tolerance):
+        if near(found, wrong, min(tolerance, SLIP)) and not near(wrong, right, tolerance):
             raise WrongAnswer(f"{name}: {sentence}")
     if weights and found.ndim and (sentence := _no_weights(found, right)):
         raise WrongAnswer(f"{name}: {sentence}")
-    if function is not None and same_for_others(function, arguments, found):
+    blank = bool(found.isnan().all())
+    if function is not None and not blank and same_for_others(function, arguments, found):
         raise WrongAnswer(
             f"{name} returns the same whatever it is given: are the numbers of an example written "
             "into it?"
@@ -65,6 +72,8 @@ def compare(
         sentence := probe(function, arguments, found, causal=causal, ordered=ordered)
     ):
         raise WrongAnswer(f"{name} {sentence}")
+    if function is not None and asked is not None and (sentence := asked(function)):
+        raise WrongAnswer(f"{name}: {sentence}")
     if told:
         raise WrongAnswer(f"{name}{told}")
     # Nothing is known about the mistake: show the place where it is largest.
@@ -122,7 +131,7 @@ class Case(NamedTuple):
     if_nan     the sentence for an answer that holds NaN
     what       is compared, for errors; the name of the exercise unless given
     raises     sentences for errors, by a pattern of their text
-    factors, weights, causal, ordered  arguments of `compare`
+    factors, weights, causal, ordered, asked  arguments of `compare`
     """
 
     arguments: tuple[Any, ...]
@@ -136,6 +145,7 @@ class Case(NamedTuple):
     weights: bool = False
     causal: str = ""
     ordered: str = ""
+    asked: Callable[[Solution], str] | None = None
 
 
 Cases = Iterator[Case]
@@ -185,11 +195,6 @@ def judge(signature: str, function: Solution, case: Case, before: list[Any]) -> 
     # Before the comparison: this sentence explains the NaN better than `compare` can.
     if case.if_nan and isinstance(found, Tensor) and bool(found.isnan().any()):
         raise WrongAnswer(f"{name}: {case.if_nan}")
-    if any(_equal(found, earlier) for earlier in before) and not _equal(found, case.right):
-        raise WrongAnswer(
-            f"{name} returns the same for another input: are the numbers of an example written "
-            "into it?"
-        )
     compare(
         what,
         found,
@@ -202,17 +207,6 @@ def judge(signature: str, function: Solution, case: Case, before: list[Any]) -> 
         weights=case.weights,
         causal=case.causal,
         ordered=case.ordered,
+        asked=case.asked,
     )
     return found
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return near(one, other, 1e-6)
-    if isinstance(one, int | float) and isinstance(other, int | float | Tensor):
-        return (
-            float(one) == float(other)
-            if not isinstance(other, Tensor) or other.numel() == 1
-            else False
-        )
-    return False

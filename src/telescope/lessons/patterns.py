@@ -37,9 +37,6 @@ def pattern(
     """
     found = found.detach().double()
     right = right.detach().double()
-    for path, leaf in (pair for name, part in arguments.items() for pair in leaves(part, name)):
-        if leaf.numel() > 1 and near(found, leaf):
-            return f" is {path}, unchanged"
     if found.shape != right.shape:
         return _other_shape(found, right)
     if bool(found.isnan().any()):
@@ -57,6 +54,15 @@ def pattern(
         or _moved(found, right)
         or _region(found, right)
     )
+
+
+def unchanged(found: Tensor, arguments: Mapping[str, Any]) -> str:
+    """Return the name of the argument that an answer is; "" if it is none."""
+    for name, part in arguments.items():
+        for path, leaf in leaves(part, name):
+            if leaf.numel() > 1 and near(found, leaf):
+                return path
+    return ""
 
 
 def place(chosen: Tensor) -> str:
@@ -154,6 +160,8 @@ def _mentioned(found: Tensor, right: Tensor, shapes: str) -> str:
         hint = "; it looks transposed"
     elif many > 0 and found.shape[-right.ndim :] == right.shape and right.ndim:
         hint = "; it has an axis too many at its beginning"
+    elif found.ndim == 1 and found.numel() == right.numel():
+        hint = "; it is flat, on one axis: reshape it"
     elif many == 1:
         hint = "; it has an axis too many: one number is wanted where there are several"
     elif many < 0:

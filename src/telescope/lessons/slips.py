@@ -2,7 +2,7 @@
 get wrong, run with one switch after another, and with two at once.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -18,7 +18,8 @@ class Slips:
     compute   the right computation; a keyword changes one of its steps
     switches  keywords of `compute` for each mistake, by its sentence
     others    results of mistakes that are no switch, by their sentence
-    pairs     whether to combine two mistakes that use different keywords
+    pairs     whether to combine two mistakes that use different keywords; or the keywords and
+              values of those to combine
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Slips:
         switches: Mapping[str, Mapping[str, Any]],
         others: Mapping[str, Any] | None = None,
         *,
-        pairs: bool = True,
+        pairs: bool | Collection[tuple[str, Any]] = True,
     ):
         self.compute = compute
         self.switches = switches
@@ -39,9 +40,12 @@ class Slips:
         yield from self.others.items()
         for sentence, changes in self.switches.items():
             yield from self._with(sentence, changes)
-        if not self.pairs:
-            return
-        for (one, first), (other, second) in combinations(self.switches.items(), 2):
+        often = [
+            (sentence, changes)
+            for sentence, changes in self.switches.items()
+            if self.pairs is True or any(item in (self.pairs or ()) for item in changes.items())
+        ]
+        for (one, first), (other, second) in combinations(often, 2):
             # Two ways to get the same step wrong exclude each other.
             if first.keys().isdisjoint(second):
                 yield from self._with(f"two mistakes: {one}; and {other}", {**first, **second})

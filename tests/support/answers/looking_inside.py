@@ -236,7 +236,7 @@ WRONG = {
         ("divided by lse", ("scores - lse", "scores / lse"), "lse is divided|subtract"),
         (
             "exp, then divided",
-            ("(scores - lse[i : i + block, None]).exp()", "scores.exp() / lse[i : i + block, None]"),
+            ("(scores - lse[i : i + block, None]).exp()", "(scores.exp() / lse[i : i + block, None])"),
             "exp\\(lse\\)|subtract",
         ),
         ("keys in blocks", ("q[i : i + block] @ k.mT", "q @ k[i : i + block].mT"), "keys|sizes|queries"),
@@ -337,7 +337,7 @@ WRONG = {
         ),
         (
             "previous token",
-            ("weights * after", "weights * torch.eye(len(ids)).roll(-1, 0).tril(-1)"),
+            ("weights * after", "weights * torch.eye(len(ids)).roll(-1, 1).tril(-1)"),
             "previous|token before",
         ),
         ("largest", (".sum(-1)[:", ".amax(-1)[:"), "largest|sum the weights"),
@@ -436,8 +436,12 @@ WRONG = {
         ("not transposed", ("weights.mT", "weights"), "transpose"),
         ("first token", ("relevance[-1]", "relevance[0]"), "last token"),
         ("all tokens", ("relevance[-1] = 1.0", "relevance += 1.0"), "last token"),
-        ("not halved", ("relevance / 2 + weights.mT @ relevance / 2", "relevance + weights.mT @ relevance"), "half"),
-        ("half of attention", ("relevance / 2 +", "relevance +"), "half"),
+        (
+            "not halved",
+            ("relevance / 2 + weights.mT @ relevance / 2", "relevance + weights.mT @ relevance"),
+            "half|halved",
+        ),
+        ("half of attention", ("relevance / 2 +", "relevance +"), "half|halved"),
         (
             "a tenth",
             ("relevance / 2 + weights.mT @ relevance / 2", "relevance * 0.9 + weights.mT @ relevance * 0.1"),

@@ -385,7 +385,7 @@ WRONG = {
                 "1e9|finite|even",
             ),
             ("zero", ("-torch.inf", "0.0"), "-inf"),
-            ("zero before", [("-torch.inf", "0.0"), (".masked_fill(~mask, 0.0)", "")], "use -inf"),
+            ("zero before", [(".masked_fill(~mask, 0.0)", ""), ("-torch.inf", "0.0")], "use -inf"),
             ("after softmax", (".masked_fill(~mask, -torch.inf).softmax", ".softmax"), "rows do not sum to 1"),
             ("columns", ("softmax(-1)", "softmax(0)"), "dim=-1"),
             ("log", ("softmax(-1)", "log_softmax(-1)"), "logarithm"),
