@@ -444,7 +444,7 @@ def induction_share() -> Cases:
     query's token.
     """
     # 7 and 3 come again: their followers, 3 and 5, are what an induction head looks at.
-    ids = torch.tensor([7, 3, 5, 7, 3, 9, 7, 3])
+    ids = torch.tensor([7, 3, 5, 7, 3, 7, 9, 3])
     n = len(ids)
     weights = normal(2, n, n, seed=2).masked_fill(~causal_matrix(n, n), -torch.inf).softmax(-1)
     same = ids[:, None] == ids

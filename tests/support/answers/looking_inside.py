@@ -256,7 +256,7 @@ WRONG = {
             ("(scores - lse[:, None]).exp()", "scores.exp()"),
             "exp\\(s - lse\\)|not normalised|lse",
         ),
-        ("lse alone", (" - (weights * scores).sum(-1)", ""), "lse alone|scores are missing|Σ w s|mean score"),
+        ("lse alone", (" - (weights * scores).sum(-1)", ""), "lse alone|lse, unchanged"),
         ("no lse", ("lse - (", "-("), "lse"),
         ("added", ("lse - (weights", "lse + (weights"), "subtract|sign"),
         (
