@@ -265,7 +265,7 @@ def _sentence_of(
         meaning = f"there is no {message} here: {_names_in(arguments)}"
     elif own:
         meaning = own[0]
-    elif "must match the size" in message and " * " in line and "@" not in line:
+    elif "must match the size" in message and re.fullmatch(r"[^@(]*\w \* \w[^@(]*", line):
         meaning = "* multiplies element by element; a product of matrices is @"
     else:
         meaning = _about_sizes(message) or _known_error(message)

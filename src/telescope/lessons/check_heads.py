@@ -157,7 +157,9 @@ def parameters() -> Cases:
             ),
         }
         as_floats = {sentence: float(count) for sentence, count in mistakes.items()}
-        yield Case((d, m, width, heads), float(one_head * heads + W_o), as_floats)
+        yield Case(
+            (d, m, width, heads), float(one_head * heads + W_o), as_floats, tolerance=1e-9
+        )
 
 
 # ------------------------------------------------------------------------- Luong, and two sequences
@@ -477,4 +479,4 @@ def synthesizer_parameters() -> Cases:
             "this is 4 d²; B is (d, block), and there are biases": 4 * d * d,
         }
         as_floats = {sentence: float(count) for sentence, count in mistakes.items()}
-        yield Case((d, block), float(right), as_floats)
+        yield Case((d, block), float(right), as_floats, tolerance=1e-9)

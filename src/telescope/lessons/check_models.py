@@ -519,7 +519,7 @@ def _gpt_block(x: Tensor, w: by_hand.Weights, heads: int, switches: by_hand.Swit
     if switches.get("parallel") == "input":
         inner = by_hand.feed_forward(by_hand.norm(x + attended), w["feed_forward"], **switches)
         return x + inner
-    of = normed if switches.get("parallel") == "first norm" else by_hand.norm(x + attended)
+    of = by_hand.norm(x + attended)
     return x + attended + by_hand.feed_forward(of, w["feed_forward"], **switches)
 
 
@@ -544,9 +544,6 @@ GPT_SLIPS: dict[str, dict[str, Any]] = {
     },
     "attention and feed-forward network read the same x in parallel; the feed-forward network "
     "reads what the attention left": {"parallel": "both"},
-    "the feed-forward network reads the norm of before the attention; take the norm of x again": {
-        "parallel": "first norm"
-    },
     **by_hand.place_slips(
         by_hand.ENCODER_PLACES,
         {

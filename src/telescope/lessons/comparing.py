@@ -42,7 +42,7 @@ def compare(
     asked      a question of the exercise to the function: returns a sentence, or ""
     """
     # A plain number is compared as a tensor without axes.
-    right = torch.as_tensor(right)
+    right = _number(right)
     found = _as_tensor(name, found, right)
     # A right answer ends here; all that follows explains a wrong one.
     if near(found, right, tolerance):
@@ -51,7 +51,7 @@ def compare(
         raise WrongAnswer(f"{name} is {path}, unchanged")
     # A usual mistake has the best explanation; then what the function does, then the numbers.
     for sentence, mistaken in each(mistakes):
-        wrong = torch.as_tensor(mistaken)
+        wrong = _number(mistaken)
         # A slip that makes no difference here explains nothing.
         if near(found, wrong, min(tolerance, SLIP)) and not near(wrong, right, tolerance):
             raise WrongAnswer(f"{name}: {sentence}")
@@ -91,7 +91,7 @@ def _as_tensor(name: str, found: Any, right: Tensor) -> Tensor:
     if isinstance(found, bool) or not isinstance(found, Tensor | int | float):
         raise WrongAnswer(f"{name}{no_tensor(found, right)}")
     if not isinstance(found, Tensor):
-        return torch.tensor(float(found))
+        return _number(float(found))
     if found.layout != torch.strided or found.device.type == "meta":
         raise WrongAnswer(f"{name} should return a plain tensor, and returned {found.type()}")
     found = found.detach().cpu()
@@ -106,6 +106,11 @@ def _as_tensor(name: str, found: Any, right: Tensor) -> Tensor:
             "return float"
         )
     return found
+
+
+def _number(value: Tensor | float) -> Tensor:
+    """Return a tensor as it is, and a number as a tensor without axes, in full precision."""
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def _no_weights(found: Tensor, right: Tensor) -> str:
