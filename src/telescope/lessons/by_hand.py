@@ -58,9 +58,10 @@ def attention(
     w = {**w, **{name: w[other] for name, other in get("exchange", {}).items()}}
     turned = get("turned", ())
     W = {name: matrix.mT if name in turned else matrix for name, matrix in w.items()}
-    project: Callable[[Tensor, str], Tensor] = lambda y, name: (  # noqa: E731  as in the lesson
-        y if name in get("unused", ()) else y @ W[name]
-    )
+
+    def project(y: Tensor, name: str) -> Tensor:
+        return y if name in get("unused", ()) else y @ W[name]
+
     keys_of = get("keys_of", memory)
     q = split(project(get("queries_of", x), "W_q"), heads, get("split", "heads"))
     k = split(project(keys_of, "W_k"), heads, get("split", "heads"))
@@ -89,8 +90,9 @@ def attention(
     if get("end") == "weights":
         return weights
     context = weights @ v
-    if get("change") is not None:
-        context = get("change")(context)
+    change = get("change")
+    if change is not None:
+        context = change(context)
     joined = merge(context, get("merge", "heads"))
     return joined if "W_o" in get("unused", ()) else joined @ W["W_o"]
 
@@ -166,14 +168,17 @@ NORM_SLIPS: dict[str, dict[str, Any]] = {
 
 def feed_forward(x: Tensor, w: Weights, **switches: Any) -> Tensor:
     """Return the feed-forward network of each row."""
-    hidden = x @ w["W_1"]
+    W_1: Tensor = w["W_1"]
+    W_2: Tensor = w["W_2"]
+    hidden = x @ W_1
     match switches.get("activation", switches.get("usual", "relu")):
         case "after":
-            return (hidden @ w["W_2"]).relu()
+            return (hidden @ W_2).relu()
         case "none":
-            return hidden @ w["W_2"]
+            return hidden @ W_2
         case name:
-            return getattr(torch.nn.functional, name)(hidden) @ w["W_2"]
+            activate: Callable[[Tensor], Tensor] = getattr(functional, name)
+            return activate(hidden) @ W_2
 
 
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid")
@@ -272,8 +277,13 @@ def place_slips(names: Mapping[str, str], norms: Mapping[str, str]) -> dict[str,
 def encoder_block(x: Tensor, w: Weights, heads: int, **switches: Any) -> Tensor:
     """Return an encoder block: self-attention, then the feed-forward network."""
     start = x
-    attend = lambda y: attention(y, y, w["self"], heads, **switches)  # noqa: E731
-    feed = lambda y: feed_forward(y, w["feed_forward"], **switches)  # noqa: E731
+
+    def attend(y: Tensor) -> Tensor:
+        return attention(y, y, w["self"], heads, **switches)
+
+    def feed(y: Tensor) -> Tensor:
+        return feed_forward(y, w["feed_forward"], **switches)
+
     if switches.get("swapped"):
         x = sublayer(x, "feed_forward", feed, **switches)
         return sublayer(x, "attention", attend, **switches)
@@ -298,12 +308,19 @@ def decoder_block(y: Tensor, memory: Tensor, w: Weights, heads: int, **switches:
     }
     start = y
     past = masks[get("seen", "past")]
-    own = lambda x: attention(x, x, w["self"], heads, past, **switches)  # noqa: E731
     cross_w = w[get("cross_weights", "cross")]
     over = causal_matrix(n, len(memory)) if get("cross_masked") else None
-    memory_of = (lambda x: x) if get("cross_self") else (lambda _: memory)
-    cross = lambda x: attention(x, memory_of(x), cross_w, heads, over, **switches)  # noqa: E731
-    feed = lambda x: feed_forward(x, w["feed_forward"], **switches)  # noqa: E731
+
+    def own(x: Tensor) -> Tensor:
+        return attention(x, x, w["self"], heads, past, **switches)
+
+    def cross(x: Tensor) -> Tensor:
+        read = x if get("cross_self") else memory
+        return attention(x, read, cross_w, heads, over, **switches)
+
+    def feed(x: Tensor) -> Tensor:
+        return feed_forward(x, w["feed_forward"], **switches)
+
     if get("parallel"):
         y = norm(y + own(y) + cross(y), **switches)
         return sublayer(y, "feed_forward", feed, **switches)

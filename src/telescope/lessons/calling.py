@@ -333,18 +333,21 @@ def _about_sizes(message: str) -> str:
             f"in a product the second tensor needs {wanted} rows, and has {rows}: is it the one "
             "that belongs there, or to be transposed, .mT?"
         )
-    vectors = re.search(r"size mismatch, got .*?, (\d+)x(\d+), ?(\d+)", message)
+    vectors = re.search(r"size mismatch, got .*?, (\d+x\d+), ?(\d+)", message)
     if vectors:
-        rows, columns, length = vectors.groups()
-        return f"({rows}, {columns}) @ ({length},) have sizes that do not fit: an axis is gone or transposed"
+        matrix, length = vectors.groups()
+        return (
+            f"a matrix of {matrix} and a vector of {length} have sizes that do not fit: an axis is "
+            "gone or transposed"
+        )
     sums = re.search(
         r"size of tensor a \((\d+)\) must match.* b \((\d+)\).*dimension (\d+)", message
     )
     if sums:
-        a, b, axis = sums.groups()
+        size, other, axis = sums.groups()
         return (
-            f"sizes {a} and {b} meet at axis {axis}, and do not fit: sum, mean and max drop their axis, "
-            "so give keepdim=True or index with [:, None]; or one of the two is too long, and has "
-            "to be cut"
+            f"sizes {size} and {other} meet at axis {axis}, and do not fit: sum, mean and max drop "
+            "their axis, so give keepdim=True or index with [:, None]; or one of the two is too "
+            "long, and has to be cut"
         )
     return ""

@@ -9,24 +9,14 @@ from .check_attention import (
     attention_of,
     entropy,
     even_weights,
-    negative_weight,
     score_variance,
     scores,
-    softmax,
     weight_free,
-    with_temperature,
 )
 from .check_authors import attributed, held_norm, split_score
-from .check_changing import (
-    carried,
-    changed,
-    clipped,
-    corpus_mean,
-    hidden,
-    muted,
-    rank_correlation,
-    rollout,
-)
+from .check_blocks import decoder_block, encoder_block, layer_norm, positions
+from .check_changing import hidden, muted
+from .check_corpus import changed, clipped, corpus_mean
 from .check_heads import (
     cross_attention,
     general_score,
@@ -35,34 +25,14 @@ from .check_heads import (
     multi_head,
     parameters,
     split_heads,
-    synthesizer,
-    synthesizer_parameters,
 )
-from .check_looking import (
-    attend_in_blocks,
-    bytes_of_weights,
-    entropy_from_lse,
-    induction_share,
-    previous_share,
-    received,
-)
-from .check_models import (
-    corrupt,
-    decoder_block,
-    encoder_block,
-    gpt,
-    layer_norm,
-    positions,
-    transformer,
-)
-from .check_readings import (
-    causal_mask,
-    cosine,
-    masked_softmax,
-    reads,
-    towards,
-    two_readings,
-)
+from .check_kernels import attend_in_blocks, bytes_of_weights, entropy_from_lse, received
+from .check_looking import induction_share, previous_share
+from .check_models import corrupt, gpt, transformer
+from .check_readings import causal_mask, cosine, masked_softmax, reads, towards, two_readings
+from .check_softmax import negative_weight, softmax, with_temperature
+from .check_sources import carried, rank_correlation, rollout
+from .check_synthesizer import synthesizer, synthesizer_parameters
 
 __all__ = [
     "attend_in_blocks",

@@ -37,7 +37,7 @@ def split_score() -> Cases:
         of = query_parts - query_parts.mean(0) if centred == "queries" else query_parts
         over = key_parts - key_parts.mean(0) if centred == "keys" else key_parts
         table = (of @ matrices[of_queries]) @ (over @ matrices[of_keys]).mT * factor
-        ends = {
+        ends: dict[str, Tensor] = {
             "table": table,
             "sum": table.sum(),
             "no keys": table.sum(1),
@@ -136,7 +136,12 @@ def held_norm() -> Cases:
         mean: str = "own", sigma: str = "of x", factor: str = "times", end: str = "parts"
     ) -> Tensor:
         result = (parts - means[mean]) / sigmas[sigma] * gains[factor]
-        return {"parts": result, "sum": result.sum(0), "plus": result + gain}[end]
+        ends: dict[str, Tensor] = {
+            "parts": result,
+            "sum": result.sum(0),
+            "plus": result + gain,
+        }
+        return ends[end]
 
     yield Case(
         (x, parts, gain),
@@ -232,7 +237,7 @@ def attributed() -> Cases:
         if first == "both" or first == "mean":
             centred = centred * factors[by]
         each = centred @ row
-        ends = {
+        ends: dict[str, Tensor] = {
             "logits": each,
             "sum": each.sum(),
             "products": centred * row,

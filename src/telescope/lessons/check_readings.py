@@ -297,7 +297,7 @@ def reads(function: Solution) -> None:
     """
     # The second list of a case: what each word would get if all tokens got the same.
     answers = []
-    for (weights, even), right in READINGS:
+    for (weights, even), _ in READINGS:
         arguments = torch.tensor(weights), torch.tensor(even)
         found = call("reads(weights, even)", function, *arguments, optional=True)
         # A tensor of one number is a number.

@@ -86,10 +86,11 @@ def compare(
     )
 
 
-def _as_tensor(name: str, found: Any, right: Tensor) -> Tensor:
+def _as_tensor(name: str, answer: Any, right: Tensor) -> Tensor:
     """Return an answer as a tensor that can be compared."""
+    found: Tensor | float = answer
     if isinstance(found, bool) or not isinstance(found, Tensor | int | float):
-        raise WrongAnswer(f"{name}{no_tensor(found, right)}")
+        raise WrongAnswer(f"{name}{no_tensor(answer, right)}")
     if not isinstance(found, Tensor):
         return _number(float(found))
     if found.layout != torch.strided or found.device.type == "meta":
@@ -123,7 +124,9 @@ def _no_weights(found: Tensor, right: Tensor) -> str:
         return f"a weight at {place(found < -1e-6)} is negative; exp makes every number positive"
     wrong = (sums - wanted).abs() > 1e-3
     if bool(wrong.any()):
-        return f"row {place(wrong)} sums to {float(sums[wrong][0]):.4g}, and should sum to {float(wanted[wrong][0]):.4g}"
+        own = float(sums[wrong][0])
+        other = float(wanted[wrong][0])
+        return f"row {place(wrong)} sums to {own:.4g}, and should sum to {other:.4g}"
     return ""
 
 

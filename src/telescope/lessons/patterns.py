@@ -292,14 +292,20 @@ def _of_rows(found: Tensor, right: Tensor) -> str:
             continue
         offsets = found - right
         if float((offsets - offsets.mean(axis, keepdim=True)).abs().max()) < TOLERANCE:
-            return f" is right but for a number that is added to each {word}: something is subtracted or added once for each {word}"
+            return (
+                f" is right but for a number that is added to each {word}: something is subtracted "
+                f"or added once for each {word}"
+            )
         known = right.abs() > 1e-4
         ratios = torch.where(known, found / right.where(known, torch.ones_like(right)), torch.nan)
         centre = ratios.nanmean(axis, keepdim=True)
         if float((ratios - centre).abs().nan_to_num().max()) < 1e-3 * float(
             centre.abs().nan_to_num().max()
         ):
-            return f" is right but for a factor of each {word}: each {word} should be normalised once, by its own sum or length"
+            return (
+                f" is right but for a factor of each {word}: each {word} should be normalised "
+                "once, by its own sum or length"
+            )
     return ""
 
 
