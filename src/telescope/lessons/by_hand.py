@@ -108,8 +108,8 @@ ATTENTION_SLIPS: dict[str, dict[str, Any]] = {
     "√ of the number of tokens is used; d_k is the width of a key": {"divisor": "√n"},
     "W_o is not used": {"unused": ("W_o",)},
     "this is one head of the whole width; split queries, keys and values": {"split": "one"},
-    "the heads are split by one reshape, which mixes the rows: view as (n, heads, d), then exchange "
-    "the first two axes": {"split": "mixed"},
+    "the heads are split by one reshape, which mixes the rows: view as (n, heads, d), then "
+    "exchange the first two axes": {"split": "mixed"},
     "neighbouring features went to different heads: view as (n, heads, d), not (n, d, heads)": {
         "split": "neighbours"
     },

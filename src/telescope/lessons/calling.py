@@ -1,5 +1,5 @@
-"""Call what a reader wrote, and say in one sentence what is wrong where there is nothing to compare:
-no function, an error, nothing returned, an argument that was changed.
+"""Call what a reader wrote, and say in one sentence what is wrong where there is nothing to
+compare: no function, an error, nothing returned, an argument that was changed.
 """
 
 import inspect
@@ -212,7 +212,7 @@ def _must_take(signature: str, function: Solution, arguments: tuple[Any, ...]) -
         ) from None
 
 
-# ------------------------------------------------------------------------------- errors in a sentence
+# ------------------------------------------------------------------------------ errors in a sentence
 
 # What torch's and Python's usual errors mean; groups of the pattern stand in the sentence.
 ERRORS = (

@@ -1,5 +1,5 @@
-"""Checks of the lessons on one attention: without weights, with queries, keys and values, and why its
-scores are divided by √d_k.
+"""Checks of the lessons on one attention: without weights, with queries, keys and values, and why
+its scores are divided by √d_k.
 """
 
 from math import log, sqrt
@@ -127,7 +127,8 @@ def attention_of() -> Cases:
 def _slips_of_attention(x: Tensor, W_q: Tensor, W_k: Tensor, W_v: Tensor) -> Slips:
     """Return what usual mistakes in softmax(q k^T / √d_k) v give."""
     n, d = x.shape
-    d_k, d_v = W_q.shape[1], W_v.shape[1]
+    d_k = W_q.shape[1]
+    d_v = W_v.shape[1]
     causal = causal_matrix(n, n)
 
     def compute(
@@ -163,8 +164,8 @@ def _slips_of_attention(x: Tensor, W_q: Tensor, W_k: Tensor, W_v: Tensor) -> Sli
             },
             "scores / d_k ** 1 / 2 divides by d_k and then by 2, since ** comes first; write "
             "** 0.5, or parentheses around 1 / 2": {"divisor": 2.0 * d_k},
-            "2 ** 0.5, the root of the example, is written into it; take √d_k of the keys, whatever "
-            "their width": {"divisor": sqrt(2)},
+            "2 ** 0.5, the root of the example, is written into it; take √d_k of the keys, "
+            "whatever their width": {"divisor": sqrt(2)},
             "the weights are divided by √d_k, after softmax; divide the scores, before it": {
                 "divisor": 1.0,
                 "after": sqrt(d_k),

@@ -1,5 +1,5 @@
-"""Checks of the lesson on reasons: a score split by who wrote what its query and key read, a norm that
-is held, and what the keys of a head add to a logit.
+"""Checks of the lesson on reasons: a score split by who wrote what its query and key read, a norm
+that is held, and what the keys of a head add to a logit.
 """
 
 from math import sqrt
@@ -292,7 +292,7 @@ def attributed() -> Cases:
             {"the norm is missing: its mean and its factor": compute(mean="none", by="none")},
         ),
         raises={
-            r"\(5\) must match.*\(6\)|\(6\) must match.*\(5\)": "weights have a number for each key: "
-            "weights[:, None] makes a column of them; and a mean needs keepdim=True",
+            r"\(5\) must match.*\(6\)|\(6\) must match.*\(5\)": "weights have a number for each "
+            "key: weights[:, None] makes a column of them; and a mean needs keepdim=True",
         },
     )

@@ -1,4 +1,4 @@
-"""Checks of the parts of a Transformer: positions, norms, the encoder block and the decoder block."""
+"""Checks of the parts of a Transformer: positions, norms, the encoder and the decoder block."""
 
 from typing import Any
 
@@ -44,7 +44,8 @@ def positions_by_hand(
     }[place]
     every = torch.arange(d)
     own = at / base ** (every / d)  # an exponent for each feature
-    sines, cosines = angle.sin(), angle.cos()
+    sines = angle.sin()
+    cosines = angle.cos()
     orders = {
         "alternate": lambda: torch.stack([sines, cosines], -1).reshape(n, d),
         "exchanged": lambda: torch.stack([cosines, sines], -1).reshape(n, d),
@@ -216,8 +217,8 @@ ENCODER_SLIPS: dict[str, dict[str, Any]] = {
     "the feed-forward network reads the block's input; it reads what the attention left": {
         "feed_of_input": "inner"
     },
-    "the feed-forward network reads the block's input, which is its residual too; it reads what the "
-    "attention left": {"feed_of_input": "all"},
+    "the feed-forward network reads the block's input, which is its residual too; it reads what "
+    "the attention left": {"feed_of_input": "all"},
     "a causal mask hides later tokens; in an encoder every token sees all": {"sees_past": "last"},
 }
 
@@ -269,8 +270,8 @@ def decoder_block() -> Cases:
         causal="y",
         raises={
             r"\(4\) must match.*\(6\) at non-singleton dimension 2|"
-            r"\(6\) must match.*\(4\) at non-singleton dimension 2": "the mask of the past is (4, 4), "
-            "and the cross-attention has 6 keys: it has no mask, and sees the whole memory",
+            r"\(6\) must match.*\(4\) at non-singleton dimension 2": "the mask of the past is "
+            "(4, 4), and the cross-attention has 6 keys: it has no mask, and sees the whole memory",
             r"\(4\) must match.*\(6\)|\(6\) must match.*\(4\)": "y has 4 tokens and the memory 6: "
             "queries come from y, keys and values of the cross-attention from the memory",
         },

@@ -61,7 +61,8 @@ def changed() -> Cases:
     fewer = 0.4 + 0.1 * normal(9)
     more = 0.7 + 0.3 * normal(36, seed=1)
     for before, after in ((fewer, more), (more, fewer)):  # a rise, and a fall
-        n, m = len(before), len(after)
+        n = len(before)
+        m = len(after)
 
         def compute(
             error: str = "right",
@@ -198,8 +199,8 @@ def _is_cut(found: Tensor, plain: Tensor) -> bool:
     """Return whether a matrix is `plain` with its largest numbers cut off."""
     if found.shape != plain.shape or not found.is_floating_point() or torch.equal(found, plain):
         return False
-    low, high = float(found.min()), float(found.max())
-    return torch.allclose(found, plain.clamp(low, high))
+    cut = plain.clamp(float(found.min()), float(found.max()))
+    return torch.allclose(found, cut)
 
 
 def _are(found: Any, pair: list[Tensor]) -> bool:

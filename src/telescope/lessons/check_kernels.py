@@ -117,13 +117,13 @@ BLOCK_SLIPS: dict[str, dict[str, Any]] = {
         "total": "kept",
         "summed": "kept",
     },
-    "the running sums are rescaled the other way, which is infinite in the first block; multiply by "
-    "exp(old - new), not exp(new - old)": {"shrink": "other way"},
+    "the running sums are rescaled the other way, which is infinite in the first block; multiply "
+    "by exp(old - new), not exp(new - old)": {"shrink": "other way"},
     "each block subtracts its own largest score; take the largest so far, of all blocks": {
         "largest": "block"
     },
-    "only the last block counts: add to the running sums, and keep the largest score so far at the end "
-    "of each block": {"total": "lost", "summed": "lost"},
+    "only the last block counts: add to the running sums, and keep the largest score so far at the "
+    "end of each block": {"total": "lost", "summed": "lost"},
     "only the first block counts: is the return inside the loop?": {"blocks": "first"},
     "the last block is left out where it is smaller than the others": {"blocks": "whole ones"},
     "blocks overlap: the last key of each block is counted twice, as the step is too small": {
@@ -395,7 +395,7 @@ def entropy_from_lse() -> Cases:
             },
         ),
         raises={
-            r"\(6\) must match.*\(5\) at|\(5\) must match.*\(6\) at": "scores have 5 rows and 6 columns, and "
-            "lse a number for each row: lse[:, None] makes it a column, and sums run over dim=-1",
+            r"\(6\) must match.*\(5\) at|\(5\) must match.*\(6\) at": "scores have 5 rows and 6 "
+            "columns, and lse a number for each row: lse[:, None] makes it a column, and sums run over dim=-1",
         },
     )

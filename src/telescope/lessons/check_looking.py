@@ -134,11 +134,12 @@ def induction_share() -> Cases:
                 },
                 "this is the weight on the token before the earlier one; induction is the token "
                 "after it": {"mark": "before"},
-                "this is the weight on the token before the earlier one; induction is the one after "
-                "it": {"mark": "before, cut"},
+                "this is the weight on the token before the earlier one; induction is the one "
+                "after it": {"mark": "before, cut"},
                 "the matrix of earlier places is shifted along the queries, axis 0; shift it along "
                 "the keys, axis 1": {"mark": "queries"},
-                "later occurrences and the token itself count too; only earlier ones do: tril(-1)": {
+                "later occurrences and the token itself count too; only earlier ones do: "
+                "tril(-1)": {
                     "mark": "all",
                     "among": "of all",
                 },
@@ -149,8 +150,8 @@ def induction_share() -> Cases:
                 "the ids are used as places; compare ids, and look where they are equal": {
                     "mark": "places"
                 },
-                "average over the queries whose token occurred before, not over all; a token itself "
-                "is no earlier one, tril(-1)": {"among": "every"},
+                "average over the queries whose token occurred before, not over all; a token "
+                "itself is no earlier one, tril(-1)": {"among": "every"},
                 "average over the queries whose token occurred before, not over all of them": {
                     "end": "over all"
                 },

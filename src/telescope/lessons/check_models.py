@@ -365,7 +365,9 @@ def _about_words(found: Any, words: list[str], start: int, stop: int) -> str:
         return f"; return a list of words, not a {type(found).__name__}"
     if any(isinstance(word, list | tuple) for word in found):
         return "; one element is a list itself: unpack it with *, or add the lists"
-    prefix, span, suffix = words[:start], words[start:stop], words[stop:]
+    prefix = words[:start]
+    span = words[start:stop]
+    suffix = words[stop:]
     known = {
         "; these are the words, unchanged": words,
         "; the words of the second example are those of the first: numbers are written into it": [

@@ -233,8 +233,8 @@ def two_readings(function: Solution) -> None:
         best = int(weights.argmax())
         if float(weights.max() - weights.min()) < 1e-3:
             raise WrongAnswer(
-                f"query_for({target}) gives every feature an even weight of 1/6, as all its numbers "
-                f"are the same; the {name}'s number must be larger than the others"
+                f"query_for({target}) gives every feature an even weight of 1/6, as all its "
+                f"numbers are the same; the {name}'s number must be larger than the others"
             )
         if best != target:
             hint = ""

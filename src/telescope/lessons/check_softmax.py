@@ -1,4 +1,4 @@
-"""Checks of the lesson on softmax: its overflow, its temperature, and the sum that cannot replace it."""
+"""Checks of the lesson on softmax: its overflow, its temperature, and the sum in its place."""
 
 from collections.abc import Sequence
 from math import log, sqrt
@@ -170,9 +170,8 @@ def with_temperature() -> Cases:
                     "the temperature divides the weights, after softmax, and rows no longer sum to "
                     "1; divide the scores, before softmax": {"end": "after"},
                     "the temperature is not used, or cancels: subtracting it, or dividing the "
-                    "weights by it and normalising them again, changes nothing; divide the scores": {
-                        "by": 1.0
-                    },
+                    "weights by it and normalising them again, changes nothing; divide the "
+                    "scores": {"by": 1.0},
                     "the temperature divides the weights, and softmax is taken twice; divide the "
                     "scores": {"end": "of the weights"},
                     "the scores are divided by the square of the temperature": {

@@ -162,8 +162,8 @@ ROLLOUT_SLIPS: dict[str, dict[str, Any]] = {
     "the first layer is left out": {"order": "without the first"},
     "only the last layer is used; multiply them all": {"order": "last alone"},
     "only the first layer is used; multiply them all": {"order": "first alone"},
-    "the weights are not transposed, or multiply r element by element; relevance goes from queries to "
-    "keys, Aᵀ @ r": {"product": "plain"},
+    "the weights are not transposed, or multiply r element by element; relevance goes from queries "
+    "to keys, Aᵀ @ r": {"product": "plain"},
     "only the largest path counts; sum over all, with @": {"product": "largest"},
     "this begins with the first token; begin with the last token": {"start": "first"},
     "this begins with all tokens; begin with the last token alone": {"start": "all"},
@@ -272,8 +272,8 @@ def rank_correlation() -> Cases:
                 "this is Kendall's tau, of pairs; Spearman's is the correlation of the ranks": (
                     pairs.sum() / 42
                 ),
-                "this is the sum of squared differences of ranks, d²; the correlation is 1 - 6 Σ d² "
-                "/ (n (n² - 1))": squares,
+                "this is the sum of squared differences of ranks, d²; the correlation is 1 - 6 Σ "
+                "d² / (n (n² - 1))": squares,
                 "the 6 is missing: 1 - 6 Σ d² / (n (n² - 1))": 1 - squares / (7 * 48),
                 "this is the share of places where both orders agree; correlate the ranks": (
                     (order[0] == order[1]).float().mean()

@@ -1,5 +1,5 @@
-"""Compare a reader's answer with the right one, and explain a wrong one: by the usual mistakes of the
-exercise, then by asking the function again, then by what the numbers tell.
+"""Compare a reader's answer with the right one, and explain a wrong one: by the usual mistakes of
+the exercise, then by asking the function again, then by what the numbers tell.
 """
 
 from collections.abc import Callable, Iterator, Mapping

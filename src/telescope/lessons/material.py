@@ -1,5 +1,5 @@
-"""What the lessons and the checks of their exercises work with: the sentences and vectors of the notes,
-the weights of layers as plain matrices.
+"""What the lessons and the checks of their exercises work with: the sentences and vectors of the
+notes, the weights of layers as plain matrices.
 """
 
 from pathlib import Path

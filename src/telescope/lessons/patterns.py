@@ -45,7 +45,10 @@ def pattern(
             "-inf"
         )
     if bool(found.isinf().any()) and not bool(right.isinf().any()):
-        return f" is infinite at {place(found.isinf())}: look for a division by 0, or exp of a large number"
+        return (
+            f" is infinite at {place(found.isinf())}: look for a division by 0, or exp of a large "
+            "number"
+        )
     return (
         _turned(found, right)
         or _factor(found, right, {**factors, **_sizes(arguments)})
@@ -72,7 +75,7 @@ def place(chosen: Tensor) -> str:
     return f"{where}" if where else "its only number"
 
 
-# -------------------------------------------------------------------------------------- another shape
+# ------------------------------------------------------------------------------------ another shape
 
 
 def _other_shape(found: Tensor, right: Tensor) -> str:
@@ -107,7 +110,8 @@ def _part(found: Tensor, right: Tensor, shapes: str) -> str:
     for axis, (own, size) in enumerate(zip(found.shape, right.shape, strict=False)):
         if found.ndim != right.ndim or own == size:
             continue
-        small, large = min(own, size), max(own, size)
+        small = min(own, size)
+        large = max(own, size)
         for start in (0, large - small):
             if own < size and near(found, right.narrow(axis, start, small)):
                 end = "last" if start == 0 else "first"
@@ -126,7 +130,8 @@ def _reduced(found: Tensor, right: Tensor, shapes: str) -> str:
     for axes in _axes(right.ndim):
         for word, reduced in (("sum", right.sum(axes)), ("mean", right.mean(axes))):
             if near(found, reduced):
-                return f" {shapes}: this is the {word} over {_named(axes, right.ndim)}; return every number"
+                over = _named(axes, right.ndim)
+                return f" {shapes}: this is the {word} over {over}; return every number"
     for axes in _axes(found.ndim):
         for word, reduced in (
             ("summed", found.sum(axes)),
@@ -169,7 +174,7 @@ def _mentioned(found: Tensor, right: Tensor, shapes: str) -> str:
     return f" {shapes}{hint}"
 
 
-# ----------------------------------------------------------------------------------- of the same shape
+# -------------------------------------------------------------------------------- of the same shape
 
 
 def _turned(found: Tensor, right: Tensor) -> str:
@@ -179,7 +184,10 @@ def _turned(found: Tensor, right: Tensor) -> str:
         if near(found.permute(order), right):
             return " is transposed: its axes are in another order"
     if right.ndim >= 2 and near(found.reshape(right.mT.shape).mT, right):
-        return " has the right numbers in the wrong order: they are reshaped where axes should be exchanged"
+        return (
+            " has the right numbers in the wrong order: they are reshaped where axes should be "
+            "exchanged"
+        )
     return ""
 
 
@@ -216,7 +224,10 @@ def _factor(found: Tensor, right: Tensor, factors: Mapping[str, float]) -> str:
         return f" is {many} everywhere: a factor is missing or too many"
     offset = (found - right).flatten()
     if found.numel() > 1 and float((offset - offset.mean()).abs().max()) < TOLERANCE:
-        return f" is off by {offset.mean():+.4g} everywhere: something is added or subtracted too often"
+        return (
+            f" is off by {offset.mean():+.4g} everywhere: something is added or subtracted too "
+            "often"
+        )
     return ""
 
 
@@ -259,7 +270,10 @@ FUNCTIONS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
         "log_softmax, a logarithm, is taken of the answer",
         lambda right: right.log_softmax(-1) if right.ndim else right,
     ),
-    ("the numbers are summed up one after the other", lambda right: right.cumsum(-1) if right.ndim else right),
+    (
+        "the numbers are summed up one after the other",
+        lambda right: right.cumsum(-1) if right.ndim else right,
+    ),
     ("the numbers are rounded down to whole numbers, as by //", torch.floor),
     ("the numbers are cut to whole numbers, as by int()", torch.trunc),
     ("the numbers are rounded to whole numbers", torch.round),
@@ -381,7 +395,10 @@ def no_tensor(found: Any, right: Tensor) -> str:
     kind = type(found).__name__
     wanted = describe(right)
     if kind == "ndarray":
-        return f" should return {wanted}, and returned {describe(found)}: torch.from_numpy makes a tensor of it"
+        return (
+            f" should return {wanted}, and returned {describe(found)}: torch.from_numpy makes a "
+            "tensor of it"
+        )
     if isinstance(found, list | tuple):
         if found and all(isinstance(part, Tensor) for part in found):
             return (

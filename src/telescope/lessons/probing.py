@@ -1,5 +1,5 @@
-"""Ask a reader's function once more, with other arguments, what a single wrong answer does not tell:
-an argument that is not used, a future that is seen, an order that makes no difference.
+"""Ask a reader's function once more, with other arguments, what a single wrong answer does not
+tell: an argument that is not used, a future that is seen, an order that makes no difference.
 """
 
 from collections.abc import Callable, Mapping

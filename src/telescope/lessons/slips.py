@@ -1,5 +1,5 @@
-"""What usual mistakes would give: an exercise's computation with a switch for each step that students
-get wrong, run with one switch after another, and with two at once.
+"""What usual mistakes would give: an exercise's computation with a switch for each step that
+students get wrong, run with one switch after another, and with two at once.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

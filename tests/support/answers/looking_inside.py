@@ -164,7 +164,7 @@ WRONG = {
         (
             "torch's",
             lambda q, k, v, block: F.scaled_dot_product_attention(q[None], k[None], v[None])[0],
-            "in blocks|itself|library",
+            "own attention",
         ),
         (
             "mean of blocks",
