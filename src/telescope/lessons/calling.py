@@ -55,7 +55,7 @@ def numbers_of(name: str, value: Any, wanted: str) -> Tensor:
     """
     given(name, value)
     try:
-        numbers = torch.as_tensor(value).detach().cpu().to(torch.float32)
+        numbers = torch.as_tensor(value).detach().to_dense().cpu().to(torch.float32)
     except Exception:
         raise WrongAnswer(
             f"{name} should be {wanted}, as a list of numbers or a tensor, and is {describe(value)}"
@@ -100,6 +100,9 @@ def call(
     if inspect.isgenerator(found) or inspect.iscoroutine(found):
         found.close()
         raise WrongAnswer(f"{name} returned a {type(found).__name__}: use `return`, not `yield`")
+    if isinstance(found, Tensor) and (found.layout != torch.strided or found.is_meta):
+        kind = "without numbers (meta)" if found.is_meta else "that is not dense"
+        raise WrongAnswer(f"{name} returned a tensor {kind}; return a plain one")
     # The reader's next cell would go on with another x.
     for parameter, before, after in zip(parameters, arguments, own, strict=False):
         if not same(before, after):
@@ -212,7 +215,7 @@ def _must_take(signature: str, function: Solution, arguments: tuple[Any, ...]) -
         ) from None
 
 
-# ------------------------------------------------------------------------------ errors in a sentence
+# ----------------------------------------------------------------------------- errors in a sentence
 
 # What torch's and Python's usual errors mean; groups of the pattern stand in the sentence.
 ERRORS = (

@@ -171,6 +171,7 @@ def clipped(function: Solution) -> None:
         found = call("clipped(W_q, W_k, logit, tau)", function, W_q, W_k, largest, tau)
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise WrongAnswer("clipped should return two matrices: W_q and W_k")
+        found = [_in_float32(part) for part in found]
         # Scores have a factor of each matrix: both take the root.
         factor = min(1.0, tau / largest) ** 0.5
         rights = [factor * W for W in (W_q, W_k)]
@@ -193,6 +194,13 @@ def clipped(function: Solution) -> None:
                 {"the matrix is unchanged": plain},
             )
     passed("clipped", "agrees with ts.qk_clip: the largest logit is tau")
+
+
+def _in_float32(found: Any) -> Any:
+    """Return a tensor of numbers in float32; anything else as it is."""
+    if isinstance(found, Tensor) and found.is_floating_point() and not found.is_meta:
+        return found.detach().to_dense().cpu().float()
+    return found
 
 
 def _is_cut(found: Tensor, plain: Tensor) -> bool:

@@ -350,11 +350,11 @@ def corrupt(function: Solution) -> None:
     for start, stop in ((4, 5), (1, 3)):
         right = [*words[:start], "⁇", *words[stop:], "⁇", *words[start:stop]]
         found = call("corrupt(words, start, stop)", function, words, start, stop)
-        if found != right:
+        if not isinstance(found, list) or found != right:
             hint = _about_words(found, words, start, stop)
+            shown = " ".join(str(found).split())
             raise WrongAnswer(
-                f"corrupt(words, {start}, {stop}) is {str(found)[:120]}, and should be "
-                f"{right}{hint}"
+                f"corrupt(words, {start}, {stop}) is {shown[:120]}, and should be {right}{hint}"
             )
     passed("corrupt", "agrees with the pretraining of recipes/recall-*.toml")
 

@@ -303,6 +303,11 @@ def reads(function: Solution) -> None:
         # A tensor of one number is a number.
         if isinstance(found, Tensor) and found.numel() == 1:
             found = found.item()
+        if found is not None and not isinstance(found, int | float):
+            raise WrongAnswer(
+                f"reads should return 0, 1 or None: the number of the word, and returned "
+                f"{describe(found)}"
+            )
         answers.append(found)
     rights = [right for _, right in READINGS]
     for ((weights, even), right), found in zip(READINGS, answers, strict=True):

@@ -12,6 +12,9 @@ from torch import Tensor
 Mistakes = Mapping[str, Any] | Callable[[], Iterator[tuple[str, Any]]]
 
 
+PAIR = "two mistakes: "
+
+
 class Slips:
     """The results of usual mistakes, each with the sentence that says what to change.
 
@@ -48,7 +51,7 @@ class Slips:
         for (one, first), (other, second) in combinations(often, 2):
             # Two ways to get the same step wrong exclude each other.
             if first.keys().isdisjoint(second):
-                yield from self._with(f"two mistakes: {one}; and {other}", {**first, **second})
+                yield from self._with(f"{PAIR}{one}; and {other}", {**first, **second})
 
     def _with(self, sentence: str, changes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         with torch.no_grad():

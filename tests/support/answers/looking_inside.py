@@ -1,4 +1,3 @@
-# ruff: noqa: E501  a row of the table stays together
 """Wrong answers to the lessons on fast kernels, surveys, watching, changing, sources, reasons and corpora."""
 
 from math import sqrt

@@ -1,4 +1,3 @@
-# ruff: noqa: E501  a row of the table stays together
 """Wrong answers to the first seven lessons: one attention, its weights, its scale, its geometry, its masks."""
 
 from math import sqrt
