@@ -25,6 +25,9 @@ from .sources import Segments
 
 # The columns that a narrow screen leaves out, in this order.
 SPARED = ("far", "punctuation", "same", "induction", "sink", "previous", "itself", "first")
+# Kinds that say where a head rests, and little of what it looks for.
+RESTING = ("first", "sink", "far")
+LONG = 10  # rows of a printed table from which on a line says how it is sorted
 
 
 class Heads(PrintedTable, FieldNames, Sequence[Head]):
@@ -44,6 +47,7 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         layers: Sequence[str] | None = None,
         counts: Mapping[str, int] | None = None,
         left_out: Sequence[str] = (),
+        order: str = "",
     ) -> None:
         self._heads = tuple(heads)
         # Without a model's order, sort by name, numbers by value.
@@ -57,27 +61,49 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
             counts = {head.layer: head.number + 1 for head in lowest_first}
         self._counts = counts
         """How many heads each layer has, as far as the whole table shows."""
+        self._order = order
+        """Which heads come first, for a long table that is printed."""
         self.segments = tuple(self._heads[0].segments) if self._heads else ()
         """The names of the segments, which can be sorted and filtered by like any column."""
 
     @suggests(
         "sort",
-        descending="rising=False",
-        reverse="rising=False",
-        ascending="rising=True",
+        reverse="descending=True",
+        ascending="rising=, True for the smallest first",
         key="by=",
     )
-    def sort(self, by: str = "kind", *, rising: bool | None = None) -> "Heads":
-        """Return the table sorted by a column, unknown numbers last.
+    def sort(
+        self, by: str | None = None, *, rising: bool | None = None, descending: bool | None = None
+    ) -> "Heads":
+        """Return the table sorted by a column, unknown numbers last; without a column, the most
+        telling heads first.
 
-        `rising` sets the direction; by default layers, numbers and kinds rise, and shares fall.
-        Within a kind, the clearest head comes first; within a layer, the lowest number.
+        A head tells most by a clear kind: heads with a kind come first, by the share that names it.
+        Heads that rest on the first token or on a sink, or look far back, come after them, and
+        mixed heads last.
+
+        Args:
+            by: a column, or a segment; None is how telling a head is.
+            rising: the direction; by default layers, numbers and kinds rise, and shares fall.
+                Within a kind, the clearest head comes first; within a layer, the lowest number.
+            descending: the same, the other way round: `descending=True` is `rising=False`.
+
+        Raises:
+            TypeError, ValueError: there is no such column, or the two directions differ.
         """
+        rising = _direction(rising, descending)
+        # Sorting is stable: equal heads keep the order of the model.
+        position = {layer: i for i, layer in enumerate(self.layers)}
+        if by is None:
+            heads = sorted(self, key=lambda head: (position[head.layer], head.number))
+            heads.sort(key=_how_telling, reverse=not rising)
+            order = "" if rising else "the most telling first, mixed ones last"
+            return self._part(heads, order)
         # Segments are a dict in `Head`, and columns here.
         columns = [each.name for each in fields(Head) if each.name != "segments"]
         _check_known(by, [*columns, *self.segments], "column")
         names = by in ("layer", "number", "kind")
-        # Sorting is stable: order by the second criterion first.
+        # Order by the second criterion first.
         heads = (
             sorted(self, key=_clearest, reverse=True)
             if by == "kind"
@@ -87,12 +113,16 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         # Numbers that are NaN have no order, and go to the end.
         unknown = [head for head in heads if not names and isnan(_value(head, by))]
         known = [head for head in heads if names or not isnan(_value(head, by))]
-        position = {layer: i for i, layer in enumerate(self.layers)}
         known.sort(
             key=lambda head: position[head.layer] if by == "layer" else _value(head, by),
             reverse=not (names if rising is None else rising),
         )
-        return Heads([*known, *unknown], self.layers, self._counts, self.left_out)
+        return self._part([*known, *unknown], "")
+
+    def _part(self, heads: Iterable[Head], order: str | None = None) -> "Heads":
+        """Return a table of some of these heads, in the given order."""
+        order = self._order if order is None else order
+        return Heads(heads, self.layers, self._counts, self.left_out, order)
 
     def where(
         self,
@@ -127,19 +157,14 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
             _check_known(name, (*COLUMNS, *self.segments), "habit")
 
         # A head must meet every condition; NaN is never at least anything.
-        return Heads(
-            (
-                head
-                for head in self
-                if (test is None or test(head))
-                and (kinds is None or head.kind in kinds)
-                and (layers is None or head.layer in layers)
-                and (numbers is None or (head.layer, head.number) in numbers)
-                and all(_value(head, name) >= least for name, least in at_least.items())
-            ),
-            self.layers,
-            self._counts,
-            self.left_out,
+        return self._part(
+            head
+            for head in self
+            if (test is None or test(head))
+            and (kinds is None or head.kind in kinds)
+            and (layers is None or head.layer in layers)
+            and (numbers is None or (head.layer, head.number) in numbers)
+            and all(_value(head, name) >= least for name, least in at_least.items())
         )
 
     def _select(self, number: int | Iterable[int]) -> set[tuple[str, int]]:
@@ -226,14 +251,23 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
 
     def __getitem__(self, index: Any) -> "Head | Heads":
         if isinstance(index, slice):
-            return Heads(self._heads[index], self.layers, self._counts, self.left_out)
-        if isinstance(index, str):
-            raise TypeError(
-                f'a table of heads has a row for each head, and no ["{index}"]; .sort("{index}"), '
-                f'.where({index}=0.4) or .table()["{index}"]'
-            )
+            # Read backwards, the order is another one.
+            backwards = index.step is not None and index.step < 0
+            return self._part(self._heads[index], "" if backwards else None)
+        if isinstance(index, str | tuple):
+            raise TypeError(f"a table of heads has a row for each head; {self._way_to(index)}")
         head: Head = self._heads[index]
         return head
+
+    def _way_to(self, index: str | tuple[Any, ...]) -> str:
+        """Return the call for an index by name, for errors."""
+        if isinstance(index, tuple):
+            layer, number = (*index, 0)[:2]
+            return f".where(layer={layer!r}, number={number!r}) has the head of a layer"
+        if index in self.layers:
+            return f'.where(layer="{index}") has those of a layer'
+        ways = f'.sort("{index}") or .table()["{index}"] reads a column'
+        return f'{ways}, .where(kind="{index}") has those of a kind' if index in HABITS else ways
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -259,6 +293,8 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
 
     def _table(self, known: Sequence[str], without: Sequence[str]) -> Table:
         captions = [f"not watched: {list_names(self.left_out)}"] if self.left_out else []
+        if self._order and len(self) > LONG:
+            captions.insert(0, f"{len(self):,} heads, {self._order}; [:{LONG}] are the top {LONG}")
         if without:
             captions.append(f"no room for {', '.join(without)}: a wider screen or JSON has them")
         caption = "\n".join(captions) or None
@@ -371,6 +407,23 @@ def _positive(count: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
 def _value(head: Head, name: str) -> Any:
     """Return a column of a head, or the share of a segment."""
     return head.segments[name] if name in head.segments else getattr(head, name)
+
+
+def _direction(rising: bool | None, descending: bool | None) -> bool | None:
+    """Return whether the smallest comes first; None where neither says so."""
+    if descending is None:
+        return rising
+    if rising is not None and rising == descending:
+        raise ValueError(
+            f"rising={rising} and descending={descending} are two directions; pass one of them"
+        )
+    return not descending
+
+
+def _how_telling(head: Head) -> tuple[int, float]:
+    """Return the rank of a head's kind, and the share that names the kind."""
+    rank = 0 if head.kind == "mixed" else 1 if head.kind in RESTING else 2
+    return rank, _clearest(head)
 
 
 def _clearest(head: Head) -> float:

@@ -259,8 +259,8 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         return len(self._watched)
 
     def heads(self, *, segments: Any = None) -> Heads:
-        """Return a table of every head with its kind and habits, the clearest head of each kind
-        first.
+        """Return a table of every head with its kind and habits, the most telling heads first; see
+        `Heads.sort`.
 
         segments   names of spans of the text, or a number for each token: adds the share of the
                    weight that each segment receives. A span is a range, a slice, a position, a pair
