@@ -26,7 +26,7 @@ from .common import (
     read_edits,
 )
 from .serving import import_explorer
-from .writing import TRANSLATOR
+from .writing import TRANSLATOR, WRITER, read_documents
 
 # What the page cannot show of a saved recording, by what the recording keeps.
 PAGE_LACKS = {
@@ -190,8 +190,15 @@ def watch(
             help="A shipped model, or a folder with a tokenizer.json: saved by telescope or by "
             "Hugging Face."
         ),
-    ],
-    text: Annotated[Path, typer.Option(help="File with the text that the model reads.")],
+    ] = Path(WRITER),
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="The text that the model reads, in quotes, or the name of its file; -, or without "
+            "it, standard input.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder to save the recording in, for ts.open and telescope serve."),
@@ -346,21 +353,26 @@ def _open_in_browser(
     explorer.serve(library, port=port, path=path, browse=True)
 
 
-def _read_text(file: Path) -> str:
-    """Return the text of a file or a pipe; raise a ValueError for a device, which may never end, as
-    /dev/zero does.
-    """
-    from ..words import describe_error
+def _read_text(given: str | None) -> str:
+    """Return the text of --text: the words themselves, those of a file or a pipe, or those of
+    standard input.
 
-    try:
-        # A missing file passes this test: read_text says why it cannot be read.
-        if not (file.is_file() or file.is_fifo() or not file.exists()):
-            raise ValueError(f"--text {file} is not a file")
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"--text {file} is not UTF-8 text; iconv -t utf-8 makes it so") from None
-    except OSError as problem:
-        raise ValueError(f"--text {file} cannot be read: {describe_error(problem)}") from None
+    Raise a ValueError for a device, which may never end, as /dev/zero does.
+    """
+    # Only what is there and no file is refused here.
+    if given is not None and given != "-":
+        try:
+            place = Path(given)
+            is_other = place.exists() and not (place.is_file() or place.is_fifo())
+        except PermissionError:
+            raise ValueError(f"--text {given} cannot be read: no permission") from None
+        except (OSError, ValueError):
+            # Too long for a file's name, or with characters that no name has: words.
+            is_other = False
+        if is_other:
+            raise ValueError(f"--text {given} is not a file")
+    (text,) = read_documents([] if given is None else [given])
+    return text
 
 
 def _split_pair(words: str | None) -> list[str]:
