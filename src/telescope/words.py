@@ -132,6 +132,14 @@ def format_bytes(bytes: float) -> str:
     return f"{bytes / 1024:,.1f} GiB"
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration in words: "2 h 51 min", "4 min", "12 s"."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def describe_error(error: Exception) -> str:
     """Return the reason of a failed system call in a few words."""
     if isinstance(error, PermissionError):

@@ -5,22 +5,19 @@ each edit concerns its own copy. Frozen and redefining edits run one at a time, 
 of a model whose attentions have other rows than the inputs.
 """
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 
 from ..files import frame
 from ..recording import list_names
-from ..traces import PrintedTable
-from ..words import hint, suggests
+from ..traces import PrintedTable, showing_progress
+from ..words import counted, hint, suggests
 from .call_edits import SequencesHiddenError
 from .edit import editing
 from .edits import Edit, Needs
@@ -182,7 +179,8 @@ def effect(
             (GradDrop, Kramár et al., 2024), or "all": the mean size of these estimates, with the
             sign of the whole gradient's, finds effects whose direct and indirect parts cancel.
         tokenizer: for edits that name text, and for inputs that are text.
-        progress: whether to show a progress bar; None shows one in a terminal.
+        progress: whether to show how far it is, on standard error; None shows a bar on a terminal,
+            and a line a minute elsewhere.
 
     Returns:
         The table; its first row is the model as it is.
@@ -269,12 +267,10 @@ def _run_each(
 ) -> list[dict[str, float]]:
     """Return the row of each edit."""
     rows: list[dict[str, float]] = []
-    show = sys.stderr.isatty() if progress is None else progress
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not show) as bar:
-        task = bar.add_task("edits", total=len(edits))
+    with showing_progress("effect", progress) as advance:
         for batch in _batches(edits, runs.call):
             rows += runs.edited(batch)
-            bar.update(task, advance=len(batch))
+            advance(len(rows) / len(edits), f"{len(rows):,} of {counted(len(edits), 'edit')}")
     return rows
 
 

@@ -8,6 +8,7 @@ May import attention, engines, token_kinds and words. Read trace.py first: `trac
 from ..engines import formulas
 from .plane import Plane, cosines, nearness, plane
 from .printed import PrintedTable
+from .progress import Advance, showing_progress
 from .render import (
     DIGITS,
     DIGITS_OF_FLOAT64,
@@ -34,6 +35,7 @@ __all__ = [
     "INCOMPLETE",
     "PAIR_STEPS",
     "SPACE",
+    "Advance",
     "FirstThatFits",
     "Plane",
     "PrintedTable",
@@ -56,6 +58,7 @@ __all__ = [
     "round_numbers",
     "score_products",
     "shortest_numbers",
+    "showing_progress",
     "table_rows",
     "text_colour",
     "token_label",
