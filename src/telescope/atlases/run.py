@@ -123,6 +123,9 @@ def atlas(
     encode = encoder_of(tokenizer)
     length = _check_length(model, length)
     layers = _ordered(layers)
+    # Both are about files.
+    if out is None and replace:
+        raise ValueError("replace=True replaces the atlas in a folder; pass the folder as out=")
     if batch < 1:
         raise ValueError(
             f"batch={batch} is how many sequences the model reads at once; it takes 1 or more"

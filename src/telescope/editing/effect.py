@@ -213,6 +213,7 @@ def effect(
         )
     rivals = (against,) if isinstance(against, int) else tuple(against)
     check_rivals(tokens, rivals, measure)
+    _check_read(measure, tokens, labels, corrupted, run)
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     call = ModelInputs.of(model, inputs, tokenizer)
     # One edit by itself is a list of one.
@@ -260,6 +261,27 @@ def effect(
         )
     named += [one[0] if len(one) == 1 else one for one in listed]
     return Effects({"edit": named} | columns)
+
+
+def _check_read(
+    measure: str | Measure, tokens: Sequence[int], labels: Any, corrupted: Any, run: str
+) -> None:
+    """Raise a ValueError where an argument was given that nothing would read."""
+    kind = f'"{measure}"' if isinstance(measure, str) else "a function"
+    if len(tokens) and measure != "logits":
+        raise ValueError(
+            f'tokens={[*tokens]} are tabulated by measure="logits", and measure is {kind}; leave '
+            "one of the two out"
+        )
+    if labels is not None and measure != "loss":
+        raise ValueError(
+            f'labels= are what measure="loss" predicts, and measure is {kind}; leave labels= out, '
+            'or pass measure="loss"'
+        )
+    if corrupted is None and run != RUNS[0]:
+        raise ValueError(
+            f'run="{run}" chooses between two inputs, and there are no others; pass corrupted='
+        )
 
 
 def _run_each(
