@@ -320,6 +320,29 @@ OF_TABLE = {
 """What others call the methods of a table of heads, and ours."""
 
 
+OF_COMMANDS = {
+    "version": "telescope --version prints it",
+    "help": "telescope --help lists the commands",
+    **dict.fromkeys(
+        ("show", "view", "open", "explore", "explorer", "page", "ui", "web", "app", "visualize"),
+        "telescope serve --open opens the page",
+    ),
+    **dict.fromkeys(
+        ("mute", "ablate", "hide", "edit"),
+        'telescope explain "Good morning." --mute encoder.0 switches heads off',
+    ),
+    **dict.fromkeys(
+        ("record", "trace", "heads", "attention", "inspect"),
+        'telescope watch --text "To be, or not to be" records every head',
+    ),
+    **dict.fromkeys(("complete", "chat", "sample"), "telescope generate continues a text"),
+    **dict.fromkeys(("check", "info", "env", "engines"), "telescope doctor checks the engines"),
+    **dict.fromkeys(("test", "eval", "score"), "telescope evaluate measures a trained model"),
+    **dict.fromkeys(("init", "recipe"), "telescope new recipe writes one"),
+}
+"""What others call the commands, and ours."""
+
+
 def missing_name(name: str, known: Iterable[str]) -> str:
     """Return the error about a name that the package does not have."""
     wanted = name.lower()

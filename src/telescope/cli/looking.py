@@ -24,6 +24,7 @@ from .common import (
     print_all,
     print_json,
     read_edits,
+    refuse,
 )
 from .serving import import_explorer
 from .writing import TRANSLATOR, WRITER, read_documents
@@ -43,6 +44,7 @@ TABLES = {  # examples that are tables, not attentions, and where the page shows
 
 
 def explain(
+    context: typer.Context,
     sentence: Annotated[
         list[str] | None,
         typer.Argument(help="A sentence, which the model translates; without one, an example."),
@@ -116,6 +118,7 @@ def explain(
             "a sentence of your own goes through a trained model; --example and --by-sum are "
             "without one"
         )
+    _refuse_unread(context, example, sentence=bool(sentence), open_page=open_page)
     # --open shows the page instead of printing.
     if open_page:
         if sentence:
@@ -184,6 +187,7 @@ def explain(
 
 
 def watch(
+    context: typer.Context,
     model: Annotated[
         Path,
         typer.Option(
@@ -238,6 +242,8 @@ def watch(
     from ..words import format_bytes
 
     # Check everything before the model runs, which may take long.
+    if out is None:
+        refuse(context, "replace", "replaces the recording that --out names; add --out")
     contents = _read_text(text)
     check_device(device)
     if out is not None:
@@ -303,6 +309,22 @@ def doctor(
         print_all([draw(report)], plain)
     # The exit code tells a script what the table tells a reader.
     raise typer.Exit(0 if report.healthy else 1)
+
+
+def _refuse_unread(
+    context: typer.Context, example: str | None, *, sentence: bool, open_page: bool
+) -> None:
+    """Raise a ValueError for an option of `explain` that belongs to another way to call it."""
+    if not sentence:
+        way = 'is of a sentence of your own: telescope explain "Good morning."'
+        refuse(context, "model between layer head every_head steps", way)
+    if not sentence and example in TABLES:
+        refuse(context, "query by_sum", f"is of an attention, and {example} is a table")
+    if open_page:
+        way = "is of what is printed, and --open opens the page instead; leave one of them out"
+        refuse(context, "between every_head steps as_json plain", way)
+    else:
+        refuse(context, "port", "is the port of the page; add --open")
 
 
 def _check_example(name: str) -> str:

@@ -30,6 +30,7 @@ from .common import (
     print_all,
     print_json,
     read_edits,
+    refuse,
 )
 
 # The shipped models, which commands use unless --model names another.
@@ -101,6 +102,7 @@ def summarize(
 
 
 def generate(
+    context: typer.Context,
     prompt: Texts = None,
     model: ModelName = WRITER,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 256,
@@ -136,6 +138,9 @@ def generate(
     """
     from ..tasks.writing import RewrittenPart, sample_text, search_text, stream_text
 
+    if beams is not None:
+        way = "samples, and --beams searches for the likeliest text; leave one of them out"
+        refuse(context, "temperature top_k top_p seed", way)
     edits = read_edits(mute, hide)
     loaded = load_model(model, device)
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
