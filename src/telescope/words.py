@@ -114,6 +114,17 @@ def check_index(what: str, given: Any, count: int, of: str = "") -> int:
     return number % count
 
 
+def direction(rising: bool | None, descending: bool | None) -> bool | None:
+    """Return whether the smallest comes first; None where neither says so."""
+    if descending is None:
+        return rising
+    if rising is not None and rising == descending:
+        raise ValueError(
+            f"rising={rising} and descending={descending} are two directions; pass one of them"
+        )
+    return not descending
+
+
 def one_line(sentence: str) -> str:
     """Return `sentence` on one line of at most `MAX_LENGTH` characters, for errors that quote a
     file.

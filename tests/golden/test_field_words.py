@@ -13,7 +13,8 @@ import torch
 import telescope as ts
 from support.repository import HOME
 from telescope import field_words
-from telescope.field_words import OF_RECORDING, OF_TABLE, OF_WATCHED, WORDS, glossary
+from telescope.field_words import WORDS, glossary
+from telescope.guesses import OF_RECORDING, OF_TABLE, OF_WATCHED
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,9 @@ from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
+from ..field_words import FieldNames
 from ..files import import_optional
+from ..guesses import OF_ATLAS
 from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kinds_of
 from ..recording import Heads, list_names, natural_order, open_recording
 from ..traces import FirstThatFits, PrintedTable
@@ -73,7 +75,7 @@ class Profile(NamedTuple):
     shares: tuple[float, ...]
 
 
-class Atlas(PrintedTable):
+class Atlas(PrintedTable, FieldNames):
     """Every head of a model, measured over a corpus. `ts.atlas` makes one, `ts.open` opens a saved
     one.
 
@@ -91,6 +93,8 @@ class Atlas(PrintedTable):
         >>> atlas.profile("blocks.0.self", 0, "distance").labels[:5]
         ('0', '1', '2', '3 to 4', '5 to 8')
     """
+
+    _theirs = OF_ATLAS
 
     def __init__(
         self, sums: AtlasSums, about: Mapping[str, Any], *rests: Mapping[str, Any]
@@ -349,7 +353,7 @@ class Atlas(PrintedTable):
             own = heads.where(kind=kind)
             if not own:
                 continue
-            best = own[0]  # the table has the clearest head of a kind first
+            best = own[0]  # the clearest of its kind
             share = "" if kind == "mixed" else f"{getattr(best, kind):.0%}"
             texts = [] if kind == "mixed" else self.evidence(best.layer, best.number, kind)
             excerpt = " ".join(texts[0].excerpt.split())[:length] if texts else ""
@@ -364,14 +368,13 @@ class Atlas(PrintedTable):
                 f'there is no attention "{layer}" in this atlas; {hint(str(layer), self.layers)}'
             )
         numbers = [number for own, number in self.places if own == layer]
-        number = (
-            numbers[check_index("head", head, len(numbers), f'"{layer}"')] if head < 0 else head
-        )
-        if (layer, number) not in self.places:
+        if head < 0:
+            head = numbers[check_index("head", head, len(numbers), f'"{layer}"')]
+        if (layer, head) not in self.places:
             raise ValueError(
                 f'there is no head {head} of "{layer}"; there are {numbers[0]} to {numbers[-1]}'
             )
-        return self.places.index((layer, number))
+        return self.places.index((layer, head))
 
     @cached_property
     def _numbers(self) -> dict[str, Float[Tensor, "statistic heads"]]:

@@ -15,7 +15,9 @@ from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
+from ..field_words import FieldNames
 from ..files import import_optional
+from ..guesses import OF_TABLE
 from ..measures import HABITS, Head
 from ..traces import FirstThatFits, PrintedTable
 from .atlas import Atlas
@@ -53,7 +55,7 @@ class HeadChange:
         return self.after - self.before
 
 
-class Comparison(PrintedTable, Sequence[HeadChange]):
+class Comparison(PrintedTable, FieldNames, Sequence[HeadChange]):
     """The heads of two atlases, those that changed the most first; printed, a table.
 
     Example:
@@ -63,6 +65,8 @@ class Comparison(PrintedTable, Sequence[HeadChange]):
         >>> ts.compare(atlas, atlas)[0].change
         0.0
     """
+
+    _theirs = OF_TABLE
 
     def __init__(self, changes: Sequence[HeadChange]) -> None:
         self._changes = tuple(changes)

@@ -25,7 +25,7 @@ from typing import Any
 
 import typer
 
-from ..field_words import OF_COMMANDS
+from ..guesses import OF_COMMANDS
 from ..words import describe_error, one_line
 
 # Exit codes, as listed above; 130 and 141 are 128 plus SIGINT and SIGPIPE, as shells report them.

@@ -8,16 +8,18 @@ of a model whose attentions have other rows than the inputs.
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+from ..field_words import FieldNames
 from ..files import frame
+from ..guesses import OF_MEASURES, OF_TABLE
 from ..recording import list_names
 from ..traces import PrintedTable, showing_progress
-from ..words import counted, hint, suggests
+from ..words import counted, direction, hint, suggests
 from .call_edits import SequencesHiddenError
 from .edit import editing
 from .edits import Edit, Needs
@@ -39,7 +41,7 @@ MEASURES = ("logits", "loss")  # measures by name; others are functions of the m
 
 
 @dataclass(frozen=True, repr=False)
-class Effects(PrintedTable):
+class Effects(PrintedTable, FieldNames):
     """A table with one row for each edit, and one for the model as it is. Returned by `ts.effect`.
 
     `columns` maps the name of each column to its numbers, as the constructor of a pandas frame
@@ -56,6 +58,8 @@ class Effects(PrintedTable):
     """
 
     columns: dict[str, list[Any]]
+
+    _theirs = OF_TABLE | {"values": ".columns", "head": "a slice: [:5]"}
 
     def __len__(self) -> int:
         return len(self.columns["edit"])
@@ -74,22 +78,61 @@ class Effects(PrintedTable):
         edits = ["as it is" if edit is None else str(edit) for edit in self.columns["edit"]]
         return frame(self.columns | {"edit": edits}, library)
 
-    def sort(self, column: str, *, descending: bool = True) -> "Effects":
-        """Return the table with its edits in the order of a column; rows without edits stay
-        first.
+    @overload
+    def __getitem__(self, index: str) -> list[Any]: ...
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Effects": ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a column by its name, a row by its number, or some of the rows."""
+        if isinstance(index, str):
+            return self.columns[self._known(index)]
+        if isinstance(index, slice):
+            return Effects({name: column[index] for name, column in self.columns.items()})
+        return self.rows[index]
+
+    def sort(
+        self,
+        column: str | None = None,
+        *,
+        descending: bool | None = None,
+        rising: bool | None = None,
+    ) -> "Effects":
+        """Return the table with its edits in the order of a column; rows without edits stay first.
+
+        Args:
+            column: None is the first column of numbers, the measure.
+            descending: the direction; the largest comes first, unless it is False.
+            rising: the same, the other way round: `rising=True` is `descending=False`.
+
+        Raises:
+            ValueError: there is no such column, or the two directions differ.
         """
-        if column not in self.columns:
-            raise ValueError(f'there is no column "{column}"; {hint(column, self.columns)}')
+        column = [*self.columns][1] if column is None else self._known(column)
         plain = [i for i, one in enumerate(self.columns["edit"]) if one in (None, "corrupted")]
         edited = [i for i in range(len(self)) if i not in plain]
         # A number that is not known, NaN, comes last either way.
         values = self.columns[column]
         known = [i for i in edited if values[i] == values[i]]
-        order = sorted(known, key=lambda i: values[i], reverse=descending)
+        order = sorted(known, key=lambda i: values[i], reverse=not direction(rising, descending))
         order += [i for i in edited if values[i] != values[i]]
         return Effects(
             {name: [values[i] for i in (*plain, *order)] for name, values in self.columns.items()}
         )
+
+    def _known(self, column: str) -> str:
+        """Return the name of a column; raise a ValueError if there is none of this name."""
+        if column not in self.columns:
+            raise ValueError(f'there is no column "{column}"; {hint(column, self.columns)}')
+        return column
+
+    def _ours(self, name: str) -> str | None:
+        columns: dict[str, Any] = self.__dict__.get("columns", {})
+        return f'a column: effects["{name}"]' if name in columns else super()._ours(name)
 
     def recall(self, top: int = 10, among: int = 20) -> float:
         """Return which share of the `top` exactly largest effects, in absolute value, is `among`
@@ -199,10 +242,9 @@ def effect(
         ['None', 'mute every head in every layer', 'hide key 0 from every query in every layer']
     """
     if isinstance(measure, str) and measure not in MEASURES:
-        raise ValueError(
-            f'there is no measure "{measure}"; {hint(measure, MEASURES)}, or a function of the '
-            "output"
-        )
+        ours = OF_MEASURES.get(measure)
+        way = f"what others call {measure} is {ours}" if ours else hint(measure, MEASURES)
+        raise ValueError(f'there is no measure "{measure}"; {way}, or a function of the output')
     check_how(how, verify, drops)
     if run not in RUNS:
         raise ValueError(f'there is no run="{run}"; {hint(str(run), RUNS)}')
@@ -217,8 +259,14 @@ def effect(
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     call = ModelInputs.of(model, inputs, tokenizer)
     # One edit by itself is a list of one.
-    several = [edits] if isinstance(edits, Edit) else edits
-    listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in several]
+    several = edits if isinstance(edits, Iterable) and not isinstance(edits, str) else [edits]
+    listed = [tuple(one) if isinstance(one, list | tuple) else (one,) for one in several]
+    for one in (one for row in listed for one in row):
+        if not isinstance(one, Edit):
+            raise TypeError(
+                f"edits={one!r} is {type(one).__name__}; it takes edits, such as "
+                "[ts.mute(0, heads=1)], or ts.mute.each(model) for all heads"
+            )
     measured = measure_columns(measure, call, tokens, rivals, labels)
     clean = Runs(model, call, tokenizer, measured, isinstance(measure, str))
     named: list[Any] = [None]

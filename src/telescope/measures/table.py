@@ -16,6 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..field_words import FieldNames
+from ..guesses import OF_HEAD
+
 CLEAR = 0.4  # the least share of the weight at which a habit names the kind of a head
 FAR = 64  # positions: keys that are farther from the query than this are "far"
 # Keys that a cache with attention sinks and a sliding window keeps.
@@ -298,7 +301,7 @@ def is_repeated(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Head:
+class Head(FieldNames):
     """One head: the share of its weight that goes to each kind of key, from 0 to 1; NaN where it is
     not known.
 
@@ -365,6 +368,8 @@ class Head:
     """
     segments: Mapping[str, float] = field(default_factory=dict)
     """To each segment of heads(segments=...), of all weight given."""
+
+    _theirs = OF_HEAD
 
 
 def kinds_of(shares: Float[Tensor, "habit head"], repeated: Float[Tensor, " head"]) -> list[str]:

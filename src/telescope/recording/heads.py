@@ -6,27 +6,30 @@ from dataclasses import asdict, fields
 from importlib import import_module
 from math import isnan, nan
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any, SupportsFloat, overload
 
-import torch
-from jaxtyping import Float, Int
 from rich.table import Table
-from torch import Tensor
 
-from ..field_words import OF_TABLE, FieldNames
+from ..field_words import FieldNames
 from ..files import Columns, Names, frame
-from ..measures import CLEAR, COLUMNS, HABITS, MEASURES, Head, IsMark, kinds_of
+from ..guesses import OF_TABLE
+from ..measures import COLUMNS, HABITS, MEASURES, Head
 from ..traces import FirstThatFits, PrintedTable, round_numbers
-from ..words import hint, index_range, suggests, whole_number
-from .head_measures import DENOMINATORS, QUOTIENTS, HeadSums, measure_heads
+from ..words import direction, hint, index_range, suggests, whole_number
 from .names import Layers, list_names, select_layers
-from .recorded_call import RecordedCall
-from .sources import Segments
 
 # The columns that a narrow screen leaves out, in this order.
 SPARED = ("far", "punctuation", "same", "induction", "sink", "previous", "itself", "first")
 # Kinds that say where a head rests, and little of what it looks for.
 RESTING = ("first", "sink", "far")
+# Conditions that callers of `where` guess.
+CONDITIONS = {
+    "head": "number=",
+    "heads": "number=",
+    "layers": "layer=",
+    "kinds": "kind=",
+    "name": "layer=",
+}
 LONG = 10  # rows of a printed table from which on a line says how it is sorted
 
 
@@ -91,7 +94,7 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         Raises:
             TypeError, ValueError: there is no such column, or the two directions differ.
         """
-        rising = _direction(rising, descending)
+        rising = direction(rising, descending)
         # Sorting is stable: equal heads keep the order of the model.
         position = {layer: i for i, layer in enumerate(self.layers)}
         if by is None:
@@ -153,8 +156,15 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         layers = None if layer is None else select_layers(self.layers, layer, argument="layer")
         for one in kinds or ():
             _check_known(one, (*HABITS, "neighbours", "mixed"), "kind")
-        for name in at_least:
+        for name, least in at_least.items():
+            if name in CONDITIONS:
+                raise TypeError(f"where takes no {name}=; write {CONDITIONS[name]}")
             _check_known(name, (*COLUMNS, *self.segments), "habit")
+            if not isinstance(least, SupportsFloat):
+                raise TypeError(
+                    f"{name}={least!r} is {type(least).__name__}; it takes the least value, such "
+                    f"as {name}=0.4"
+                )
 
         # A head must meet every condition; NaN is never at least anything.
         return self._part(
@@ -269,6 +279,11 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         ways = f'.sort("{index}") or .table()["{index}"] reads a column'
         return f'{ways}, .where(kind="{index}") has those of a kind' if index in HABITS else ways
 
+    def _ours(self, name: str) -> str | None:
+        if name in COLUMNS or name in ("layer", "number", "kind"):
+            return f"[head.{name} for head in heads]"
+        return super()._ours(name)
+
     def __len__(self) -> int:
         return len(self._heads)
 
@@ -316,108 +331,9 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         return table
 
 
-def heads_of(
-    attentions: Mapping[str, Sequence[RecordedCall]],
-    is_mark: IsMark | None,
-    segments: Segments | None = None,
-    left_out: Sequence[str] = (),
-) -> Heads:
-    """Return the heads of every attention that was called, each measured over all of its calls."""
-    # Calls with other heads than the last call's cannot be added up.
-    numbers = {name: calls[-1].heads for name, calls in attentions.items() if calls}
-    named = [
-        (name, call)
-        for name, calls in attentions.items()
-        for call in calls
-        if call.heads == numbers[name]
-    ]
-    sums = measure_heads([call for _, call in named], is_mark, segments)
-
-    # The row in the table of each head that was measured: calls of an attention share their rows.
-    rows = [(name, number) for name, own in numbers.items() for number in own]
-    place = {row: i for i, row in enumerate(rows)}
-    which = torch.tensor(
-        [place[name, number] for name, call in named for number in call.heads],
-        dtype=torch.long,
-        device="cpu",
-    )
-    columns, shares, kinds = _columns(sums, which, len(rows))
-
-    # The fields of `Head`, column by column: only this is done once for each head.
-    names = () if segments is None else segments.names
-    by_segment = [dict(zip(names, own, strict=True)) for own in shares.T.tolist()]
-    layers = [name for name, _ in rows]
-    own_numbers = [number for _, number in rows]
-    each = zip(layers, own_numbers, kinds, *columns.tolist(), by_segment, strict=True)
-    found = [Head(*values) for values in each]
-    return Heads(found, list(attentions), left_out=left_out)
-
-
-def _columns(
-    sums: HeadSums, which: Int[Tensor, " measured"], count: int
-) -> tuple[Float[Tensor, "column head"], Float[Tensor, "segment head"], list[str]]:
-    """Return the numbers of `count` heads in the order of the fields of `Head`, the shares of
-    segments, and the kinds; `which` tells the head of each column of the sums.
-    """
-    below = dict(zip(DENOMINATORS, sums.below, strict=True))
-    each = torch.stack([below[per] for per in QUOTIENTS.values()])
-    # Calls in which a measure is unknown do not count, with their denominators.
-    known = ~sums.above.isnan() & (each > 0)
-    has_logit = ~sums.largest_logit.isnan()
-    parts = [
-        torch.where(known, sums.above, 0.0),
-        torch.where(known, each, 0.0),
-        sums.below.nan_to_num(0.0),
-        sums.segments,
-        has_logit.double()[None],
-    ]
-
-    # Add up the calls of each head.
-    numbers = torch.cat(parts)
-    total = numbers.new_zeros(len(numbers), count)
-    total.scatter_add_(1, which.expand(len(numbers), -1), numbers)
-    above, each, denominators, segments, logits = torch.split(total, [len(part) for part in parts])
-
-    # Divide the sums of all calls, which weighs each query alike.
-    below = dict(zip(DENOMINATORS, denominators, strict=True))
-    measures = dict(zip(QUOTIENTS, above / _positive(each), strict=True))
-    largest = torch.where(has_logit, sums.largest_logit, -torch.inf)
-    highest = total.new_full((count,), -torch.inf).scatter_reduce_(0, which, largest, "amax")
-    measures["largest_logit"] = torch.where(logits[0] > 0, highest, nan)
-    # The part of the queries whose token occurred before names kinds; see `kinds_of`.
-    kinds = kinds_of(
-        torch.stack([measures[name] for name in HABITS]),
-        below["repeated"] / _positive(below["queries"]),
-    )
-    # In an image, "far" counts positions: patches that lie near each other go before.
-    local = (measures["neighbours"] >= CLEAR).tolist()
-    kinds = [
-        "neighbours" if near and kind in ("far", "mixed") else kind
-        for near, kind in zip(local, kinds, strict=True)
-    ]
-    columns = torch.stack([measures[each.name] for each in fields(Head) if each.name in measures])
-    return columns, segments / _positive(below["given"]), kinds
-
-
-def _positive(count: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """Return the numbers above 0, and NaN for the others: a share of nothing is not known."""
-    return torch.where(count > 0, count, nan)
-
-
 def _value(head: Head, name: str) -> Any:
     """Return a column of a head, or the share of a segment."""
     return head.segments[name] if name in head.segments else getattr(head, name)
-
-
-def _direction(rising: bool | None, descending: bool | None) -> bool | None:
-    """Return whether the smallest comes first; None where neither says so."""
-    if descending is None:
-        return rising
-    if rising is not None and rising == descending:
-        raise ValueError(
-            f"rising={rising} and descending={descending} are two directions; pass one of them"
-        )
-    return not descending
 
 
 def _how_telling(head: Head) -> tuple[int, float]:

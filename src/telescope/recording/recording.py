@@ -9,8 +9,9 @@ from rich.table import Table
 from torch import Tensor
 
 from ..authors import StreamLog
-from ..field_words import OF_RECORDING, FieldNames
+from ..field_words import FieldNames
 from ..files import frame
+from ..guesses import OF_RECORDING
 from ..measures import IsMark, punctuation_test
 from ..token_kinds import TokenNames, space_of_sides
 from ..traces import PrintedTable
@@ -18,7 +19,8 @@ from ..words import format_bytes, hint
 from .attention_call import AttentionCall, KeepOptions
 from .call_tokens import with_kinds
 from .find_sources import find_sources
-from .heads import Heads, heads_of
+from .heads import Heads
+from .measured_heads import heads_of
 from .memory import check_memory
 from .names import HeadNumbers, Layers, UnknownNameError, attentions_inside, describe_unwatched
 from .printing import table_of

@@ -14,7 +14,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..field_words import FieldNames
 from ..files import frame
+from ..guesses import OF_SOURCES
 from ..traces import render_text, token_label
 from ..words import whole_number
 from .recorded_call import RecordedCall
@@ -195,7 +197,7 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Sources:
+class Sources(FieldNames):
     """Where the tokens of a span come from: a ranked table, which prints as one and draws as a text
     in a notebook.
 
@@ -203,6 +205,8 @@ class Sources:
     if no score is below zero: tokens in no segment are "other", and what comes from the answer's
     own tokens is "the answer itself".
     """
+
+    _theirs = OF_SOURCES
 
     how: str
     span: range
@@ -252,6 +256,11 @@ class Sources:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Source:
+        if isinstance(index, str):
+            raise TypeError(
+                f'sources are ranked rows, and no ["{index}"]; .shares["{index}"] is the share of '
+                "a segment"
+            )
         return self.rows[index]
 
     @property

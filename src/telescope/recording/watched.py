@@ -6,7 +6,8 @@ from typing import SupportsIndex
 from jaxtyping import Float
 from torch import Tensor
 
-from ..field_words import OF_WATCHED, FieldNames
+from ..field_words import FieldNames
+from ..guesses import OF_WATCHED
 from ..surveys import Peak, Survey, Top
 from ..token_kinds import Tokens
 from ..traces import Trace

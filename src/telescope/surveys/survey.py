@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ..attention import Attention, Mask, everyone, key_heads_of, restrict_to_heads, softmax
 from ..engines import attend, check, check_without_values, torch_modes
+from ..field_words import FieldNames
 from ..files import frame
+from ..guesses import OF_SURVEY
 from ..words import check_index, whole_number
 from .dispatch import ENGINES, pool, summarize, weigh
 from .reference import check_lse, check_sums, masked_rows
@@ -45,7 +47,7 @@ from .summary import (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Survey(Statistics):
+class Survey(Statistics, FieldNames):
     """Exact numbers for each query and each key of an attention, as `survey` returns them.
 
     .lse .received .entropy .peak .top are computed already, and so are .weighted .carried .largest
@@ -72,6 +74,8 @@ class Survey(Statistics):
         >>> seen.cell(3, 0).tolist(), seen.head(1).received.shape
         ([[0.25, 0.25]], torch.Size([1, 1, 4]))
     """
+
+    _theirs = OF_SURVEY
 
     queries: Queries
     keys: Keys

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ..attention import Attention, Keys, Queries, Score, Values, key_heads_of, restrict_to_heads
 from ..engines import STEPS, check, formulas, reference, repeat_key_heads, torch_modes
+from ..field_words import FieldNames
+from ..guesses import OF_TRACE
 from ..token_kinds import TokenPlace, Tokens, names_of_sides, token_name
 from ..words import check_index, hint
 from .render import (
@@ -96,7 +98,7 @@ def trace(
 
 
 @dataclass(frozen=True, eq=False)
-class Trace(reference.AttentionSteps):
+class Trace(reference.AttentionSteps, FieldNames):
     """Every step of one attention, as `trace` returns it.
 
     Each step is an attribute: .queries .keys .values .scores .scaled .capped .biased .masked
@@ -130,6 +132,8 @@ class Trace(reference.AttentionSteps):
            + 0.0000·[0 8] right
            = [8 0]
     """
+
+    _theirs = OF_TRACE
 
     attention: Attention
     query_tokens: tuple[str, ...]
