@@ -348,7 +348,8 @@ class FieldNames:
             # A property that raised an AttributeError of its own raises it again.
             if hasattr(kind, name):
                 return object.__getattribute__(self, name)
-            said = f"a {kind.__name__} has no attribute {name!r}"
+            article = "an" if kind.__name__[0] in "AEIO" else "a"
+            said = f"{article} {kind.__name__} has no attribute {name!r}"
             # Copies, pickles and notebooks ask for names with an underscore, and read no sentence.
             if name.startswith("_"):
                 raise AttributeError(said)

@@ -1,5 +1,27 @@
 """What others call things, and what is written here: read by errors about unknown names."""
 
+
+def of_definition(call: str) -> dict[str, str]:
+    """Return what others pass to a function beside queries and keys, and the definition that
+    belongs there; `call` is how the function is called up to it.
+    """
+
+    def write(field: str) -> str:
+        return f"{call}, ts.Attention({field}))"
+
+    return {
+        **dict.fromkeys(("mask", "block_mask"), f"it in the definition: {write('mask=ts.causal')}"),
+        **dict.fromkeys(("causal", "is_causal"), write("mask=ts.causal")),
+        "attn_mask": write("mask=ts.from_tensor(attn_mask)"),
+        "key_padding_mask": write("mask=ts.padding(lengths)"),
+        "window_size": write("mask=ts.causal & ts.window(size)"),
+        **dict.fromkeys(("scale", "softmax_scale"), f"it in the definition: {write('scale=...')}"),
+        "softcap": f"it in the definition: {write('softcap=...')}",
+        "score_mod": write("bias=lambda query, key: ..."),
+        "alibi_slopes": write("bias=ts.alibi(heads)"),
+    }
+
+
 OF_RECORDING = {
     **dict.fromkeys(
         ("pattern", "patterns", "attentions", "attention", "attention_weights", "weights"),
@@ -158,6 +180,7 @@ OF_PACKAGE = {
         ("mask", "attn_mask", "attention_mask", "block_mask", "create_block_mask", "mask_mod"),
         "ts.causal, ts.window(size) and their combinations by & and |, or ts.from_tensor(seen)",
     ),
+    **dict.fromkeys(("zero", "zero_out", "switch_off"), "ts.mute(layer, head)"),
     **dict.fromkeys(("causal_mask", "tril", "is_causal"), "ts.causal"),
     **dict.fromkeys(
         ("sliding_window", "local", "local_attention", "sliding"), "ts.causal & ts.window(size)"
@@ -167,7 +190,9 @@ OF_PACKAGE = {
     **dict.fromkeys(("scale", "softcap"), "a field of a definition: ts.Attention(scale=...)"),
     **dict.fromkeys(("dropout",), "ts.attend(q, k, v, attention, dropout=...)"),
     **dict.fromkeys(("generate", "beam", "beam_search"), "ts.decoding.generate(model, prompts)"),
-    **dict.fromkeys(("gpt", "gptconfig", "transformer", "encoder"), "in ts.models: ts.models.GPT"),
+    **dict.fromkeys(
+        ("gpt", "gptconfig", "transformer", "encoder"), "ts.models.GPT, and others in ts.models"
+    ),
     **dict.fromkeys(("heads", "head", "head_table"), "recording.heads()"),
     **dict.fromkeys(("sources",), "recording.sources(span)"),
     **dict.fromkeys(("save",), "recording.save(folder), which ts.open reads"),

@@ -54,6 +54,8 @@ def suggests(
             raise TypeError(f"{function.__name__} takes any argument: nothing can be suggested")
         # Tuples: torch.compile reads them as constants.
         names = tuple(one.name for one in parameters)
+        # A method's own object is no argument to its callers.
+        own_self = names[:1] == ("self",)
         most = sum(one.kind is not Parameter.KEYWORD_ONLY for one in parameters)
 
         @wraps(function)
@@ -62,7 +64,10 @@ def suggests(
                 if name not in names:
                     raise TypeError(_unknown_argument(own, name, names, theirs))
             if way and len(args) > most:
-                raise TypeError(f"{own} takes {most} by position, and was given {len(args)}; {way}")
+                raise TypeError(
+                    f"{own} takes {most - own_self} by position, and was given "
+                    f"{len(args) - own_self}; {way}"
+                )
             return function(*args, **kwargs)
 
         return call

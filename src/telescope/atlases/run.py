@@ -24,7 +24,7 @@ from torch import nn
 from ..files import recover, resolve_path
 from ..recording import Layers
 from ..traces import Advance, showing_progress
-from ..words import counted
+from ..words import counted, suggests
 from .atlas import Atlas
 from .fingerprint import check_same_run, fingerprint
 from .folder import REPLACE, check_can_save, is_atlas
@@ -54,6 +54,19 @@ class AtlasProgress:
 Report = Callable[[AtlasProgress], object]
 
 
+@suggests(
+    "atlas",
+    "the rest goes by name: ts.atlas(model, texts, tokenizer=..., out=...)",
+    layer="layers=",
+    batch_size="batch=",
+    max_length="length=",
+    max_tokens="length=",
+    path="out=",
+    folder="out=",
+    text="texts=, a list",
+    dataset="texts=, a list of texts or files",
+    device="model.to(device) before",
+)
 @torch.no_grad()
 def atlas(
     model: nn.Module,

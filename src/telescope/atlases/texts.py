@@ -123,6 +123,11 @@ def _files(path: Path) -> list[Path]:
             raise ValueError(f"{path} holds no texts: no file in it ends in {', '.join(SUFFIXES)}")
         return found
     if not path.exists():
+        # One text by itself, in place of a list.
+        if " " in str(path):
+            raise ValueError(
+                f"{path} is no file; a text goes in a list: texts=[text], one string names a file"
+            )
         raise ValueError(
             f"{path} does not exist; texts are files ending in {', '.join(SUFFIXES)}, or folders "
             "of them"

@@ -201,8 +201,8 @@ def check_span(span: Any, call: RecordedCall, columns: TextColumns) -> range:
         )
     if positions[0] < 0 or positions[-1] >= end:
         raise ValueError(
-            f"span={span!r} is not in the text, whose tokens are numbered 0 to {end - 1}"
-            + ("; positions do not count from the end" if positions[0] < 0 else "")
+            f"span={span!r} is not in the text, whose tokens are numbered 0 to {end - 1}, or from "
+            f"-{end} to -1"
         )
     if has_prompt and positions[0] < begins:
         raise ValueError(

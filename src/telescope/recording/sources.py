@@ -147,9 +147,14 @@ def _positions(name: Any, span: Any, count: int) -> list[int]:
 
 
 def span_positions(what: str, span: Any, count: int) -> list[int]:
-    """Return the positions of a span in a text of `count` tokens, as they are given; a slice is cut
-    to the text.
+    """Return the positions of a span in a text of `count` tokens. Negative ones count from the end,
+    -1 is the last; those outside of the text stay as they are, and a slice is cut to the text.
     """
+    return [i + count if -count <= i < 0 else i for i in _given_positions(what, span, count)]
+
+
+def _given_positions(what: str, span: Any, count: int) -> list[int]:
+    """Return the positions of a span, as they are given."""
     if isinstance(span, slice):
         return list(range(*span.indices(count)))
     if isinstance(span, range):
@@ -158,7 +163,9 @@ def span_positions(what: str, span: Any, count: int) -> list[int]:
         return [whole_number(what, span)]
     # A tuple of two is start and stop; two single positions are given as a list.
     if isinstance(span, tuple) and len(span) == 2:
-        return list(range(whole_number(what, span[0]), whole_number(what, span[1])))
+        start, stop = (whole_number(what, one) for one in span)
+        # (5, -1) ends before the last token, as in a slice; (-3, 0) are the last three.
+        return list(range(start, stop + count if stop < 0 <= start else stop))
     if isinstance(span, Iterable) and not isinstance(span, str):
         return [whole_number(what, one) for one in span]
     raise TypeError(

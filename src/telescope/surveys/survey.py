@@ -14,8 +14,8 @@ from ..attention import Attention, Mask, everyone, key_heads_of, restrict_to_hea
 from ..engines import attend, check, check_without_values, torch_modes
 from ..field_words import FieldNames
 from ..files import frame
-from ..guesses import OF_SURVEY
-from ..words import check_index, whole_number
+from ..guesses import OF_SURVEY, of_definition
+from ..words import check_index, suggests, whole_number
 from .dispatch import ENGINES, pool, summarize, weigh
 from .reference import check_lse, check_sums, masked_rows
 from .requests import (
@@ -76,7 +76,6 @@ class Survey(Statistics, FieldNames):
     """
 
     _theirs = OF_SURVEY
-
     queries: Queries
     keys: Keys
     values: Float[Tensor, "batch key_heads key d_v"] | None
@@ -284,6 +283,12 @@ class Survey(Statistics, FieldNames):
         )
 
 
+@suggests(
+    "survey",
+    "the definition is one argument: ts.survey(q, k, ts.Attention(mask=...), top=8)",
+    **of_definition("ts.survey(q, k"),
+    **dict.fromkeys(("topk", "top_k", "k"), "top="),
+)
 @torch.no_grad()
 def survey(
     queries: Float[Tensor, "batch heads query d_q"],

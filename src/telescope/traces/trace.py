@@ -15,9 +15,9 @@ from torch import Tensor
 from ..attention import Attention, Keys, Queries, Score, Values, key_heads_of, restrict_to_heads
 from ..engines import STEPS, check, formulas, reference, repeat_key_heads, torch_modes
 from ..field_words import FieldNames
-from ..guesses import OF_TRACE
+from ..guesses import OF_TRACE, of_definition
 from ..token_kinds import TokenPlace, Tokens, names_of_sides, token_name
-from ..words import check_index, hint
+from ..words import check_index, hint, suggests
 from .render import (
     ROWS,
     TableRow,
@@ -50,6 +50,12 @@ PAIR_STEPS = tuple(name for name in STEPS if name not in _AXES)
 """The steps with a number for each pair of a query and a key, from scores to weights."""
 
 
+@suggests(
+    "trace",
+    "the definition is one argument: ts.trace(q, k, v, ts.Attention(mask=...), tokens)",
+    **of_definition("ts.trace(q, k, v"),
+    **dict.fromkeys(("words", "labels", "names"), "tokens="),
+)
 def trace(
     queries: Queries,
     keys: Keys,

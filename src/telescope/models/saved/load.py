@@ -160,8 +160,9 @@ def find_model(path: str | os.PathLike[str]) -> Path:
     if (folder := find_shipped(path)) is not None:
         return folder
     name = os.fspath(path)
-    # A bare name that is nowhere: probably a shipped model, misspelt.
-    if Path(path).name == name and paths.is_missing(name):
+    # A bare name that is nowhere: probably a shipped model, misspelt; OWNER/NAME is one of a hub.
+    of_hub = name.count("/") == 1 and name[0] not in "./~" and not Path(name).parent.exists()
+    if of_hub or (Path(path).name == name and paths.is_missing(name)):
         raise _unknown_model_error(name)
     return paths.check_exists(path)
 
