@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
 from ..field_words import FieldNames
@@ -21,7 +20,7 @@ from ..files import import_optional
 from ..guesses import OF_ATLAS
 from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kinds_of
 from ..recording import Heads, list_names, natural_order, open_recording
-from ..traces import FirstThatFits, PrintedTable
+from ..traces import FirstThatFits, PlainTable, PrintedTable
 from ..words import check_index, counted, hint
 from .exact import ExactSum
 from .folder import download, is_atlas, read_folder, upload, write_card, write_folder
@@ -334,7 +333,7 @@ class Atlas(PrintedTable, FieldNames):
     def __rich__(self) -> FirstThatFits:
         return FirstThatFits(lambda: map(self._table, EXCERPTS))
 
-    def _table(self, length: int) -> Table:
+    def _table(self, length: int) -> PlainTable:
         model = self.about.get("model", {}).get("class", "a model")
         skipped = f", {self.skipped_count:,} skipped" if self.skipped_count else ""
         title = (
@@ -342,7 +341,7 @@ class Atlas(PrintedTable, FieldNames):
             f"{counted(self.tokens, 'token')}{skipped}"
         )
         caption = f"not measured: {list_names(self.left_out)}" if self.left_out else None
-        table = Table(title=title, caption=caption, box=None, pad_edge=False)
+        table = PlainTable(title=title, caption=caption, box=None, pad_edge=False)
         table.title_justify = table.caption_justify = "left"
         for name in ("kind", "heads", "clearest", "share", "strongest text"):
             table.add_column(

@@ -12,14 +12,13 @@ from typing import Any, overload
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
 from ..field_words import FieldNames
 from ..files import import_optional
 from ..guesses import OF_TABLE
 from ..measures import HABITS, Head
-from ..traces import FirstThatFits, PrintedTable
+from ..traces import FirstThatFits, PlainTable, PrintedTable
 from .atlas import Atlas
 from .sums import error_of_sum
 
@@ -103,10 +102,10 @@ class Comparison(PrintedTable, FieldNames, Sequence[HeadChange]):
         """
         return FirstThatFits(lambda: map(self._table, range(len(SPARED) + 1)))
 
-    def _table(self, fewer: int) -> Table:
+    def _table(self, fewer: int) -> PlainTable:
         spared = SPARED[:fewer]
         caption = f"no room for {', '.join(spared)}: a wider screen or JSON has them"
-        table = Table(
+        table = PlainTable(
             box=None, pad_edge=False, caption=caption if spared else None, caption_justify="left"
         )
         shares = [

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, render_text
 from .streams import CallColumns, End, Spot, Streams
 
 
@@ -52,9 +51,9 @@ class Lens:
         """Return a row for each state as a frame of pandas or polars."""
         return frame(self.columns, library)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         title = f'after "{self.after}", the token "{self.token}"'
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        table = PlainTable(box=None, pad_edge=False, title=title, title_justify="left")
         for name in self.columns:
             right = name not in ("state", "likeliest")
             table.add_column(name, justify="right" if right else "left", no_wrap=True)

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from ..attention import Attention, dot
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, render_text
 from ..words import whole_number
 from .following import REST, Written
 from .labels import Labels
@@ -116,7 +115,7 @@ class Why:
         return f"{start}: {', '.join(parts)}"
 
     def __rich__(self) -> Group:
-        table = Table(box=None, pad_edge=False)
+        table = PlainTable(box=None, pad_edge=False)
         for name, side in (("of the query", "left"), ("of the key", "left"), ("score", "right")):
             table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
         shown = self._clear(8, 1e-6)

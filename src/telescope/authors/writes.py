@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, render_text
 from ..words import whole_number
 from .following import SplitHead, Written
 from .labels import Labels
@@ -66,8 +65,10 @@ class Writes:
         columns = {name: [row.values[name] for row in rows] for name in self.tokens}
         return frame({"author": [row.author for row in rows]} | columns, library)
 
-    def __rich__(self) -> Table:
-        table = Table(box=None, pad_edge=False, title=f'after "{self.after}"', title_justify="left")
+    def __rich__(self) -> PlainTable:
+        table = PlainTable(
+            box=None, pad_edge=False, title=f'after "{self.after}"', title_justify="left"
+        )
         table.add_column("author", no_wrap=True)
         for token in self.tokens:
             table.add_column(token, justify="right", no_wrap=True)
@@ -179,9 +180,9 @@ class Pushes:
             {name: [getattr(one, name) for one in every] for name in Push._fields}, library
         )
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         title = f'{self.layer}, head {self.head}, after "{self.after}"'
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        table = PlainTable(box=None, pad_edge=False, title=title, title_justify="left")
         for name in ("token", "pushed", "key", "of it"):
             right = name in ("pushed", "of it")
             table.add_column(name, justify="right" if right else "left", no_wrap=True)

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
 from ..field_words import FieldNames
 from ..files import frame
 from ..guesses import OF_MEASURES, OF_TABLE
 from ..recording import list_names
-from ..traces import PrintedTable, showing_progress
+from ..traces import PlainTable, PrintedTable, showing_progress
 from ..words import counted, direction, hint, suggests
 from .call_edits import SequencesHiddenError
 from .edit import editing
@@ -140,8 +139,8 @@ class Effects(PrintedTable, FieldNames):
         """
         return recall_of(self.columns, top, among)
 
-    def __rich__(self) -> Table:
-        table = Table(box=None, pad_edge=False)
+    def __rich__(self) -> PlainTable:
+        table = PlainTable(box=None, pad_edge=False)
         for name in self.columns:
             side: Any = "left" if name == "edit" else "right"
             # Only the edits may be folded: a number that is cut is another number.

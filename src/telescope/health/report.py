@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from math import isnan
 from warnings import warn
 
-from rich.table import Table
-
 from ..recording import list_names
-from ..traces import FirstThatFits, render_text
+from ..traces import FirstThatFits, PlainTable, render_text
 from ..words import hint
 
 COLLAPSED = 0.05  # nats: mean entropy of a head whose queries attend to one key each
@@ -156,8 +154,8 @@ class HealthReport:
         """Return the table; on a narrow screen its headings have several lines."""
         return FirstThatFits(lambda: map(self._table, (" ", "\n")))
 
-    def _table(self, space: str) -> Table:
-        table = Table(
+    def _table(self, space: str) -> PlainTable:
+        table = PlainTable(
             title=f"attention at step {self.step:,}", box=None, pad_edge=False, title_justify="left"
         )
         for name in (

@@ -8,13 +8,11 @@ from math import isnan, nan
 from operator import attrgetter
 from typing import Any, SupportsFloat, overload
 
-from rich.table import Table
-
 from ..field_words import FieldNames
 from ..files import Columns, Names, frame
 from ..guesses import OF_TABLE
 from ..measures import COLUMNS, HABITS, MEASURES, Head
-from ..traces import FirstThatFits, PrintedTable, round_numbers
+from ..traces import FirstThatFits, PlainTable, PrintedTable, round_numbers
 from ..words import direction, hint, index_range, suggests, whole_number
 from .names import Layers, list_names, select_layers
 
@@ -306,14 +304,14 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         more = [name for name in COLUMNS if name not in (*HABITS, "spread")]
         return [name for name in more if not all(isnan(_value(head, name)) for head in self)]
 
-    def _table(self, known: Sequence[str], without: Sequence[str]) -> Table:
+    def _table(self, known: Sequence[str], without: Sequence[str]) -> PlainTable:
         captions = [f"not watched: {list_names(self.left_out)}"] if self.left_out else []
         if self._order and len(self) > LONG:
             captions.insert(0, f"{len(self):,} heads, {self._order}; [:{LONG}] are the top {LONG}")
         if without:
             captions.append(f"no room for {', '.join(without)}: a wider screen or JSON has them")
         caption = "\n".join(captions) or None
-        table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+        table = PlainTable(box=None, pad_edge=False, caption=caption, caption_justify="left")
         for name in ("layer", "head", "kind"):
             table.add_column(name, justify="right" if name == "head" else "left", no_wrap=True)
 

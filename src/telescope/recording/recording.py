@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from jaxtyping import Bool
-from rich.table import Table
 from torch import Tensor
 
 from ..authors import StreamLog
@@ -14,7 +13,7 @@ from ..files import frame
 from ..guesses import OF_RECORDING
 from ..measures import IsMark, punctuation_test
 from ..token_kinds import TokenNames, space_of_sides
-from ..traces import PrintedTable
+from ..traces import PlainTable, PrintedTable
 from ..words import format_bytes, suggests
 from .attention_call import AttentionCall, KeepOptions
 from .call_tokens import with_kinds
@@ -418,7 +417,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
     def _calls(self) -> dict[str, list[RecordedCall]]:
         return {name: watched.calls for name, watched in self.items()}
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         title = f'{self.model}, keep="{self.keep}": {format_bytes(self.nbytes)}'
         watched = dict(self)
         return table_of(title, watched, self.edits, self._left_out, self.other_layers)

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..field_words import FieldNames
 from ..files import frame
 from ..guesses import OF_SOURCES
-from ..traces import render_text, token_label
+from ..traces import PlainTable, render_text, token_label
 from ..words import whole_number
 from .recorded_call import RecordedCall
 
@@ -297,11 +296,11 @@ class Sources(FieldNames):
             "rows": [row._asdict() for row in self.rows],
         }
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         written = _one_line("".join(self.answer))
         named = f'"{written}"' if written else "the next token"
         title = f"sources of {named}, by {self.how}\n{KINDS[self.how]}"
-        table = Table(
+        table = PlainTable(
             title=title,
             box=None,
             pad_edge=False,

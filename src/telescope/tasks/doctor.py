@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,7 +24,7 @@ from ..attention import Attention, causal, window
 from ..engines import chunked, flex, reference, sdpa
 from ..surveys import ENGINES as SURVEYS
 from ..surveys import plan_survey, survey
-from ..traces import showing_progress
+from ..traces import PlainTable, showing_progress
 
 # Batch, heads, positions and features of the check: longer than a kernel's tile, and odd.
 SIZE = (1, 4, 261, 64)
@@ -267,7 +266,7 @@ def row_sums(masked: Tensor, lse: Tensor) -> str:
 
 def draw(report: Report) -> RenderableType:
     """Return the report as a table for a rich console, a line for each engine."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    table = PlainTable(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("engine", no_wrap=True)
     # The names of dtypes, without "torch.".
     for title in (*(str(dtype)[6:] for dtype in DTYPES), "rows", "ms"):

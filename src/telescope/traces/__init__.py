@@ -7,7 +7,7 @@ May import attention, engines, token_kinds and words. Read trace.py first: `trac
 
 from ..engines import formulas
 from .plane import Plane, cosines, nearness, plane
-from .printed import PrintedTable
+from .printed import PlainTable, PrintedTable
 from .progress import Advance, showing_progress
 from .render import (
     DIGITS,
@@ -37,6 +37,7 @@ __all__ = [
     "SPACE",
     "Advance",
     "FirstThatFits",
+    "PlainTable",
     "Plane",
     "PrintedTable",
     "Row",

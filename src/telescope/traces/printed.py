@@ -1,7 +1,7 @@
 """The base class of tables: printed as characters, and in a notebook as a table of HTML."""
 
 from html import escape
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +14,36 @@ STYLE = (
     ".telescope-table :is(td,th){padding:2px 10px;white-space:nowrap}"
     ".telescope-table caption{text-align:left;white-space:pre-line;padding:4px 10px}</style>"
 )
+
+
+class PlainTable(Table):
+    """A table of rich whose texts are data: a token such as [/INST] or :cat: is no markup."""
+
+    def __init__(
+        self,
+        *headers: str,
+        title: str | None = None,
+        caption: str | None = None,
+        **options: Any,
+    ) -> None:
+        # The styles by which rich sets a title and a caption that are no markup.
+        super().__init__(
+            title=None if title is None else Text(title, "table.title"),
+            caption=None if caption is None else Text(caption, "table.caption"),
+            **options,
+        )
+        for header in headers:
+            self.add_column(header)
+
+    def add_column(self, header: Any = "", *more: Any, **options: Any) -> None:
+        super().add_column(_as_text(header), *more, **options)
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*map(_as_text, cells), **options)
+
+
+def _as_text(cell: Any) -> Any:
+    return Text(cell) if isinstance(cell, str) else cell
 
 
 class PrintedTable:
