@@ -14,7 +14,7 @@ ROOT = Path(telescope.__file__).parent
 
 # From the ground up. A room may import what stands in the lines above its own, not what stands beside it.
 HOUSE = [
-    ["words"],
+    ["words", "printed"],
     ["guesses"],
     ["field_words"],
     ["attention", "token_kinds"],

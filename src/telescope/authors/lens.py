@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from ..files import frame
-from ..traces import PlainTable, render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from .streams import CallColumns, End, Spot, Streams
 
 
 @dataclass(frozen=True, eq=False)
-class Lens:
+class Lens(PrintedTable):
     """The next token as each state of the residual stream would have it (the logit lens). Returned
     by `recording.lens`.
 

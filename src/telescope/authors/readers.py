@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..attention import Attention
 from ..files import frame
-from ..traces import PlainTable, render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import hint, whole_number
 from .following import Author, Written
 from .labels import Labels
@@ -35,7 +35,7 @@ class Reader(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Readers:
+class Readers(PrintedTable):
     """The later heads whose score of one query and one key has a part that a head wrote. Returned
     by `recording.readers`.
     """

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..files import frame
-from ..traces import PlainTable, render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import whole_number
 from .following import SplitHead, Written
 from .labels import Labels
@@ -29,7 +29,7 @@ class Wrote(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Writes:
+class Writes(PrintedTable):
     """What each author of the residual stream adds to some logits after one token. Returned by
     `recording.writes`.
 
@@ -155,7 +155,7 @@ class Push(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Pushes:
+class Pushes(PrintedTable):
     """The tokens that one head pushes up and down at one query. Returned by `recording.pushes`.
 
     Softmax ignores what all logits have alike. So every value is what the head adds to the logit of

@@ -11,7 +11,7 @@ from ..files import Columns, Names, frame
 from ..interception.found import find_attentions
 from ..measures import Head
 from ..recording import Layers, list_names, select_layers
-from ..traces import PlainTable, render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import check_index, hint
 from .factors import Composition, Factors, compose
 from .layer_weights import Biases, LayerWeights
@@ -104,7 +104,7 @@ class HeadCircuits:
         return f"{self.layer}, head {self.number}"
 
 
-class Circuits(Mapping[Key, HeadCircuits]):
+class Circuits(PrintedTable, Mapping[Key, HeadCircuits]):
     """The circuits of every head of a model: circuits[layer, head]. Returned by `ts.circuits`.
 
     Printed, it is a table; `rows` and `table()` have its numbers:

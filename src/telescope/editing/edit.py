@@ -153,7 +153,8 @@ def _checked_edit(given: Any) -> Edit:
             raise TypeError(
                 f"edit takes edits one by one, not a {type(given).__name__}: ts.edit(model, *edits)"
             )
-        nearest = hint(given, [f"ts.{one}" for one in makers]) if isinstance(given, str) else known
+        nearest = hint(given, makers) if isinstance(given, str) else known
+        nearest = f"write ts.{given}(...)" if given in makers else nearest
         raise TypeError(f"{given!r} is no edit; {nearest}")
     if one.kept_by_name and isinstance(getattr(one, one.kept_by_name), str):
         raise ValueError(

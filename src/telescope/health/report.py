@@ -6,7 +6,7 @@ from math import isnan
 from warnings import warn
 
 from ..recording import list_names
-from ..traces import FirstThatFits, PlainTable, render_text
+from ..traces import FirstThatFits, PlainTable, PrintedTable, render_text
 from ..words import hint
 
 COLLAPSED = 0.05  # nats: mean entropy of a head whose queries attend to one key each
@@ -105,7 +105,7 @@ DEFAULT_RULES = (Rule("logit", above=100.0), Rule("entropy", below=0.001))
 
 
 @dataclass(frozen=True)
-class HealthReport:
+class HealthReport(PrintedTable):
     """The health of every layer at one step of a training. Printed, a table.
 
     Example:

@@ -65,6 +65,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
     """
 
     _theirs = OF_RECORDING
+    _rest = ".names lists them all"
 
     def __init__(
         self,

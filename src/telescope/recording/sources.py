@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from ..field_words import FieldNames
 from ..files import frame
 from ..guesses import OF_SOURCES
+from ..printed import STYLE, html_of
 from ..traces import PlainTable, render_text, token_label
 from ..words import whole_number
 from .recorded_call import RecordedCall
@@ -328,7 +329,7 @@ class Sources(FieldNames):
 
     def _repr_html_(self) -> str:
         """Return the text of the context, each token on a background as strong as its score, then
-        the answer.
+        the answer, and the table of the segments.
         """
         scores = self.token_scores()
         # The largest score has the strongest background, whatever its sign.
@@ -339,7 +340,7 @@ class Sources(FieldNames):
         return (
             f'<div style="white-space: pre-wrap; line-height: 1.7">{words}<hr>'
             f"<strong>{escape(''.join(self.answer))}</strong><br><small>{escape(self.how)}: "
-            f"{escape(KINDS[self.how])}</small></div>"
+            f"{escape(KINDS[self.how])}</small></div>{STYLE}{html_of(self.__rich__())}"
         )
 
     def token_scores(self) -> list[float]:

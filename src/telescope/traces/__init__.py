@@ -6,13 +6,12 @@ May import attention, engines, token_kinds and words. Read trace.py first: `trac
 """
 
 from ..engines import formulas
+from ..printed import FirstThatFits, PlainTable, PrintedTable, render_text
 from .plane import Plane, cosines, nearness, plane
-from .printed import PlainTable, PrintedTable
 from .progress import Advance, showing_progress
 from .render import (
     DIGITS,
     DIGITS_OF_FLOAT64,
-    FirstThatFits,
     background,
     format_number,
     indent,
@@ -20,7 +19,6 @@ from .render import (
     json_numbers,
     number_cell,
     render_table,
-    render_text,
     round_numbers,
     shortest_numbers,
     table_rows,

@@ -16,6 +16,7 @@ from ..attention import Attention, Keys, Queries, Score, Values, key_heads_of, r
 from ..engines import STEPS, check, formulas, reference, repeat_key_heads, torch_modes
 from ..field_words import FieldNames
 from ..guesses import OF_TRACE, of_definition
+from ..printed import render_text
 from ..token_kinds import TokenPlace, Tokens, names_of_sides, token_name
 from ..words import check_index, hint, suggests
 from .render import (
@@ -32,7 +33,6 @@ from .render import (
     render_html,
     render_steps,
     render_table,
-    render_text,
     shortest_numbers,
     table_rows,
     visible_indices,

@@ -109,7 +109,7 @@ def test_watch_records_a_translation(folder, command):
 
 
 COMPLAINTS = {
-    "no model": (["--model", "no/model"], 'there is no model "no/model"'),
+    "no model": (["--model", "no/model"], "no/model does not exist"),
     "a name": (["--model", "shakespear"], 'there is no model "shakespear"; did you mean "shakespeare"?'),
     "no text": (["--text", "no/text.txt"], 'there is no file "no/text.txt"; if that is a text, send it through a pipe'),
     "a folder": (["--text", "."], "--text . is not a file"),

@@ -7,8 +7,7 @@ import torch
 from rich.table import Table
 
 import telescope as ts
-from telescope.traces import FirstThatFits, PrintedTable
-from telescope.traces.printed import MOST_HTML_ROWS
+from telescope.printed import MOST_HTML_ROWS, FirstThatFits, PrintedTable
 
 
 class Cells(HTMLParser):

@@ -161,9 +161,10 @@ def find_model(path: str | os.PathLike[str]) -> Path:
         return folder
     name = os.fspath(path)
     # A bare name that is nowhere: probably a shipped model, misspelt; OWNER/NAME is one of a hub.
-    of_hub = name.count("/") == 1 and name[0] not in "./~" and not Path(name).parent.exists()
-    if of_hub or (Path(path).name == name and paths.is_missing(name)):
+    if Path(path).name == name and paths.is_missing(name):
         raise _unknown_model_error(name)
+    if name.count("/") == 1 and name[0] not in "./~" and not Path(name).parent.exists():
+        raise LoadError(f"{name} does not exist; from a hub, transformers' from_pretrained loads")
     return paths.check_exists(path)
 
 
