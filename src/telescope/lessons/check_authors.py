@@ -1,4 +1,4 @@
-"""Checks of lesson 19: a score split by who wrote what its query and key read, a norm that is held,
+"""Checks of lesson 20: a score split by who wrote what its query and key read, a norm that is held,
 and what the keys of a head add to a logit.
 """
 

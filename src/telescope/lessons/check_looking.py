@@ -1,4 +1,4 @@
-"""Checks of lessons 14 to 18 and 20: fast kernels, surveys, watching, changing, sources of answers,
+"""Checks of lessons 15 to 19 and 21: fast kernels, surveys, watching, changing, sources of answers,
 atlases.
 """
 
