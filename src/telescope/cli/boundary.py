@@ -117,8 +117,9 @@ def _describe_usage(problem: typer.TyperException) -> str:
     # A guessed name of a command.
     if said.startswith("No such command "):
         guessed = said.removeprefix("No such command ").split("'")[1]
-        way = OF_COMMANDS.get(guessed.lower()) or "telescope --help lists the commands"
-        return f"{said}; {way}" if "mean" not in said else said
+        if way := OF_COMMANDS.get(guessed.lower()):
+            return f"No such command '{guessed}'; {way}"
+        return said if "Did you mean" in said else f"{said}; telescope --help lists the commands"
     # A text where the command has an option for it.
     if said.startswith("Got unexpected extra argument") and command in TEXT_OPTIONS:
         return f"{said}; write it after {TEXT_OPTIONS[command]}, a text in quotes"

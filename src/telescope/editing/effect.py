@@ -67,13 +67,19 @@ class Effects(PrintedTable, FieldNames):
     def __getitem__(self, which: int) -> dict[str, Any]: ...
 
     @overload
+    def __getitem__(self, which: str) -> list[Any]: ...
+
+    @overload
     def __getitem__(self, which: slice) -> "Effects": ...
 
-    def __getitem__(self, which: int | slice) -> "dict[str, Any] | Effects":
-        """Return one row, as a mapping from the names of the columns, or a table of several."""
-        if isinstance(which, slice):
-            return Effects({name: column[which] for name, column in self.columns.items()})
-        return {name: column[which] for name, column in self.columns.items()}
+    def __getitem__(self, which: Any) -> Any:
+        """Return one row, as a mapping from the names of the columns, a table of several, or the
+        column of this name.
+        """
+        if isinstance(which, str):
+            return self.columns[self._named(which)]
+        part = {name: column[which] for name, column in self.columns.items()}
+        return Effects(part) if isinstance(which, slice) else part
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -86,23 +92,6 @@ class Effects(PrintedTable, FieldNames):
         """
         edits = ["as it is" if edit is None else str(edit) for edit in self.columns["edit"]]
         return frame(self.columns | {"edit": edits}, library)
-
-    @overload
-    def __getitem__(self, index: str) -> list[Any]: ...
-
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Effects": ...
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return a column by its name, a row by its number, or some of the rows."""
-        if isinstance(index, str):
-            return self.columns[self._known(index)]
-        if isinstance(index, slice):
-            return Effects({name: column[index] for name, column in self.columns.items()})
-        return self.rows[index]
 
     def sort(
         self,
@@ -121,7 +110,7 @@ class Effects(PrintedTable, FieldNames):
         Raises:
             ValueError: there is no such column, or the two directions differ.
         """
-        column = [*self.columns][1] if column is None else self._known(column)
+        column = [*self.columns][1] if column is None else self._named(column)
         plain = [i for i, one in enumerate(self.columns["edit"]) if one in (None, "corrupted")]
         edited = [i for i in range(len(self)) if i not in plain]
         # A number that is not known, NaN, comes last either way.
@@ -133,7 +122,7 @@ class Effects(PrintedTable, FieldNames):
             {name: [values[i] for i in (*plain, *order)] for name, values in self.columns.items()}
         )
 
-    def _known(self, column: str) -> str:
+    def _named(self, column: str) -> str:
         """Return the name of a column; raise a ValueError if there is none of this name."""
         if column not in self.columns:
             raise ValueError(f'there is no column "{column}"; {hint(column, self.columns)}')

@@ -154,9 +154,7 @@ def load(
 
 
 def find_model(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a model, by its path or by the name under which it is shipped; else raise
-    a LoadError.
-    """
+    """Return the path of a model, by its path or by a shipped name; else raise a LoadError."""
     if (folder := find_shipped(path)) is not None:
         return folder
     name = os.fspath(path)
