@@ -259,7 +259,7 @@ class Atlas(PrintedTable):
         """Return a pandas data frame with a row for each head; see `rows`."""
         return import_optional("pandas", "table()", "atlas").DataFrame([*self.rows()])
 
-    def check_not_empty(self) -> None:
+    def _check_not_empty(self) -> None:
         """Raise a ValueError if no text could be read."""
         if not self.sums.texts:
             first = next(iter(self.skipped.values()), "it has no texts")

@@ -274,7 +274,7 @@ def _merge(
         sums = share.join_heads(work.sums)
         rest = work.rest()
         atlas = Atlas(sums, about, {**rest, "evidence": share.gather(rest["evidence"])})
-        atlas.check_not_empty()
+        atlas._check_not_empty()
         return atlas
     place = Path(out)
     # Of processes that run one model together, only the first one writes: the others wait.
@@ -287,7 +287,7 @@ def _merge(
         progress.check_disjoint(count)
         sums, headers = progress.merged()
         atlas = Atlas(sums, about, *headers)
-        atlas.check_not_empty()
+        atlas._check_not_empty()
         atlas.save(place, replace=replace)
         progress.remove()
         share.barrier()

@@ -211,12 +211,12 @@ class Attention(Value):
         return copy
 
     @cached_property
-    def has_no_tensors(self) -> bool:
+    def _has_no_tensors(self) -> bool:
         """Whether the definition holds no tensor, so that its content can never change."""
         return next(tensors(self), None) is None
 
     @cached_property
-    def is_torchs_own(self) -> bool:
+    def _is_torchs_own(self) -> bool:
         """Whether torch's fused kernel computes this as it is: dot product, softmax, and at most a
         causal mask.
         """
@@ -232,7 +232,7 @@ class Attention(Value):
         )
 
     @property
-    def kernel_obstacle(self) -> str | None:
+    def _kernel_obstacle(self) -> str | None:
         """Why no fused kernel runs this: its score is no dot product, or its weights no softmax."""
         if not self.score.is_dot_product:
             return f"the score {self.score.formula} is no dot product"
@@ -241,16 +241,16 @@ class Attention(Value):
         return None
 
     @property
-    def identity(self) -> Any:
+    def _identity(self) -> Any:
         """A hashable key that reads no numbers, as `identity_key` gives it; fast for a definition
         without tensors.
 
         It is unique only while the definition lives: keep the definition with the key.
         """
         # Without tensors the content cannot change, so that the object itself is the key.
-        return id(self) if self.has_no_tensors else identity_key(self)
+        return id(self) if self._has_no_tensors else identity_key(self)
 
-    def clone(self) -> "Attention":
+    def _clone(self) -> "Attention":
         """Return a copy that owns its tensors: decoding writes to masks in place, and training to
         weights.
         """

@@ -75,10 +75,10 @@ class KeyEdit(Edit):
 
     def describe(self, preposition: str) -> str:
         """Return the edit in words, after its verb."""
-        keys = self.keys.named("key", "keys")
+        keys = self.keys._named("key", "keys")
         queries = "every query"
         if self.queries is not None:
-            queries = self.queries.named("query", "queries")
+            queries = self.queries._named("query", "queries")
         old = "" if self.new else " of the prompt"
         heads = "" if self.heads is None else f" in {describe_heads(self.heads)}"
         return f"{keys} {preposition} {queries}{old}{heads}{describe_layers(self.layers)}"
@@ -185,7 +185,7 @@ class HideEdits:
             # By default a segment is hidden from the tokens after its end, which has to be known.
             if isinstance(queries, str) and queries == "later":
                 ends = [stop for _, stop in own.ranges if stop is not None]
-                if own.needs_ids or len(ends) < len(own.ranges):
+                if own._needs_ids or len(ends) < len(own.ranges):
                     raise ValueError(
                         f"segment {own} has no known end; give positions, or queries=None for "
                         "every query"
@@ -373,12 +373,12 @@ class Regions:
         begins = prompt.first_query if of_queries else prompt.first
         end = prompt.queries if of_queries else prompt.keys
         search = self._searches.setdefault((edit, what), Search(span))
-        search.without_ids |= span.needs_ids and ids is None
+        search.without_ids |= span._needs_ids and ids is None
         ranges = []
         for row in range(prompt.batch):
             first = 0 if begins is None else begins[row]
             found = [*span.ranges]
-            if ids is not None and span.needs_ids:
+            if ids is not None and span._needs_ids:
                 found += self._find(search, ids[row, first:])
             # Spans count from the first token that is no padding.
             own = [(start + first, None if stop is None else stop + first) for start, stop in found]

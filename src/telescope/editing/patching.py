@@ -78,7 +78,7 @@ class Patch(RecordedEdit):
         where = f"{describe_heads(self.heads)}{describe_layers(self.layers)}"
         rows = ""
         if self.queries is not None:
-            rows = f" at {self.queries.named('query', 'queries')}"
+            rows = f" at {self.queries._named('query', 'queries')}"
         elif self.align is not None:
             mapped = [here for here, there in enumerate(self.align) if there >= 0]
             plural = "s" if len(mapped) > 1 else ""
@@ -313,7 +313,7 @@ def _listed(positions: list[int]) -> str:
 
 def _are_apart(one: Span | None, other: Span | None) -> bool:
     """Return whether two spans are known to share no position."""
-    if one is None or other is None or one.needs_ids or other.needs_ids:
+    if one is None or other is None or one._needs_ids or other._needs_ids:
         return False
     return all(
         (stop is not None and stop <= begin) or (end is not None and end <= start)

@@ -142,7 +142,7 @@ class Frozen(Edit):
         if self.heads is not None:
             return super().select_heads(name, count)
         # The part of a divided model has recorded its own heads, numbered from 0.
-        return range(count) if self._recorded.is_part else self._recorded[name].call.heads
+        return range(count) if self._recorded._is_part else self._recorded[name].call.heads
 
     def contradicts(self, other: Edit) -> str:
         # The context is changed after the pattern, so that both edits apply.
@@ -177,7 +177,7 @@ class Frozen(Edit):
         if call.is_cross_attention:
             first = (at.place.positions or [0])[0]
         # A part of a divided model has recorded its heads by the numbers they have there.
-        before = 0 if self._recorded.is_part else at.own.first_head
+        before = 0 if self._recorded._is_part else at.own.first_head
         _check_fits(name, call, recorded, [before + head for head in wanted], first)
         places = [recorded.heads.index(before + head) for head in wanted]
         # Cut out the recorded queries of this call, on its device and in its dtype.
@@ -239,14 +239,14 @@ def _check_fits(
     queries, keys = call.size
     batch = len(call.queries)
     width = call.queries.shape[-1]
-    if recorded.facts.rows is not None:
+    if recorded._facts.rows is not None:
         raise ValueError(
             f'frozen: the recording of "{name}" keeps some queries only; record without queries='
         )
-    if recorded.facts.shape[0] != batch or recorded.facts.shape[2] != width:
+    if recorded._facts.shape[0] != batch or recorded._facts.shape[2] != width:
         raise ValueError(
-            f'frozen: the recording of "{name}" is of {recorded.facts.shape[0]} sequences of width '
-            f"{recorded.facts.shape[2]}, and this run of {batch} of width {width}"
+            f'frozen: the recording of "{name}" is of {recorded._facts.shape[0]} sequences of '
+            f"width {recorded._facts.shape[2]}, and this run of {batch} of width {width}"
         )
     missing = [head for head in wanted if head not in recorded.heads]
     if missing:
@@ -274,7 +274,7 @@ def _check_fits(
 def _last_key_seen(recorded: RecordedCall, first: int, queries: int) -> int:
     """Return one past the last key that some of these queries saw in the recording."""
     heads = len(recorded.heads)
-    batch = recorded.facts.shape[0]
+    batch = recorded._facts.shape[0]
     rows = range(first, first + queries)
     # Ask the mask for the span of each row; no pair is evaluated.
     at = Pairs.block(rows, range(0), of=recorded.size, batch=batch, heads=heads)

@@ -69,7 +69,7 @@ class RecordedEdit(Edit):
         if self.heads is not None:
             return super().select_heads(name, count)
         # The part of a divided model has recorded its own heads, numbered from 0.
-        if self.recorded.is_part:
+        if self.recorded._is_part:
             return range(count)
         return self.recorded[name].calls[0].heads
 
@@ -82,7 +82,7 @@ class RecordedEdit(Edit):
         selected = self.select_heads(at.name, count)
         heads = list(range(count) if selected is None else selected)
         # A part of a divided model has recorded its heads by the numbers they have there.
-        before = 0 if self.recorded.is_part else at.own.first_head
+        before = 0 if self.recorded._is_part else at.own.first_head
         for head in heads:
             if before + head not in recorded.heads:
                 kept = ", ".join(map(str, recorded.heads))

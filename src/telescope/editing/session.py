@@ -304,7 +304,7 @@ class EditSession(Block, Handler):
             return given
 
         # Definitions that are edited alike are one object, so that layers and steps share masks.
-        key = (given.identity, *(change.key for change in changes))
+        key = (given._identity, *(change.key for change in changes))
         if key in self._definitions:
             return self._definitions[key][-1]
 

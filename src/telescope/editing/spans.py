@@ -41,7 +41,7 @@ class Span:
     tokens: tuple[int, ...] = ()
 
     @property
-    def needs_ids(self) -> bool:
+    def _needs_ids(self) -> bool:
         """Whether the span can be found only in the ids of the tokens."""
         return bool(self.texts or self.tokens)
 
@@ -52,12 +52,12 @@ class Span:
             parts.append(f"token{plural} {', '.join(map(str, self.tokens))}")
         return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
-    def named(self, one: str, several: str) -> str:
+    def _named(self, one: str, several: str) -> str:
         """Return the span with the word for its positions before it: "key 3", "keys 3 to 5", or
         text alone.
         """
         # Texts and tokens need no word before them.
-        if self.needs_ids:
+        if self._needs_ids:
             return str(self)
         start, stop = self.ranges[0]
         return f"{one if len(self.ranges) == 1 and stop == start + 1 else several} {self}"

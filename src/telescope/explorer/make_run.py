@@ -320,7 +320,7 @@ def _view(number: int, scene: ExampleScene) -> AttentionView:
     across = steps.query_tokens != steps.key_tokens and len(steps.query_tokens) > 1
     recording = Recording("example", [name], StepsCall.keep, KeepOptions())
     heads = tuple(range(steps.queries.shape[1]))
-    recording.record(
+    recording._record(
         name,
         AttentionCall(
             steps.queries, steps.keys, steps.values, steps.attention, heads, 0.0, across=across

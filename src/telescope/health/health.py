@@ -200,7 +200,7 @@ def _parts(call: RecordedCall) -> dict[str, Tensor]:
     the heads.
     """
     # Keep only the tensors that the measures read.
-    parts = {name: part.tensor for name, part in call.parts.items()}
+    parts = {name: part.tensor for name, part in call._kept.items()}
     kept = ("received", "entropy", "lse")
     chosen: dict[str, Tensor] = {name: parts[name] for name in kept if name in parts}
     # With top=1 the last axis has one entry: the largest weight, and its key.
@@ -208,7 +208,7 @@ def _parts(call: RecordedCall) -> dict[str, Tensor]:
     # With padding, the first real token differs by sequence; give it an axis of heads, too.
     if real_query_masks(call.attention) and not call.across:
         batch, heads, _ = chosen["entropy"].shape
-        first = call.places(lists=False).first.to(chosen["entropy"].device)
+        first = call._places(lists=False).first.to(chosen["entropy"].device)
         chosen["first"] = first[:, None, None].expand(batch, heads, 1)
     return chosen
 

@@ -110,7 +110,7 @@ class BatchTokens:
         real = self._unended[1]
         if real is None:
             return attention
-        key = (attention.identity, size)
+        key = (attention._identity, size)
         if key not in self._definitions:
             # Tokens and keys are aligned at their ends; see `RealQueries`.
             own = RealQueries(Keep(real.to(self.ids.device)), real.shape[1] - size[1])
@@ -178,7 +178,7 @@ class Places:
         """
         # A text is of use only if its tokens are the keys of this call.
         text = None if across or text is None or text.ids.shape[1] != size[1] else text
-        key = (size, positions, evicted, heads, attention.identity, space)
+        key = (size, positions, evicted, heads, attention._identity, space)
         if text is not None and key in text.places and text.places[key][0]() is not None:
             return text.places[key][1]  # a living definition's identity is its own
 

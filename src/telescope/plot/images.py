@@ -168,7 +168,7 @@ def _count(numbers: Tensor) -> tuple[int, ...]:
 def _sizes(seen: Any) -> tuple[tuple[int, int], int]:
     """Return the number of queries and keys, and of sequences."""
     if isinstance(seen, RecordedCall):
-        return seen.size, seen.facts.shape[0]
+        return seen.size, seen._facts.shape[0]
     if isinstance(seen, Survey):
         return (seen.queries.shape[-2], seen.keys.shape[-2]), len(seen.queries)
     weights = seen.weights if isinstance(seen, Trace) else seen
@@ -184,7 +184,7 @@ def _kinds(
     seen: Any, tokens: Tokens | None, size: tuple[int, int]
 ) -> tuple[TokenKind | None, TokenKind]:
     """Return what the queries and the keys are."""
-    sides = seen.facts.tokens if isinstance(seen, RecordedCall) else None
+    sides = seen._facts.tokens if isinstance(seen, RecordedCall) else None
     if tokens is not None:
         sides, _ = split_tokens(tokens)
     if sides is None or sides.keys is None:

@@ -143,7 +143,7 @@ class AttentionCall(NamedTuple):
         # Calls are stacked into one tensor: shapes, types and devices must agree.
         tensors = tuple((part.shape, part.dtype, part.device) for part in (self.queries, self.keys))
         return (
-            self.attention.identity,
+            self.attention._identity,
             tensors,
             self.evicted,
             # The identity of the text is enough: layers of one forward pass share the object.

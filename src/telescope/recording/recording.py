@@ -86,26 +86,28 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         """The paths of layers that mix tokens without an attention, beside layers that hold one."""
         self._is_mark: tuple[Any, IsMark | None] = (None, None)  # by the `decode` it is made of
         self._left_out: dict[str, str] = {}
-        self.expected_bytes = 0
+        self._expected_bytes = 0
         """How many bytes the latest run was expected to take when it began."""
-        self.unwatched_threads: set[int] = set()
+        self._unwatched_threads: set[int] = set()
         """The ids of the threads that called the model and are not watched."""
         self.on_call: Callable[[str], object] | None = None
         """Called with the name of each attention after it ran, for a progress display."""
         self.edits: tuple[Any, ...] = ()
         """The edits that changed a recorded call, each once, in the order of their first use."""
-        self.is_part = False
+        self._is_part = False
         """Whether several processes divide the heads of the model, and these are those of one."""
         self.stream = None
-        self.options = KeepOptions() if options is None else options
-        self.queue = SurveyQueue(self.options)
-        self._watched = {name: Watched(name, self.unwatched_threads, self.queue) for name in names}
+        self._options = KeepOptions() if options is None else options
+        self._queue = SurveyQueue(self._options)
+        self._watched = {
+            name: Watched(name, self._unwatched_threads, self._queue) for name in names
+        }
         # The latest attention, the number of the run, and the run in which each was called last.
         self._last: str | None = None
         self._run = 0
         self._last_run: dict[str, int] = {}
         for name in left_out:
-            self.leave_out(name, "it computes its weights by code of its own")
+            self._leave_out(name, "it computes its weights by code of its own")
 
     # Edits hold recordings, and are compared and looked up: as the objects that they are.
     __hash__ = object.__hash__
@@ -123,13 +125,13 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         """The paths of the model's attentions that were not watched, or not in every run."""
         return tuple(self._left_out)
 
-    def leave_out(self, name: str, reason: str) -> None:
+    def _leave_out(self, name: str, reason: str) -> None:
         """Note an attention that cannot be watched, or that ran and could not be recorded."""
         self._left_out.setdefault(name, reason)
         if name in self._watched:
             self._watched[name].left_out = reason
 
-    def record(self, name: str, call: AttentionCall) -> RecordedCall:
+    def _record(self, name: str, call: AttentionCall) -> RecordedCall:
         """Append `call` to the last call of this attention if it continues that call, else record a
         new one.
 
@@ -144,23 +146,23 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
             names.insert(
                 names.index(self._last) + 1 if self._last in self._watched else len(names), name
             )
-            self._watched[name] = Watched(name, self.unwatched_threads, self.queue)
+            self._watched[name] = Watched(name, self._unwatched_threads, self._queue)
             self._watched = {each: self._watched[each] for each in names}
             # What its code did not tell, its run did.
             self._left_out.pop(name, None)
         self._last = name
         # Continue the last call of this attention, or begin another.
-        calls = self._watched[name].recorded
+        calls = self._watched[name]._recorded
         same_run = self._last_run.get(name) == self._run
-        if calls and calls[-1].is_continued_by(call, same_run=same_run):
-            calls[-1].append(call._replace(space=space_of_sides(calls[-1].facts.tokens)))
+        if calls and calls[-1]._is_continued_by(call, same_run=same_run):
+            calls[-1]._append(call._replace(space=space_of_sides(calls[-1]._facts.tokens)))
         else:
             # An attention that begins anew shows that the run before is over.
             self._run += 1 if same_run else 0
-            self.check_memory(call)
+            self._check_memory(call)
             call, sides = with_kinds(self.tokens, name, call)
-            calls.append(KEEP[self.keep](name, call, self.options, self.queue))
-            calls[-1].facts.tokens = sides
+            calls.append(KEEP[self.keep](name, call, self._options, self._queue))
+            calls[-1]._facts.tokens = sides
         self._last_run[name] = self._run
         if self.stream is not None:
             self._note_stream(self.stream, calls, len(call.queries), call.size[0])
@@ -176,44 +178,44 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         before = last.size[0] - queries
         rows = [row - before for row in last.rows if row >= before]
         if isinstance(last, StepsCall):
-            last.stream = log, len(calls) - 1
+            last._stream = log, len(calls) - 1
         log.note_call(last.name, len(calls) - 1, (batch, queries), before, rows)
 
-    def last_call(self, name: str) -> RecordedCall | None:
+    def _last_call(self, name: str) -> RecordedCall | None:
         """Return the latest call of an attention, if there is one."""
-        calls = self._watched[name].recorded if name in self._watched else []
+        calls = self._watched[name]._recorded if name in self._watched else []
         return calls[-1] if calls else None
 
-    def add_edits(self, edits: Sequence[Any]) -> None:
+    def _add_edits(self, edits: Sequence[Any]) -> None:
         """Note the edits that changed a call which is being recorded."""
         if any(edit not in self.edits for edit in edits):
             self.edits = tuple(dict.fromkeys((*self.edits, *edits)))
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """Order the current stream after every survey launched so far; surveys may remain
         queued.
         """
-        self.queue.wait()
+        self._queue.wait()
 
-    def flush(self, *, collects: bool = True) -> None:
+    def _flush(self, *, collects: bool = True) -> None:
         """Run every survey that is still due, and free the memory that waits for them.
 
         collects   whether calls that wait elsewhere are recorded before
         """
         if collects:
-            self.queue.collect()
+            self._queue.collect()
         # Survey first queries that are queued, then the rows that wait behind them.
-        self.queue.flush()
-        self.queue.survey_waiting()
+        self._queue.flush()
+        self._queue.survey_waiting()
         for watched in self._watched.values():
-            for call in watched.recorded:
-                call.finish()
+            for call in watched._recorded:
+                call._finish()
 
-    def check_memory(self, call: AttentionCall) -> None:
+    def _check_memory(self, call: AttentionCall) -> None:
         """When a run begins, raise a ValueError if what it will keep exceeds the free memory."""
         if self._run not in self._last_run.values():
             count = len(self._watched)
-            self.expected_bytes = check_memory(KEEP, self.keep, count, call, self.options)
+            self._expected_bytes = check_memory(KEEP, self.keep, count, call, self._options)
 
     def __getitem__(self, name: str) -> Watched:
         """Return the attention of this name, or the only attention inside this path of the model.
@@ -222,7 +224,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         a name.
         """
         # A further pass through a shared layer has a name once it is recorded.
-        self.queue.collect()
+        self._queue.collect()
         if name in self._watched:
             return self._watched[name]
         inside = attentions_inside(self._watched, str(name))
@@ -247,15 +249,15 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         """Return whether recording[name] works: for full names and for paths that hold one
         attention alone.
         """
-        self.queue.collect()
+        self._queue.collect()
         return name in self._watched or len(attentions_inside(self._watched, str(name))) == 1
 
     def __iter__(self) -> Iterator[str]:
-        self.queue.collect()
+        self._queue.collect()
         return iter(self._watched)
 
     def __len__(self) -> int:
-        self.queue.collect()
+        self._queue.collect()
         return len(self._watched)
 
     def heads(self, *, segments: Any = None) -> Heads:

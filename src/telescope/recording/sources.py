@@ -58,7 +58,7 @@ def segments_of_calls(given: Any, calls: Sequence[RecordedCall]) -> Segments:
             f"segments belong to one text, and keys of {len(counts)} lengths were recorded"
         )
     # Texts of a batch may differ in length, without padding; segments fit the longest.
-    longest = max(len(own.keys) for own in calls[0].all_text_columns())
+    longest = max(len(own.keys) for own in calls[0]._all_text_columns())
     return read_segments(given, longest)
 
 

@@ -34,11 +34,11 @@ class Watched(FieldNames):
     ) -> None:
         self.name = name
         self._queue = queue
-        self.unwatched_threads = unwatched_threads
+        self._unwatched_threads = unwatched_threads
         """The ids of the threads that called the model and are not watched."""
         self.left_out: str | None = None
         """Why a run of the attention could not be recorded; None if every run was."""
-        self.recorded: list[RecordedCall] = []
+        self._recorded: list[RecordedCall] = []
         """The calls that are recorded already."""
 
     @property
@@ -46,7 +46,7 @@ class Watched(FieldNames):
         """The calls, the first first. Steps that wait in compiled code are recorded before."""
         if self._queue is not None:
             self._queue.collect()
-        return self.recorded
+        return self._recorded
 
     @property
     def call(self) -> RecordedCall:
@@ -58,7 +58,7 @@ class Watched(FieldNames):
             why = (
                 "the model ran in another thread, and watch sees only the thread that entered its "
                 "block: enter it there"
-                if self.unwatched_threads
+                if self._unwatched_threads
                 else "run the model inside the block; what torch.compile had made before is not "
                 "seen"
             )
@@ -166,12 +166,12 @@ class Watched(FieldNames):
         return self.call.after
 
     def __repr__(self) -> str:
-        name, heads, size, definition, calls = self.cells()
+        name, heads, size, definition, calls = self._cells()
         if not self.calls:
             return f"{name}: {definition or 'not called'}"
         return f"{name}: heads {heads}, {size}, {definition}, calls {calls}"
 
-    def cells(self) -> list[str]:
+    def _cells(self) -> list[str]:
         """Return name, heads, queries x keys and definition of the last call, and the number of
         calls.
         """
