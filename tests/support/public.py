@@ -5,6 +5,7 @@ import pkgutil
 import re
 from functools import cached_property
 from importlib import import_module
+from typing import get_args
 
 import telescope
 
@@ -64,34 +65,57 @@ def classes_by_name():
     return found
 
 
+def named_in(annotation):
+    """Return the class names in an annotation, which may be a string."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return set(re.findall(r"[A-Z]\w+", text))
+
+
 def returned(value):
-    """Return the names in the annotation of what a function, method or property returns."""
+    """Return the class names in the annotation of what a function, method or property returns."""
     try:
-        annotation = inspect.signature(function_of(value)).return_annotation
+        return named_in(inspect.signature(function_of(value)).return_annotation)
     except (TypeError, ValueError):
         return set()
-    return set(
-        re.findall(r"[A-Z]\w+", annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
-    )
+
+
+def fields_of(value):
+    """Return the public fields of a class and their annotations: of a dataclass, a named tuple or a protocol."""
+    found = {}
+    for base in reversed(inspect.getmro(value)):
+        if is_ours(base):
+            own = vars(base).get("__annotations__", {})
+            found |= {name: kind for name, kind in own.items() if not name.startswith("_")}
+    return {name: kind for name, kind in found.items() if "ClassVar" not in str(kind)}
+
+
+def functions():
+    """Return the public functions by name, and the methods of objects that are called, such as `ts.mute`."""
+    found = {}
+    for name, value in named().items():
+        if inspect.isroutine(value):
+            found[name] = value
+        elif is_function_object(value) and not fields_of(type(value)):
+            found[name] = type(value).__call__
+            found |= {f"{name}.{one}": part for one, part in members(type(value)).items()}
+    return found
 
 
 def classes():
-    """Return the public classes, and those that public functions, methods and properties return, in turn."""
-    by_name, values = classes_by_name(), named().values()
-    wanted = [value for value in values if inspect.isclass(value) and is_ours(value)]
-    for value in values:
-        functions = [value] if inspect.isroutine(value) else []
-        if is_function_object(value):
-            functions = [type(value).__call__, *members(type(value)).values()]
-        wanted += [by_name[name] for one in functions for name in returned(one) if name in by_name]
+    """Return the public classes, and those that public functions, methods and fields hand out, in turn."""
+    by_name = classes_by_name()
+    wanted = [value for value in named().values() if inspect.isclass(value) and is_ours(value)]
+    names = set().union(*map(returned, functions().values()))
     found = []
-    while wanted:
-        value = wanted.pop()
-        if value in found:
-            continue
-        found.append(value)
-        parts = members(value).values()
-        wanted += [by_name[name] for part in parts for name in returned(part) if name in by_name]
-        fields = " ".join(str(kind) for kind in vars(value).get("__annotations__", {}).values())
-        wanted += [by_name[name] for name in re.findall(r"[A-Z]\w+", fields) if name in by_name]
-    return found
+    while wanted or names:
+        wanted += [by_name[name] for name in names if name in by_name]
+        names = set()
+        for value in wanted:
+            if value not in found:
+                found.append(value)
+                names |= set().union(*map(returned, members(value).values()), *map(named_in, fields_of(value).values()))
+                # Mapping[str, Watched] hands out a Watched.
+                bases = [one for base in vars(value).get("__orig_bases__", ()) for one in get_args(base)]
+                names |= set().union(*map(named_in, bases))
+        wanted = []
+    return sorted(found, key=lambda value: (value.__module__, value.__qualname__))

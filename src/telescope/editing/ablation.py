@@ -61,9 +61,9 @@ class Ablate(RecordedEdit):
     """Replace the context of some heads by recorded contexts, or shrink its distance from them."""
 
     kind = "mute_by"
-    made_by = "mute"
-    changes = Part.CONTEXT
-    rank = 4
+    _made_by = "mute"
+    _changes = Part.CONTEXT
+    _rank = 4
     times: float = 0.0
     seed: int | None = None
     """Of the draws from the recorded positions; None is their mean."""
@@ -71,32 +71,32 @@ class Ablate(RecordedEdit):
     def __str__(self) -> str:
         what = f"{describe_heads(self.heads)}{describe_layers(self.layers)}"
         factor = f" times {self.times:g}" if self.times else ""
-        source = f"a recording of {self.model_name}"
+        source = f"a recording of {self._model_name}"
         if self.seed is None:
             return f"mute {what}{factor} by the mean of {source}"
         return f"mute {what}{factor} by random positions of {source}, seed {self.seed}"
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         # The mean is the same at every position.
         if self.seed is None:
             return Needs.PASS
         return Needs.PLACE | Needs.POSITIONS | Needs.PASS
 
-    def select(
+    def _select(
         self, names: Sequence[str], passes: Sequence[str], unwatched: Sequence[str]
     ) -> list[str]:
-        selected = super().select(names, passes, unwatched)
-        self.require_own_contexts(selected)
+        selected = super()._select(names, passes, unwatched)
+        self._require_own_contexts(selected)
         return selected
 
-    def change_context(
+    def _change_context(
         self, at: EditedCall, context: Float[Tensor, "batch heads query d_v"]
     ) -> Float[Tensor, "batch heads query d_v"]:
-        watched = self.recorded[at.name]
+        watched = self._its_recording[at.name]
         # Without a call, this raises an error that says why there is none.
         recorded = watched.calls[0] if watched.calls else watched.call
-        heads, places = self.places(at, recorded, context.shape[1])
+        heads, places = self._places(at, recorded, context.shape[1])
         pool = at.block.share(RecordedContexts).pool("mute", watched, places)
         if pool.mean.shape[-1] != context.shape[-1]:
             raise ValueError(

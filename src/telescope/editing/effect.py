@@ -286,7 +286,7 @@ def _batches(edits: Sequence[tuple[Edit, ...]], call: ModelInputs) -> list[list[
     batches: list[list[tuple[Edit, ...]]] = []
     room = 0  # for more edits in the last batch
     for several in edits:
-        alone = any(Needs.WHOLE_BATCH in one.needs for one in several)
+        alone = any(Needs.WHOLE_BATCH in one._needs for one in several)
         if room and not alone:
             batches[-1].append(several)
             room -= 1

@@ -41,39 +41,41 @@ RECTANGLES = 64  # that are remembered: layers share them, and a step of decodin
 class KeyEdit(Edit):
     """The base of edits of some keys for some queries; None is every query."""
 
-    changes = Part.DEFINITION
+    _changes = Part.DEFINITION
     keys: Span = Span()
     queries: Span | None = None
     new: bool = True
     """Whether queries and keys may be tokens that the model generates."""
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         # Positions matter where some queries, or the tokens of the prompt alone, are meant.
         needs_positions = self.queries is not None or not self.new
         return Needs.PLACE | Needs.POSITIONS if needs_positions else Needs.PLACE
 
     @property
-    def adds_to_scores(self) -> bool:
+    def _adds_to_scores(self) -> bool:
         return True
 
-    def redefinition(self, at: EditedCall) -> Redefinition | None:
+    def _redefinition(self, at: EditedCall) -> Redefinition | None:
         rectangle = at.block.share(Regions).rectangle(self, at)
         if rectangle is None:
             return None
         # Equal rectangles are one object, so that the identity can stand for the content.
-        return Redefinition(partial(self.redefine, rectangle=rectangle), (self.key, id(rectangle)))
+        return Redefinition(
+            partial(self._redefine, rectangle=rectangle), (self._key, id(rectangle))
+        )
 
     @property
-    def key(self) -> object:
+    def _key(self) -> object:
         """Equal for edits that change a rectangle in the same way."""
         return self.kind
 
-    def redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
+    def _redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
         """Return the definition with the rectangle edited."""
         raise NotImplementedError
 
-    def describe(self, preposition: str) -> str:
+    def _describe(self, preposition: str) -> str:
         """Return the edit in words, after its verb."""
         keys = self.keys._named("key", "keys")
         queries = "every query"
@@ -92,12 +94,12 @@ class Hide(KeyEdit):
     """Hide some keys from some queries."""
 
     kind = "hide"
-    rank = 2
+    _rank = 2
 
     def __str__(self) -> str:
-        return f"hide {self.describe('from')}"
+        return f"hide {self._describe('from')}"
 
-    def redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
+    def _redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
         return hide_keys(attention, rectangle)
 
 
@@ -106,21 +108,21 @@ class Boost(KeyEdit):
     """Let some keys count `by` times as much for some queries."""
 
     kind = "boost"
-    rank = 1
+    _rank = 1
     by: float = 1.0
 
     def __str__(self) -> str:
-        return f"boost {self.describe('for')} by {self.by:g}"
+        return f"boost {self._describe('for')} by {self.by:g}"
 
-    def redefinition(self, at: EditedCall) -> Redefinition | None:
-        found = super().redefinition(at)  # looks for the keys also where nothing changes
+    def _redefinition(self, at: EditedCall) -> Redefinition | None:
+        found = super()._redefinition(at)  # looks for the keys also where nothing changes
         return None if self.by == 1.0 else found
 
     @property
-    def key(self) -> object:
+    def _key(self) -> object:
         return self.kind, self.by
 
-    def redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
+    def _redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
         # The weight grows by the factor, since exp(score + ln by) = by · exp(score).
         return raise_scores(attention, rectangle, math.log(self.by))
 

@@ -112,7 +112,7 @@ class PatchEdits:
         whole = make_patch(recording, layers, **given)
         found = find_attentions(model, "edit")
         edits = []
-        for name in whole.select([*found.attentions], [], found.unwatched):
+        for name in whole._select([*found.attentions], [], found.unwatched):
             recorded = recording[name].call
             if by == "head":
                 edits += [make_patch(recording, name, head, **given) for head in recorded.heads]

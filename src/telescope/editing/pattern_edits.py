@@ -40,9 +40,9 @@ class Redefine(Edit):
     """Replace the definition of some attentions by a function of it."""
 
     kind = "redefine"
-    changes = Part.DEFINITION
-    rank = 0
-    kept_by_name = "function"
+    _changes = Part.DEFINITION
+    _rank = 0
+    _kept_by_name = "function"
     function: Callable[[Attention], Attention] | str = ""
     """From Attention to Attention; its name where the edit was read from a file."""
 
@@ -54,10 +54,10 @@ class Redefine(Edit):
         return f"redefine {where} by {name}"
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         return Needs.WHOLE_BATCH
 
-    def redefinition(self, at: EditedCall) -> Redefinition:
+    def _redefinition(self, at: EditedCall) -> Redefinition:
         def apply(attention: Attention) -> Attention:
             # `ts.edit` refuses an edit that holds only the name of its function.
             assert not isinstance(self.function, str)
@@ -102,9 +102,9 @@ class Frozen(Edit):
     """Attend as a recording did, with the values of this run."""
 
     kind = "frozen"
-    changes = Part.TENSORS
-    rank = 3
-    kept_by_name = "recording"
+    _changes = Part.TENSORS
+    _rank = 3
+    _kept_by_name = "recording"
     recording: Recording | str = ""
     """The recording; the name of its model where the edit was read from a file."""
 
@@ -114,14 +114,14 @@ class Frozen(Edit):
         return f"freeze {where} as recorded of {model}"
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         return Needs.PLACE | Needs.POSITIONS | Needs.PASS | Needs.WHOLE_BATCH
 
     @property
-    def edits_every_layer(self) -> bool:
+    def _edits_every_layer(self) -> bool:
         return False  # those that were recorded
 
-    def select(
+    def _select(
         self, names: Sequence[str], passes: Sequence[str], unwatched: Sequence[str]
     ) -> list[str]:
         # An attention that was watched and never called has no pattern.
@@ -138,15 +138,15 @@ class Frozen(Edit):
             )
         return selected
 
-    def select_heads(self, name: str, count: int) -> Sequence[int] | None:
+    def _select_heads(self, name: str, count: int) -> Sequence[int] | None:
         if self.heads is not None:
-            return super().select_heads(name, count)
+            return super()._select_heads(name, count)
         # The part of a divided model has recorded its own heads, numbered from 0.
         return range(count) if self._recorded._is_part else self._recorded[name].call.heads
 
-    def contradicts(self, other: Edit) -> str:
+    def _contradicts(self, other: Edit) -> str:
         # The context is changed after the pattern, so that both edits apply.
-        if other.changes is Part.CONTEXT:
+        if other._changes is Part.CONTEXT:
             return ""
         return "a frozen pattern is not computed anew"
 
@@ -155,7 +155,7 @@ class Frozen(Edit):
         assert isinstance(self.recording, Recording)
         return self.recording
 
-    def change_tensors(self, at: EditedCall, call: AttentionCall) -> AttentionCall:
+    def _change_tensors(self, at: EditedCall, call: AttentionCall) -> AttentionCall:
         """Return the call with the queries and keys of the recording in the frozen heads, and its
         own values.
 

@@ -123,7 +123,7 @@ def grids_of(call: RecordedCall) -> list[tuple[int, Grid]]:
     if sides is None or sides.keys is None:
         return []
     return [
-        (first + part.first, part) for first, part in sides.keys.parts() if isinstance(part, Grid)
+        (first + part.first, part) for first, part in sides.keys._parts() if isinstance(part, Grid)
     ]
 
 

@@ -82,7 +82,7 @@ def read(model: Model, model_name: str, text: str, target: str | None = None) ->
     except ValueError as problem:
         raise _unreadable(str(problem)) from None
     # A server keeps many runs: a long text keeps its steps, and not who wrote them.
-    stream = None if recording is None else recording.stream
+    stream = None if recording is None else recording._stream
     if stream is not None and stream.nbytes > MOST_STREAM:
         stream.passes.clear()
     name = run_name(model_name, text, target)

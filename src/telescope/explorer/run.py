@@ -263,7 +263,7 @@ class AttentionView:
     def _no_image(self) -> str | None:
         """Return why weights cannot be shown over an image, or None."""
         sides = self.call._facts.tokens
-        parts = () if sides is None or sides.keys is None else sides.keys.parts()
+        parts = () if sides is None or sides.keys is None else sides.keys._parts()
         if not any(isinstance(part, Grid) for _, part in parts):
             return (
                 "no key is said to be a patch of an image: ts.watch(model, tokens=ts.Grid(14, 14)) "

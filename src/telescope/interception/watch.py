@@ -314,8 +314,8 @@ def record_calls(
     )
     noting: AbstractContextManager[None] = nullcontext()
     if keeps_stream:
-        recording.stream = StreamLog(modules[""])
-        noting = noting_streams(recording.stream, modules, attentions, observer)
+        recording._stream = StreamLog(modules[""])
+        noting = noting_streams(recording._stream, modules, attentions, observer)
     with residuals, noting, found.intercepting(selected, observer):
         try:
             yield recording

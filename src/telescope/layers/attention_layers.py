@@ -235,7 +235,7 @@ class SynthesizerAttention(DefinedLayer):
         values = split_heads(self.V(x), self.heads)
         if cache is not None:
             keys, values = cache.append(keys, values, at.start)
-            attention = cache.hide_unwritten(attention, at)
+            attention = cache._hide_unwritten(attention, at)
         context: Tensor = self.attend(queries, keys, values, attention, across=False)
         y: Tensor = self.W_O(join_heads(context))
         return y

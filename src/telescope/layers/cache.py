@@ -91,7 +91,7 @@ class LayerCache:
         self.values[:, :, start:stop] = values
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
-    def hide_unwritten(self, attention: Attention, at: CachePosition) -> Attention:
+    def _hide_unwritten(self, attention: Attention, at: CachePosition) -> Attention:
         """Return the definition for the keys that `append` returned: slots that are not written yet
         are masked.
         """

@@ -166,7 +166,7 @@ class MultiHeadAttention(DefinedLayer):
         query_stack, key_stack = self._stacks()
         return {"W_q": query_stack["W_q"], "W_k": key_stack["W_k"], "W_v": key_stack["W_v"]}
 
-    def ignored_bias(self) -> tuple[nn.Parameter, slice] | None:
+    def _ignored_bias(self) -> tuple[nn.Parameter, slice] | None:
         """Return the bias of W_k, as a parameter and a part of it, if this bias changes no
         attention weight.
 
@@ -227,7 +227,7 @@ class MultiHeadAttention(DefinedLayer):
             queries, keys, values = self._project_all(x, at)
             if cache is not None:
                 keys, values = cache.append(keys, values, at.start)
-                attention = cache.hide_unwritten(attention, at)
+                attention = cache._hide_unwritten(attention, at)
         else:
             queries = self.queries(x)
             # Keys and values may have been computed before, once for many calls.

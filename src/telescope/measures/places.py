@@ -280,7 +280,7 @@ class Places:
     @property
     def tensors(self) -> list[Tensor]:
         """Every tensor that this object keeps."""
-        listed = [tensor for listing in (self.listed or {}).values() for tensor in listing.tensors]
+        listed = [tensor for listing in (self.listed or {}).values() for tensor in listing._tensors]
         return [self.place, self.first, *listed, *([] if self.ids is None else [self.ids])]
 
     def marks(self, count: int = 1) -> Marks | None:
@@ -301,7 +301,7 @@ class Places:
                 for name in SINGLE
             ]
         )
-        listed = [self.listed[name].repeated(count) for name in MATCHES if name in self.listed]
+        listed = [self.listed[name]._repeated(count) for name in MATCHES if name in self.listed]
         return Marks(self.place - FAR, single, tuple(listed))
 
     def habits(self, rows: slice) -> Bool[Tensor, "name #batch row key"]:

@@ -79,7 +79,7 @@ def image(
     found = _weights(seen, query, tokens, batch)
     heads = [*range(len(found.names))] if head is None else [_place(found.names, head)]
     grids = {
-        part.name: (first, part) for first, part in found.keys.parts() if isinstance(part, Grid)
+        part.name: (first, part) for first, part in found.keys._parts() if isinstance(part, Grid)
     }
     if not grids:
         raise ValueError(
@@ -303,7 +303,7 @@ def _beside(found: _Found, place: int) -> str:
     """
     numbers = found.numbers[place]
     is_patch = torch.zeros(len(numbers), dtype=torch.bool)
-    for first, part in found.keys.parts():
+    for first, part in found.keys._parts():
         if isinstance(part, Grid):
             is_patch[first + part.first : first + part.first + part.count] = True
     others = [i for i in range(len(numbers)) if not is_patch[i]]

@@ -96,7 +96,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         """The edits that changed a recorded call, each once, in the order of their first use."""
         self._is_part = False
         """Whether several processes divide the heads of the model, and these are those of one."""
-        self.stream = None
+        self._stream = None
         self._options = KeepOptions() if options is None else options
         self._queue = SurveyQueue(self._options)
         self._watched = {
@@ -164,8 +164,8 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
             calls.append(KEEP[self.keep](name, call, self._options, self._queue))
             calls[-1]._facts.tokens = sides
         self._last_run[name] = self._run
-        if self.stream is not None:
-            self._note_stream(self.stream, calls, len(call.queries), call.size[0])
+        if self._stream is not None:
+            self._note_stream(self._stream, calls, len(call.queries), call.size[0])
         if self.on_call is not None:
             self.on_call(name)
         return calls[-1]
@@ -416,7 +416,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
     @property
     def nbytes(self) -> int:
         """How many bytes are kept, in memory or in files."""
-        stream = 0 if self.stream is None else self.stream.nbytes
+        stream = 0 if self._stream is None else self._stream.nbytes
         return stream + nbytes_of([call for calls in self._calls.values() for call in calls])
 
     @property

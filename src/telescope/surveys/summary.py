@@ -88,7 +88,7 @@ class Summary:
     shares: Float[Tensor, "batch heads query segment"] | None = None
     """The share of each query's weight that goes to each segment of the keys."""
 
-    def one_head(self, i: int) -> "Summary":
+    def _one_head(self, i: int) -> "Summary":
         """Return the numbers of head i; every tensor keeps its heads axis, of size 1."""
         # Every field has its heads in axis 1.
         kept: dict[str, Any] = {

@@ -193,7 +193,7 @@ class Survey(Statistics):
             keys=self.keys[:, key_head],
             values=None if self.values is None else self.values[:, key_head],
             attention=restrict_to_heads(self.attention, which, self.queries.shape[1]),
-            summary=self.summary.one_head(number),
+            summary=self.summary._one_head(number),
             context=None if self.context is None else self.context[:, [number]],
         )
 

@@ -27,7 +27,7 @@ class TokenKind(ABC):
         """The name of each token."""
 
     @abstractmethod
-    def parts(self, first: int = 0) -> "Iterator[tuple[int, TokenKind]]":
+    def _parts(self, first: int = 0) -> "Iterator[tuple[int, TokenKind]]":
         """Yield each grid, stretch of frames and stretch of labels with the position of its first
         token; `first` is the position of this kind's.
         """
@@ -44,10 +44,10 @@ class TokenKind(ABC):
         if not isinstance(token, str | tuple):
             return check_index(what, token, len(self))
         name = token_name(token)
-        if name in self._places:
-            return self._places[name]
+        if name in self._place_of:
+            return self._place_of[name]
         # A place outside of a grid has no similar name.
-        grids = [part.places for _, part in self.parts() if isinstance(part, Grid)]
+        grids = [part._places for _, part in self._parts() if isinstance(part, Grid)]
         known = hint(name, self._examples())
         if isinstance(token, tuple):
             spans = [f"{places[0]} to {places[-1]}" for places in grids]
@@ -55,13 +55,13 @@ class TokenKind(ABC):
         raise ValueError(f'no {what} is "{name}"; {known}')
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _place_of(self) -> dict[str, int]:
         # Reversed, so that of equal names the first remains.
         return {name: at for at, name in reversed([*enumerate(self.names)])}
 
     def _examples(self) -> list[str]:
         """Return names to suggest: the first and the last of many."""
-        names = [*self._places]
+        names = [*self._place_of]
         return names if len(names) <= 40 else [names[-1], "…", names[0]]
 
 
@@ -88,7 +88,7 @@ class Labels(TokenKind):
     def names(self) -> tuple[str, ...]:
         return self.labels
 
-    def parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
+    def _parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
         yield first, self
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class _Named(TokenKind):
 
     @property
     @abstractmethod
-    def places(self) -> tuple[str, ...]:
+    def _places(self) -> tuple[str, ...]:
         """The names of the tokens that lie somewhere."""
 
     @property
@@ -121,14 +121,14 @@ class _Named(TokenKind):
     @cached_property
     def names(self) -> tuple[str, ...]:
         shown = f"{self.name} " if self.name else ""
-        return (*self.before, *(f"{shown}{place}" for place in self.places), *self.after)
+        return (*self.before, *(f"{shown}{place}" for place in self._places), *self.after)
 
     @property
     def first(self) -> int:
         """The position of the first token that lies somewhere."""
         return len(self.before)
 
-    def parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
+    def _parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
         yield first, self
 
     def _check(self, count: int, what: str) -> None:
@@ -186,7 +186,7 @@ class Grid(_Named):
         return self.rows * self.columns
 
     @cached_property
-    def places(self) -> tuple[str, ...]:
+    def _places(self) -> tuple[str, ...]:
         return tuple(f"({i // self.columns}, {i % self.columns})" for i in range(self.count))
 
     def to_json(self) -> dict[str, Any]:
@@ -245,7 +245,7 @@ class Frames(_Named):
         return self.seconds / self.frames
 
     @cached_property
-    def places(self) -> tuple[str, ...]:
+    def _places(self) -> tuple[str, ...]:
         # As many digits as tell neighbouring frames apart.
         digits = max(0, ceil(-log10(self.step)))
         return tuple(f"{frame * self.step:.{digits}f} s" for frame in range(self.frames))
@@ -279,7 +279,7 @@ class Segments(TokenKind):
         read = [read_part(part) for part in parts]
         # Segments inside of others are these parts in their order.
         self.segments: tuple[TokenKind, ...] = tuple(
-            inner for part in read for _, inner in part.parts()
+            inner for part in read for _, inner in part._parts()
         )
         named = [part.name for part in self.segments if isinstance(part, _Named)]
         for name in named:
@@ -296,7 +296,7 @@ class Segments(TokenKind):
     def names(self) -> tuple[str, ...]:
         return tuple(name for part in self.segments for name in part.names)
 
-    def parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
+    def _parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
         for part in self.segments:
             yield first, part
             first += len(part)
@@ -305,7 +305,7 @@ class Segments(TokenKind):
     def spans(self) -> dict[str, list[int]]:
         """The positions of each part's tokens by its name; "text" are all labels."""
         found: dict[str, list[int]] = {}
-        for first, part in self.parts():
+        for first, part in self._parts():
             positions = range(first, first + len(part))
             name = (part.name or str(part)) if isinstance(part, _Named) else "text"
             found[name] = [*found.get(name, []), *positions]

@@ -1,0 +1,139 @@
+"""Prepare docstrings for the reference of the site: an extension of griffe, which mkdocstrings
+reads the package with.
+
+The pages in docs/reference name what they show by lines `::: telescope.attend`. This extension
+turns objects that are called, such as `ts.mute`, into functions; leaves out the signatures of
+classes that no user makes; and lists the fields of a class in one table.
+"""
+
+import re
+from textwrap import indent
+
+import griffe
+
+SHAPED = ("Float", "Int", "Bool", "Shaped", "Integer")
+SECTION = re.compile(r"^(?:Example|Examples|Raises|Args|Returns|Yields):$", re.M)
+
+
+class Reference(griffe.Extension):
+    """Prepare the package once it is read."""
+
+    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: object) -> None:
+        """Prepare every module of the package."""
+        if pkg.name == "telescope":
+            for module in _modules(pkg):
+                _make_functions(module)
+                _prepare(module)
+
+
+def _modules(module: griffe.Module) -> list[griffe.Module]:
+    own = [part for part in module.members.values() if not part.is_alias and part.is_module]
+    return [module, *(inner for part in own for inner in _modules(part))]
+
+
+def _make_functions(module: griffe.Module) -> None:
+    """Replace each object of a class that defines `__call__` by a function with the other methods
+    of the class as members.
+
+    So `mute = MuteEdits()` becomes the function mute, with mute.each.
+    """
+    for name, value in list(module.members.items()):
+        if value.is_alias or not value.is_attribute or not isinstance(value.value, griffe.ExprCall):
+            continue
+        kind = module.members.get(str(value.value.function))
+        is_class = kind is not None and not kind.is_alias and kind.is_class
+        called = kind.members.get("__call__") if is_class else None
+        # A value with fields of its own, such as `causal`, is shown as a value.
+        if called is None or value.value.arguments or value.docstring:
+            continue
+        function = _function(name, called)
+        for inner in kind.members.values():
+            if inner.is_function and not inner.name.startswith("_"):
+                function.set_member(inner.name, _function(inner.name, inner))
+        module.set_member(name, function)
+
+
+def _function(name: str, method: griffe.Function) -> griffe.Function:
+    """Return a method as a function, without `self`."""
+    parameters = [one for one in method.parameters if one.name != "self"]
+    return griffe.Function(
+        name,
+        lineno=method.lineno,
+        endlineno=method.endlineno,
+        parameters=griffe.Parameters(*parameters),
+        returns=method.returns,
+        docstring=method.docstring,
+        parent=method.parent,
+    )
+
+
+def _prepare(whole: griffe.Object) -> None:
+    """Prepare the docstring of everything in a module or class."""
+    for part in list(whole.members.values()):
+        if part.is_alias or part.is_module:
+            continue
+        if part.is_class:
+            _list_fields(part)
+            if part.docstring and "Args:" not in part.docstring.value.splitlines():
+                # Users get this object from a function, and do not make it.
+                part.members.pop("__init__", None)
+        if part.is_class or part.is_function:
+            _show_shapes(part)
+            _prepare(part)
+        if part.docstring:
+            # griffe knows the section by its plural.
+            part.docstring.value = re.sub(
+                r"^Example:$", "Examples:", part.docstring.value, flags=re.M
+            )
+
+
+def _list_fields(kind: griffe.Class) -> None:
+    """Move the docstrings of fields into a table in the docstring of their class."""
+    fields = [
+        part
+        for name, part in kind.members.items()
+        if part.is_attribute
+        and not part.is_alias
+        and part.docstring
+        and "property" not in part.labels
+        and not name.startswith("_")
+    ]
+    if not fields or kind.docstring is None:
+        return
+    rows = ""
+    for part in fields:
+        rows += f"{part.name}:\n" + indent(part.docstring.value, "    ") + "\n"
+        part.docstring = None
+    text = kind.docstring.value
+    if re.search(r"^Attributes:$", text, re.M):
+        kind.docstring.value = re.sub(
+            r"^Attributes:\n", lambda _: "Attributes:\n" + indent(rows, "    "), text, flags=re.M
+        )
+        return
+    # Before the first other section, or at the end.
+    found = SECTION.search(text)
+    at = found.start() if found else len(text)
+    section = "Attributes:\n" + indent(rows, "    ")
+    kind.docstring.value = f"{text[:at].rstrip()}\n\n{section}\n{text[at:]}".rstrip()
+
+
+def _show_shapes(function: griffe.Object) -> None:
+    """Replace names such as `Queries` by the type with its shape that they stand for."""
+    if not function.is_function:
+        return
+    for one in function.parameters:
+        one.annotation = _shaped(one.annotation)
+    function.returns = _shaped(function.returns)
+
+
+def _shaped(annotation: object) -> object:
+    if not isinstance(annotation, griffe.ExprName):
+        return annotation
+    try:
+        named = annotation.parent.modules_collection[annotation.canonical_path]
+        named = named.final_target if named.is_alias else named
+    except (KeyError, AttributeError, griffe.AliasResolutionError):
+        return annotation
+    value = getattr(named, "value", None)
+    is_shape = isinstance(value, griffe.ExprSubscript) and str(value.left) in SHAPED
+    return value if is_shape else annotation
