@@ -46,7 +46,8 @@ class HeadCircuits:
         1/√d_k and before a softcap. With rotary positions, that of a query and a key at the same
         place.
 
-        Raise a ValueError if the scores are no such product: where queries or keys are normalised.
+        Raises:
+            ValueError: if the scores are no such product: where queries or keys are normalised.
         """
         return self._weights.qk(self.number)
 

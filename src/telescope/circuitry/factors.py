@@ -28,8 +28,9 @@ class Factors:
     Of QK, x · leftᵀ right · y is the score of a query at x with a key at y, before it is scaled. Of
     OV, leftᵀ right · y is what a key at y adds to the stream, for each unit of weight.
 
-    left   the rows that a query reads (QK), or that the head writes (OV)
-    right  the rows that a key reads (QK), or a value (OV)
+    Attributes:
+        left: the rows that a query reads (QK), or that the head writes (OV).
+        right: the rows that a key reads (QK), or a value (OV).
 
     Example:
         >>> import torch
@@ -63,7 +64,8 @@ class Factors:
     def matrix(self) -> Float[Tensor, "d_left d_right"]:
         """Return the whole matrix.
 
-        Raise a ValueError where it has more than 2**26 numbers: it is the factors that are small.
+        Raises:
+            ValueError: where it has more than 2**26 numbers: it is the factors that are small.
         """
         rows = self.left.shape[1]
         columns = self.right.shape[1]

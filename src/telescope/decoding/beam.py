@@ -33,20 +33,20 @@ def beam(
     """Search for the likeliest texts after each prompt, and return the `n_best` of each, the best
     first.
 
-    model           a GPT, Transformer, LuongTranslator or any model with a registered writer
-    prompts         a text or a list of ids, several of them, or an int64 tensor (batch, n)
-    beams           texts kept at each step
-    max_new_tokens  longest text, in tokens
-    length_penalty  a text of n new tokens scores Σ log p / n^length_penalty: above 0 long texts are
-                    preferred
-    n_best          texts returned for each prompt, at most `beams`
-    early_stopping  stop as soon as `beams` texts have ended; otherwise when no unfinished text
-                    could become better
-    end             ids that end a text, model.special.end unless given; the id of padding is never
-                    chosen
-
     Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not
     fit the model.
+
+    Args:
+        model: a GPT, Transformer, LuongTranslator or any model with a registered writer.
+        prompts: a text or a list of ids, several of them, or an int64 tensor (batch, n).
+        beams: texts kept at each step.
+        max_new_tokens: longest text, in tokens.
+        length_penalty: a text of n new tokens scores Σ log p / n^length_penalty: above 0 long texts
+            are preferred.
+        n_best: texts returned for each prompt, at most `beams`.
+        early_stopping: stop as soon as `beams` texts have ended; otherwise when no unfinished text
+            could become better.
+        end: ids that end a text, model.special.end unless given; the id of padding is never chosen.
 
     Example:
         >>> from telescope.decoding import beam

@@ -32,24 +32,24 @@ def generate(
 ) -> list[Written]:
     """Generate a text for each prompt: a GPT continues the prompt, a translator translates it.
 
-    model               a GPT, Transformer, LuongTranslator or any model with a registered writer
-    prompts             a text or a list of ids, several of them, or an int64 tensor (batch, n)
-    max_new_tokens      longest text, in tokens
-    temperature         logits are divided by it; 0 is greedy: always the likeliest token
-    top_k               sample from the k likeliest tokens only
-    top_p               sample from the fewest tokens whose probabilities sum to p
-    min_p               sample from tokens at least p times as likely as the likeliest
-    repetition_penalty  positive logits of tokens seen before are divided by it, negative ones
-                        multiplied
-    seed                prompt i is sampled with seed + i
-    stop                texts at which to stop; they are not part of the returned text
-    end                 ids that end a text, model.special.end unless given; the id of padding is
-                        never chosen
-
     Prompts may differ in length. Each gets the text that it would get alone with its own seed.
 
     Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not
     fit the model.
+
+    Args:
+        model: a GPT, Transformer, LuongTranslator or any model with a registered writer.
+        prompts: a text or a list of ids, several of them, or an int64 tensor (batch, n).
+        max_new_tokens: longest text, in tokens.
+        temperature: logits are divided by it; 0 is greedy: always the likeliest token.
+        top_k: sample from the k likeliest tokens only.
+        top_p: sample from the fewest tokens whose probabilities sum to p.
+        min_p: sample from tokens at least p times as likely as the likeliest.
+        repetition_penalty: positive logits of tokens seen before are divided by it, negative ones
+            multiplied.
+        seed: prompt i is sampled with seed + i.
+        stop: texts at which to stop; they are not part of the returned text.
+        end: ids that end a text, model.special.end unless given; the id of padding is never chosen.
 
     Example:
         >>> from telescope.decoding import generate

@@ -80,7 +80,8 @@ class MuteEdits:
     ) -> list[Mute | Ablate]:
         """Return one edit for each head of a model, of all passes through it, for `ts.effect`.
 
-        Raise a ValueError if a number of heads cannot be told before the model runs.
+        Raises:
+            ValueError: if a number of heads cannot be told before the model runs.
         """
         found = find_attentions(model, "edit")
         edits = []

@@ -66,10 +66,10 @@ class HeadHealth:
 class Rule:
     """An alert rule: a measure of any layer above or below a threshold.
 
-    measure  "logit": the largest of a layer;
-             "entropy": that of the head with the smallest mean;
-             "one_key": the largest share of the weight on one key;
-             "dead", "collapsed": the number of such heads
+    Args:
+        measure: "logit": the largest of a layer; "entropy": that of the head with the smallest
+            mean; "one_key": the largest share of the weight on one key; "dead", "collapsed": the
+            number of such heads.
 
     Example:
         >>> import telescope as ts

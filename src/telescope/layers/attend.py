@@ -129,7 +129,8 @@ class Attend(nn.Module):
 
     A hook gets (queries, keys, values, attention) as inputs and the context as output.
 
-    dropout  the probability with which an attention weight is dropped, in training only
+    Args:
+        dropout: the probability with which an attention weight is dropped, in training only.
 
     Example:
         >>> import torch, telescope as ts

@@ -27,11 +27,12 @@ from .cache import CachePosition, LayerCache
 class SelfAttention(DefinedLayer):
     """Z = softmax(Q Kᵀ / √d_k) V with Q = X W_q, K = X W_k, V = X W_v.
 
-    d_model    width of X
-    d_k, d_v   width of queries and keys, d_model unless given; of values, d_k unless given
-    bias       whether W_q, W_k and W_v have a bias
-    attention  the definition: scale, mask, bias, ...
-    dropout    the probability with which an attention weight is dropped, in training only
+    Args:
+        d_model: width of X.
+        d_k, d_v: width of queries and keys, d_model unless given; of values, d_k unless given.
+        bias: whether W_q, W_k and W_v have a bias.
+        attention: the definition: scale, mask, bias, ...
+        dropout: the probability with which an attention weight is dropped, in training only.
 
     Example:
         >>> import torch
@@ -78,14 +79,15 @@ class LuongAttention(DefinedLayer):
     """c_i = Σ_j α_ij h_j, α_i = softmax(e_i), e_ij = similarity(s_i, h_j): h_j is both key and
     value.
 
-    score        "dot" s·h, "general" s·W·h, "concat" v·tanh(s W_q + h W_k)
-    d_query      width of s_i
-    d_memory     width of h_j, d_query unless given
-    d_attention  width of v, for "concat" only; d_memory unless given
-    attention    the rest of the definition; its score is ignored
-    dropout      the probability with which an attention weight is dropped, in training only
-
     Raises a ValueError for an unknown score, or widths that do not fit the score.
+
+    Args:
+        score: "dot" s·h, "general" s·W·h, "concat" v·tanh(s W_q + h W_k).
+        d_query: width of s_i.
+        d_memory: width of h_j, d_query unless given.
+        d_attention: width of v, for "concat" only; d_memory unless given.
+        attention: the rest of the definition; its score is ignored.
+        dropout: the probability with which an attention weight is dropped, in training only.
 
     Example:
         >>> import torch
@@ -169,13 +171,14 @@ class SynthesizerAttention(DefinedLayer):
     + b1) with a constant 1 as one more feature, the keys are the columns of B with b2 as that
     feature.
 
-    d_model    width of X and Y
-    heads      number of heads; divides d_model
-    block      number of columns of B, the length of the longest sequence
-    shared     whether all heads share one B and b2
-    bias       whether there are b1, b2 and the biases of V and W_O
-    attention  the definition: scale, mask, ...
-    dropout    the probability with which an attention weight is dropped, in training only
+    Args:
+        d_model: width of X and Y.
+        heads: number of heads; divides d_model.
+        block: number of columns of B, the length of the longest sequence.
+        shared: whether all heads share one B and b2.
+        bias: whether there are b1, b2 and the biases of V and W_O.
+        attention: the definition: scale, mask, ...
+        dropout: the probability with which an attention weight is dropped, in training only.
 
     Example:
         >>> import torch
@@ -222,10 +225,11 @@ class SynthesizerAttention(DefinedLayer):
     ) -> States:
         """Return Y.
 
-        mask   a mask for this call, combined with the definition's by &
-        at     the positions of x in the sequence and in the cache
-        cache  columns and values of earlier tokens: those of x are written behind them, and x sees
-               them all
+        Args:
+            mask: a mask for this call, combined with the definition's by &.
+            at: the positions of x in the sequence and in the cache.
+            cache: columns and values of earlier tokens: those of x are written behind them, and x
+                sees them all.
         """
         check_features(self, "x", x, "d_model")
         attention = self.attention.with_extra_mask(mask)

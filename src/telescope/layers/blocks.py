@@ -37,10 +37,12 @@ class LearnedPositions(nn.Module):
     def forward(self, x: States, start: int | Positions = 0) -> States:
         """Return x plus the embedding of each position.
 
-        start  the position of the first token, or a tensor (n,) or (batch, n) with the position of
-               each
+        Args:
+            start: the position of the first token, or a tensor (n,) or (batch, n) with the position
+                of each.
 
-        Raises a ValueError where `start` is a number and a position is outside the table.
+        Raises:
+            ValueError: where `start` is a number and a position is outside the table.
         """
         check_features(self, "x", x, "d_model")
         # A tensor may be on a GPU: `embedding` checks it there.
@@ -61,8 +63,9 @@ class SinusoidalPositions(nn.Module):
     """x_i + PE(start + i), see `telescope.sinusoidal`. Nothing is learned, and positions are not
     limited.
 
-    d_model  width of x, an even number
-    pairs    "neighbours": sines and cosines alternate; "halves": sines first, then cosines
+    Args:
+        d_model: width of x, an even number.
+        pairs: "neighbours": sines and cosines alternate; "halves": sines first, then cosines.
 
     Example:
         >>> import torch
@@ -83,8 +86,9 @@ class SinusoidalPositions(nn.Module):
     def forward(self, x: States, start: int | Positions = 0) -> States:
         """Return x plus the sines and cosines of each position.
 
-        start  the position of the first token, or a tensor (n,) or (batch, n) with the position of
-               each
+        Args:
+            start: the position of the first token, or a tensor (n,) or (batch, n) with the position
+                of each.
         """
         check_features(self, "x", x, "d_model")
         if isinstance(start, int):
@@ -106,12 +110,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """FFN(x) = activation(x W_1 + b_1) W_2 + b_2  (Vaswani et al. 2017, section 3.3).
 
-    d_model, d_hidden  width of input and output; width of the hidden layer
-    activation         "relu", "gelu", "gelu_tanh" or "silu"
-    bias               whether the linear layers have a bias
-    dropout            the probability with which a hidden feature is dropped, in training only
-
     Raises a ValueError for a size below 1 or an unknown activation.
+
+    Args:
+        d_model, d_hidden: width of input and output; width of the hidden layer.
+        activation: "relu", "gelu", "gelu_tanh" or "silu".
+        bias: whether the linear layers have a bias.
+        dropout: the probability with which a hidden feature is dropped, in training only.
 
     Example:
         >>> import torch
@@ -188,11 +193,12 @@ class AddNorm(nn.Module):
     """norm(x + sublayer(x)) (Vaswani et al. 2017), or x + sublayer(norm(x)) with pre_norm=True
     (Xiong et al. 2020).
 
-    d_model   width of x
-    pre_norm  whether the norm comes before the sublayer instead of after the sum
-    norm      called with d_model to construct the norm: nn.LayerNorm, nn.RMSNorm
-    dropout   the probability with which a feature of the sublayer's output is dropped, in training
-              only
+    Args:
+        d_model: width of x.
+        pre_norm: whether the norm comes before the sublayer instead of after the sum.
+        norm: called with d_model to construct the norm: nn.LayerNorm, nn.RMSNorm.
+        dropout: the probability with which a feature of the sublayer's output is dropped, in
+            training only.
 
     Example:
         >>> import torch

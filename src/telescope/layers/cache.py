@@ -22,13 +22,15 @@ from .attend import Positions
 class CachePosition:
     """The cache slots and the positions of the tokens of one call, computed once for all layers.
 
-    start      the slot of the first token, which is the number of keys before it; for a cache of
-               fixed shape, a tensor (n,) with the slot of each token
-    positions  the position of each token in its own sequence, where these are not start, start + 1,
-               ...
-    rotation   the rotation of queries and keys at these positions, for layers with rotary positions
-    written    memo of `LayerCache.hide_unwritten`, so that layers with equal definitions share one
-               object
+    Attributes:
+        start: the slot of the first token, which is the number of keys before it; for a cache of
+            fixed shape, a tensor (n,) with the slot of each token.
+        positions: the position of each token in its own sequence, where these are not start, start
+            + 1, ...
+        rotation: the rotation of queries and keys at these positions, for layers with rotary
+            positions.
+        written: memo of `LayerCache.hide_unwritten`, so that layers with equal definitions share
+            one object.
 
     Example:
         >>> from telescope.layers import CachePosition
@@ -68,11 +70,13 @@ class LayerCache:
     ) -> tuple[Float[Tensor, "batch key_heads all d_k"], Float[Tensor, "batch key_heads all d_v"]]:
         """Write keys and values of n tokens and return views of the cache.
 
-        start  the slot of the first token: the views end with the last one. Or a tensor with the
-               slot of each token: the views are the whole cache, and `hide_unwritten` masks the
-               rest.
+        Args:
+            start: the slot of the first token: the views end with the last one. Or a tensor with
+                the slot of each token: the views are the whole cache, and `hide_unwritten` masks
+                the rest.
 
-        Raises a ValueError where the tokens do not fit.
+        Raises:
+            ValueError: where the tokens do not fit.
         """
         if not isinstance(start, int):
             # A fixed shape: slots are given by a tensor, and nothing depends on its value.
@@ -119,12 +123,13 @@ class Cache:
 
     Models make their caches: `model.cache(batch, room)`.
 
-    rooms    one LayerCache for each layer
-    length   the number of tokens written, an int; after `fixed()` a tensor
-    pads     how many of the first slots of each sequence are padding, (batch,); None where there is
-             no padding
-
     Raises a ValueError where `pads` has another length than the batch, or a number below 0.
+
+    Attributes:
+        rooms: one LayerCache for each layer.
+        length: the number of tokens written, an int; after `fixed()` a tensor.
+        pads: how many of the first slots of each sequence are padding, (batch,); None where there
+            is no padding.
 
     Example:
         >>> import torch
@@ -222,8 +227,9 @@ class Cache:
         """Replace sequence i by sequence index[i], for every i: for beams that survive, or a batch
         that shrinks.
 
-        since  how many first tokens sequences i and index[i] have in common, for every i; these are
-               not copied
+        Args:
+            since: how many first tokens sequences i and index[i] have in common, for every i; these
+                are not copied.
         """
         # After `fixed()` the length is not read: the whole cache is moved.
         filled = self.length if isinstance(self.length, int) else self.room

@@ -85,20 +85,21 @@ class MultiHeadAttention(DefinedLayer):
     W_v are stacked in one matrix W_qkv, so that self-attention takes one product; `projections()`
     returns each of them. A layer whose d_memory differs from d_model has W_q and W_kv instead.
 
-    d_model    width of X
-    heads      number of query heads
-    key_heads  number of key and value heads, `heads` unless given; fewer are grouped-query
-               attention, in which each key head serves heads / key_heads query heads
-    d_k, d_v   width of one head's queries and keys, d_model / heads unless given; of its values,
-               d_k unless given
-    d_memory   width of M, d_model unless given
-    d_out      width of Y, d_model unless given
-    bias       whether W_q, W_k, W_v and, unless `out_bias` is given, W_O have a bias
-    attention  the definition: scale, mask, bias, ...
-    rotary     rotary positions for queries and keys, in self-attention only
-    dropout    the probability with which an attention weight is dropped, in training only
-
     Raises a ValueError where the sizes do not fit together.
+
+    Args:
+        d_model: width of X.
+        heads: number of query heads.
+        key_heads: number of key and value heads, `heads` unless given; fewer are grouped-query
+            attention, in which each key head serves heads / key_heads query heads.
+        d_k, d_v: width of one head's queries and keys, d_model / heads unless given; of its values,
+            d_k unless given.
+        d_memory: width of M, d_model unless given.
+        d_out: width of Y, d_model unless given.
+        bias: whether W_q, W_k, W_v and, unless `out_bias` is given, W_O have a bias.
+        attention: the definition: scale, mask, bias, ...
+        rotary: rotary positions for queries and keys, in self-attention only.
+        dropout: the probability with which an attention weight is dropped, in training only.
 
     Example:
         >>> import torch
@@ -199,16 +200,18 @@ class MultiHeadAttention(DefinedLayer):
     ) -> Float[Tensor, "batch query d_out"]:
         """Return Y, the attention of x to the memory or, without a memory, to x itself.
 
-        memory  another sequence, or its keys and values from `keys_and_values`, computed once for
-                many calls. The batch of x may be a multiple of the number of memories: a batch of 6
-                and 2 sources are 3 beams for each source, in order.
-        mask    a mask for this call, combined with the definition's by &
-        at      the positions of x in the sequence and in the cache
-        cache   keys and values of earlier tokens: those of x are written behind them, and x sees
+        Args:
+            memory: another sequence, or its keys and values from `keys_and_values`, computed once
+                for many calls. The batch of x may be a multiple of the number of memories: a batch
+                of 6 and 2 sources are 3 beams for each source, in order.
+            mask: a mask for this call, combined with the definition's by &.
+            at: the positions of x in the sequence and in the cache.
+            cache: keys and values of earlier tokens: those of x are written behind them, and x sees
                 them all
 
-        Raises a ValueError where the shapes do not fit, or a memory comes with a cache or with
-        rotary positions.
+        Raises:
+            ValueError: where the shapes do not fit, or a memory comes with a cache or with rotary
+                positions.
         """
         self._check(memory, cache)
         return self._run(x, memory, self.attention.with_extra_mask(mask), at, cache)

@@ -40,8 +40,9 @@ TRIES = (
 class TryResult:
     """How far a student came with one try.
 
-    tried    whether there was a guess; first_guess: whether the first one was right
-    solved   whether it was done, as the page judged
+    Attributes:
+        tried: whether there was a guess; first_guess: whether the first one was right.
+        solved: whether it was done, as the page judged.
     """
 
     tried: bool

@@ -73,8 +73,9 @@ class Encoder(Model, config_type=EncoderConfig):
     """ids → embedding ⊕ positions ⊕ types → norm → blocks → hidden states; `pool` returns one
     vector for each text.
 
-    config     sizes and options
-    attention  the definition for every block
+    Args:
+        config: sizes and options.
+        attention: the definition for every block.
 
     Example:
         >>> import torch
@@ -132,12 +133,14 @@ class Encoder(Model, config_type=EncoderConfig):
     ) -> States:
         """Return the hidden state of each token.
 
-        mask       hides padding, e.g. ts.padding(lengths)
-        types      the type of each token, 0 unless given
-        positions  the position of each token; unless given, 0, 1, 2, …
+        Args:
+            mask: hides padding, e.g. ts.padding(lengths).
+            types: the type of each token, 0 unless given.
+            positions: the position of each token; unless given, 0, 1, 2, ….
 
-        Raises a ValueError where ids are not in the vocabulary, too many, or types are given to a
-        model without types.
+        Raises:
+            ValueError: where ids are not in the vocabulary, too many, or types are given to a model
+                without types.
         """
         # Before the lookup, whose own error names no id.
         check_ids("ids", ids, self.config.vocabulary)

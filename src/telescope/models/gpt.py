@@ -148,12 +148,12 @@ class GPTConfig(ModelConfig):
 class GPT(Model, config_type=GPTConfig):
     """ids → embedding ⊕ positions → blocks → norm → head → logits of the next token.
 
-    config     sizes and options
-    attention  the definition for every block; unless given, causal with the config's window. A
-               given one replaces both, so it needs a mask: ts.Attention(mask=ts.causal,
-               softcap=30.0)
-
     Raises a ValueError where `attention` has no mask.
+
+    Args:
+        config: sizes and options.
+        attention: the definition for every block; unless given, causal with the config's window. A
+            given one replaces both, so it needs a mask: ts.Attention(mask=ts.causal, softcap=30.0).
 
     Example:
         >>> import torch
@@ -221,15 +221,17 @@ class GPT(Model, config_type=GPTConfig):
     ) -> Logits:
         """Return the logits of the token that follows each token.
 
-        mask       combined with the definition's by &, e.g. ts.padding(keep=...); with a cache,
-                   over all its keys
-        positions  the position of each token; unless given, 0, 1, 2, … or, with a cache, those
-                   after its tokens
-        cache      keys and values of earlier tokens, from `model.cache()`; those of `ids` are
-                   appended to it
+        Args:
+            mask: combined with the definition's by &, e.g. ts.padding(keep=...); with a cache, over
+                all its keys.
+            positions: the position of each token; unless given, 0, 1, 2, … or, with a cache, those
+                after its tokens.
+            cache: keys and values of earlier tokens, from `model.cache()`; those of `ids` are
+                appended to it.
 
-        Raises a ValueError where ids are not in the vocabulary, too many, or of another batch than
-        the cache.
+        Raises:
+            ValueError: where ids are not in the vocabulary, too many, or of another batch than the
+                cache.
         """
         return self.logits(self.hidden(ids, mask, positions, cache))
 
@@ -307,10 +309,12 @@ class GPT(Model, config_type=GPTConfig):
         """Return an empty cache for `batch` sequences of up to `room` tokens, max_positions unless
         given.
 
-        pads  how many of the first tokens of each sequence are padding, (batch,): these are masked,
-              and the first real token has position 0
+        Args:
+            pads: how many of the first tokens of each sequence are padding, (batch,): these are
+                masked, and the first real token has position 0.
 
-        Raises a ValueError where `room` exceeds the positions that the model has.
+        Raises:
+            ValueError: where `room` exceeds the positions that the model has.
         """
         room = self.longest if room is None else room
         self._check_length(room)

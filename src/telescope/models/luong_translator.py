@@ -82,9 +82,10 @@ class LuongCache:
     """The decoder's state: hidden and cell state of its layers, and h̃, which is part of its next
     input.
 
-    memory, memory_mask  the encoder's output, and the mask that hides its padding
-    fed                  h̃ of the last step
-    length               the number of tokens decoded
+    Attributes:
+        memory, memory_mask: the encoder's output, and the mask that hides its padding.
+        fed: h̃ of the last step.
+        length: the number of tokens decoded.
 
     Example:
         >>> import torch
@@ -135,9 +136,10 @@ class LuongTranslator(Translator, config_type=LuongConfig):
 
     With input feeding, h̃ of a step is part of the next step's input.
 
-    config     sizes and options
-    attention  the definition of the attention to the encoder, except its score, which the config
-               chooses
+    Args:
+        config: sizes and options.
+        attention: the definition of the attention to the encoder, except its score, which the
+            config chooses.
 
     Example:
         >>> import torch
@@ -232,7 +234,8 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         """Return h̃ of every step, which `logits` turns into logits; a cache is continued, and
         updated in place.
 
-        Raises a ValueError unless exactly one of memory and cache is given.
+        Raises:
+            ValueError: unless exactly one of memory and cache is given.
         """
         check_ids("target", target, self.vocabulary)
         check_memory_or_cache(memory, cache)
@@ -265,9 +268,10 @@ class LuongTranslator(Translator, config_type=LuongConfig):
     ) -> LuongCache:
         """Return the decoder's first state, the encoder's last one.
 
-        beams  the number of targets for each source; the batch is sources · beams, the beams of a
-               source adjacent
-        room   ignored: an LSTM's state does not grow with the target
+        Args:
+            beams: the number of targets for each source; the batch is sources · beams, the beams of
+                a source adjacent.
+            room: ignored: an LSTM's state does not grow with the target.
         """
         check_sizes(beams=beams)
         # All beams of a source begin with its last state.

@@ -69,7 +69,8 @@ class Config:
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """Return the config with these fields, as `to_dict` returns them; others have defaults.
 
-        Raises a ValueError where a field without a default is missing.
+        Raises:
+            ValueError: where a field without a default is missing.
         """
         missing = [
             f'"{field.name}"'
@@ -115,9 +116,10 @@ class ModelConfig(Config):
 class Special:
     """The special token ids of a model. Ids that are not known are None.
 
-    start  the id that begins a text
-    end    the ids that end a text
-    pad    the id that fills shorter sequences of a batch
+    Args:
+        start: the id that begins a text.
+        end: the ids that end a text.
+        pad: the id that fills shorter sequences of a batch.
 
     Example:
         >>> from telescope.models import Special
@@ -211,9 +213,10 @@ class Model(nn.Module):
     A subclass that can be saved and loaded names its config: `class GPT(Model,
     config_type=GPTConfig)`. Loading finds the subclass by its name in `MODEL_CLASSES`.
 
-    config     the sizes and options that the model was built with
-    tokenizer  converts text to ids and back, or None
-    special    the special ids: start, end and padding
+    Attributes:
+        config: the sizes and options that the model was built with.
+        tokenizer: converts text to ids and back, or None.
+        special: the special ids: start, end and padding.
 
     Example:
         >>> import tempfile, torch, telescope as ts
@@ -248,10 +251,11 @@ class Model(nn.Module):
 
         The folder appears complete or not at all. A model that was saved there before is replaced.
 
-        Raises a ValueError where `path` holds anything else, where the model differs from what its
-        config describes, or where its definition has a function; a WriteError, which is a
-        ValueError and an OSError, where the disk is full or cannot be written; a TypeError where
-        the class or the tokenizer cannot be saved. Equal models have equal files.
+        Raises:
+            ValueError: where `path` holds anything else, where the model differs from what its
+                config describes, or where its definition has a function; a WriteError, which is a
+                ValueError and an OSError, where the disk is full or cannot be written; a TypeError
+                where the class or the tokenizer cannot be saved. Equal models have equal files.
         """
         # A definition that the config already describes is not stored twice.
         attention = custom_attention(self)

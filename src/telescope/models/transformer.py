@@ -106,11 +106,12 @@ class TransformerCache(Cache):
     """The cache of a Transformer's decoder: its own keys and values, and those of the encoder's
     output.
 
-    rooms        one LayerCache for each decoder block, for the self-attention
-    memory       keys and values of the encoder's output for each decoder block, computed once,
-                 shared by all beams
-    memory_mask  hides the padding of the source
-    pads         how many of the first tokens of each target are padding
+    Args:
+        rooms: one LayerCache for each decoder block, for the self-attention.
+        memory: keys and values of the encoder's output for each decoder block, computed once,
+            shared by all beams.
+        memory_mask: hides the padding of the source.
+        pads: how many of the first tokens of each target are padding.
 
     Example:
         >>> import torch
@@ -151,8 +152,9 @@ class Transformer(Translator, config_type=TransformerConfig):
     """source → encoder blocks → z; target → decoder blocks, with causal attention and attention to
     z → head → logits.
 
-    config     sizes and options
-    attention  the definition for every layer; the decoder's self-attention is made causal
+    Args:
+        config: sizes and options.
+        attention: the definition for every layer; the decoder's self-attention is made causal.
 
     Example:
         >>> import torch
@@ -258,12 +260,14 @@ class Transformer(Translator, config_type=TransformerConfig):
     ) -> TargetStates:
         """Return the decoder's hidden states for the target; `logits` turns them into logits.
 
-        memory     z, from `encode`; None with a cache, which holds the memory's keys and values
-        positions  the position of each token; unless given, 0, 1, 2, … or, with a cache, those
-                   after its tokens
-        cache      from `model.cache(memory)`; the target's keys and values are appended to it
+        Args:
+            memory: z, from `encode`; None with a cache, which holds the memory's keys and values.
+            positions: the position of each token; unless given, 0, 1, 2, … or, with a cache, those
+                after its tokens.
+            cache: from `model.cache(memory)`; the target's keys and values are appended to it.
 
-        Raises a ValueError without either memory or cache, or with both.
+        Raises:
+            ValueError: without either memory or cache, or with both.
         """
         # From a cache the memory comes as keys and values, else as the encoder's output.
         start: int | Tensor = 0
@@ -306,12 +310,13 @@ class Transformer(Translator, config_type=TransformerConfig):
     ) -> TransformerCache:
         """Return a cache for up to `room` tokens of each target, max_positions unless given.
 
-        memory       z, from `encode`; its keys and values are computed once and shared by all beams
-                     of a source
-        memory_mask  hides the padding of the source
-        beams        the number of targets for each source; the batch is sources · beams, the beams
-                     of a source adjacent
-        pads         how many of the first tokens of each target are padding
+        Args:
+            memory: z, from `encode`; its keys and values are computed once and shared by all beams
+                of a source.
+            memory_mask: hides the padding of the source.
+            beams: the number of targets for each source; the batch is sources · beams, the beams of
+                a source adjacent.
+            pads: how many of the first tokens of each target are padding.
         """
         check_sizes(beams=beams)
         room = self.config.max_positions if room is None else room

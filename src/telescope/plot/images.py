@@ -52,21 +52,22 @@ def image(
     """Draw how much weight one query gives to each patch of an image, over the picture if it is
     given.
 
-    seen    an attention of a recording, a `Trace`, a `Survey`, or a tensor (query, key), (heads,
-            query, key) or (batch, heads, query, key)
-    query   the token that looks: (row, column) of a patch, a name such as "[CLS]", or a position;
-            None draws what each patch receives from all queries together
-    head    the number of the head in the model; None draws all heads
-    image   the picture that the patches were cut from, with the shape of the grid: a file, an
-            image of PIL, or an array or tensor (height, width), (height, width, colour) or (colour,
-            height, width); of several grids a dict from their names to pictures
-    tokens  what the tokens are, a `Grid` or `Segments`, or (query tokens, key tokens); a recording
-            made with tokens= knows its own
-    width   "column" (85 mm) or "text" (175 mm), or inches; by default as wide as is needed
-
     The query's own patch has a frame. What the query gives to tokens that are no patches, such as
     class tokens, stands below. Of a recording of summaries, the weights that were kept are drawn,
     and below stands what part of the weight these are.
+
+    Args:
+        seen: an attention of a recording, a `Trace`, a `Survey`, or a tensor (query, key), (heads,
+            query, key) or (batch, heads, query, key).
+        query: the token that looks: (row, column) of a patch, a name such as "[CLS]", or a
+            position; None draws what each patch receives from all queries together.
+        head: the number of the head in the model; None draws all heads.
+        image: the picture that the patches were cut from, with the shape of the grid: a file, an
+            image of PIL, or an array or tensor (height, width), (height, width, colour) or (colour,
+            height, width); of several grids a dict from their names to pictures.
+        tokens: what the tokens are, a `Grid` or `Segments`, or (query tokens, key tokens); a
+            recording made with tokens= knows its own.
+        width: "column" (85 mm) or "text" (175 mm), or inches; by default as wide as is needed.
 
     Example:
         >>> import torch, telescope as ts

@@ -44,17 +44,18 @@ def heatmap(
     """Draw the weights of one head: a row for each query, a column for each key, brighter for more
     weight.
 
-    seen    a `Trace`, a `Survey`, one attention of a recording, or a tensor (query, key), (heads,
-            query, key) or (batch, heads, query, key)
-    tokens  names of the positions, what they are (`Grid`, `Frames`, `Segments`), or (query tokens,
-            key tokens); a trace, and a recording made with tokens=, knows its own
-    head    the number of the head in the model
-    width   "column" (85 mm), "text" (175 mm) or inches
-
     Up to 12 tokens every weight is written as a number, and a cell without weight is empty. Above
     48 tokens the colours rise with the power 0.4 of the weight, so that small weights can be seen;
     the colour bar shows it. Above 512 tokens a cell is the share of the weight that a block of
     queries gives to a block of keys; the axes then count tokens.
+
+    Args:
+        seen: a `Trace`, a `Survey`, one attention of a recording, or a tensor (query, key), (heads,
+            query, key) or (batch, heads, query, key).
+        tokens: names of the positions, what they are (`Grid`, `Frames`, `Segments`), or (query
+            tokens, key tokens); a trace, and a recording made with tokens=, knows its own.
+        head: the number of the head in the model.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts

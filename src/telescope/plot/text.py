@@ -26,12 +26,13 @@ def text(
     """Draw a text with each token highlighted by its share, from white for 0 to dark blue for the
     largest.
 
-    tokens  pieces of the text; a piece that begins with a space begins a word, and one with a line
-            break ends a line
-    shares  a number for each token, 0 or more: a row of weights, what each key receives, the
-            sources of an answer
-
     Raises ValueError where the numbers do not fit.
+
+    Args:
+        tokens: pieces of the text; a piece that begins with a space begins a word, and one with a
+            line break ends a line.
+        shares: a number for each token, 0 or more: a row of weights, what each key receives, the
+            sources of an answer.
 
     Example:
         >>> import telescope as ts
@@ -54,11 +55,12 @@ def sources(found: Sources, *, title: str | None = None, width: Width = "text") 
     """Draw the text that an answer comes from, each token highlighted by its score, and the answer
     below it.
 
-    found  what `recording.sources(span)` returned; of how="hidden", which knows segments alone, the
-           tokens of a segment share its score
-
     Blue is a score above 0, red one below: hiding that token would make the answer likelier. The
     title is the answer, and how its sources were found.
+
+    Args:
+        found: what `recording.sources(span)` returned; of how="hidden", which knows segments alone,
+            the tokens of a segment share its score.
 
     Example:
         >>> import torch, telescope as ts

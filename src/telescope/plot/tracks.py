@@ -45,13 +45,14 @@ def received(
 ) -> Picture:
     """Draw the weight that each key receives from all queries together, for every head.
 
-    seen    a `Survey`, one attention of a recording, a `Trace` or a tensor of weights
-    tokens  the name of each key, or what the keys are, such as a `Grid`; a recording made with
-            tokens= knows its own
-
     Up to four heads are lines, more are rows of a heat map, whose colours rise with the logarithm:
     a sink receives a thousand times more than other keys. A text of more than 600 tokens is
     averaged in blocks.
+
+    Args:
+        seen: a `Survey`, one attention of a recording, a `Trace` or a tensor of weights.
+        tokens: the name of each key, or what the keys are, such as a `Grid`; a recording made with
+            tokens= knows its own.
 
     Example:
         >>> import torch, telescope as ts
@@ -167,12 +168,13 @@ def training(
     """Draw the health of a training: losses, and for every head its mean entropy and its largest
     logit.
 
-    run  the events of a training (`report=events.append` collects them), or the folder that
-         `telescope train` wrote, whose TensorBoard logs are read. Entropies and logits are there
-         where `watch_every` or `--watch` was set
-
     An entropy that falls to 0 is a head that attends to one key alone; logits that rise without end
     end in overflow.
+
+    Args:
+        run: the events of a training (`report=events.append` collects them), or the folder that
+            `telescope train` wrote, whose TensorBoard logs are read. Entropies and logits are there
+            where `watch_every` or `--watch` was set.
 
     Example:
         >>> import telescope as ts
@@ -227,11 +229,12 @@ def health(
     """Draw what `ts.Health` measured of each head: its largest logit, mean entropy and largest
     share on one key.
 
-    reports  one `HealthReport`, drawn as a point for each head of each layer, or those of several
-             steps, drawn as lines
-
     A layer has a colour. The dashed line is the logit from which on the default rules give an
     alert.
+
+    Args:
+        reports: one `HealthReport`, drawn as a point for each head of each layer, or those of
+            several steps, drawn as lines.
 
     Example:
         >>> import torch, telescope as ts

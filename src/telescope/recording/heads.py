@@ -193,7 +193,8 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         """Draw a square for each head with matplotlib, layers from top to bottom, and return the
         axes.
 
-        Raise a ValueError if matplotlib is not installed, or if the table is empty.
+        Raises:
+            ValueError: if matplotlib is not installed, or if the table is empty.
         """
         # Check what can go wrong before anything is drawn.
         _check_known(habit, COLUMNS, "habit")

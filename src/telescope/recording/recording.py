@@ -264,13 +264,15 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         """Return a table of every head with its kind and habits, the clearest head of each kind
         first.
 
-        segments   names of spans of the text, or a number for each token: adds the share of the
-                   weight that each segment receives. A span is a range, a slice, a position, a pair
-                   (start, stop) or a list. Positions count the tokens of each sequence from 0,
-                   without padding. Tokens in no span are "other".
+        Args:
+            segments: names of spans of the text, or a number for each token: adds the share of the
+                weight that each segment receives. A span is a range, a slice, a position, a pair
+                (start, stop) or a list. Positions count the tokens of each sequence from 0, without
+                padding. Tokens in no span are "other".
 
-        Raise a ValueError if segments overlap or do not fit the text, or if no attention was called
-        while it was watched.
+        Raises:
+            ValueError: if segments overlap or do not fit the text, or if no attention was called
+                while it was watched.
         """
         # Of a recording without any call, say why: a table without rows would look like an answer.
         if self._watched and not any(self._calls.values()):
@@ -375,8 +377,9 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         """Write the recording to a folder that `ts.open` reads; an interrupted save leaves nothing
         behind.
 
-        Raise a ValueError if the folder holds a recording and `replace` is False, or if it holds
-        anything else.
+        Raises:
+            ValueError: if the folder holds a recording and `replace` is False, or if it holds
+                anything else.
         """
         save_recording(
             path,
@@ -393,13 +396,13 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
     def table(self, of: str = "queries", *, library: str = "pandas") -> Any:
         """Return the numbers of every attention as one long frame of pandas or polars.
 
-        of   "queries", "keys", "top": as in `Survey.table`, with the columns layer and call before
-             them
-             "heads": a row for each head, as in `heads()`
-             "tokens": a row for each token: call, side, batch, position, token and, with a
-             tokenizer, text
+        Args:
+            of: "queries", "keys", "top": as in `Survey.table`, with the columns layer and call
+                before them "heads": a row for each head, as in `heads()` "tokens": a row for each
+                token: call, side, batch, position, token and, with a tokenizer, text.
 
-        Raise a ValueError if the library is not installed, or if there is no such table.
+        Raises:
+            ValueError: if the library is not installed, or if there is no such table.
         """
         return frame(joined(list(table_parts(of, self._calls, self.heads, self.decode))), library)
 

@@ -112,7 +112,8 @@ class Watched(FieldNames):
         """Return the survey of one head, by its number in the model; -1 is the last head that was
         kept.
 
-        Raise a ValueError that lists the heads if the head was not kept.
+        Raises:
+            ValueError: that lists the heads if the head was not kept.
         """
         return self.call.head(number)
 

@@ -170,7 +170,8 @@ class Statistics:
         """The largest score of each query, after softcap and bias: lse + ln(peak); -inf for a query
         that sees nothing.
 
-        Raises a ValueError for a survey with top=0, or of another normaliser than softmax.
+        Raises:
+            ValueError: for a survey with top=0, or of another normaliser than softmax.
         """
         if self.lse is None:
             raise ValueError("the largest logit is known for softmax only, as lse + ln(peak)")

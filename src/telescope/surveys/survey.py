@@ -89,9 +89,11 @@ class Survey(Statistics):
         """Return what each key gets from all queries together, each with its weight: Aᵀw, for one w
         or several.
 
-        query_weights   (query,), (sets, query) or (batch or 1, heads or 1, sets, query)
+        Args:
+            query_weights: (query,), (sets, query) or (batch or 1, heads or 1, sets, query).
 
-        Raises a ValueError where these do not fit the queries.
+        Raises:
+            ValueError: where these do not fit the queries.
         """
         self._require_tensors("weigh")
         weights = read_query_weights(self.queries, query_weights)
@@ -114,12 +116,13 @@ class Survey(Statistics):
         from 0 among the queries and keys of this survey. Where n is not a multiple of rows, rows
         differ by one query; `borders` lists where each begins.
 
-        how        "share" sums over the keys of a cell and averages over its queries, so that rows
-                   still sum to one;
-                   "max" is the largest weight in a cell
-        segments   ids from 0 on, (token,) or (batch, token), or a pair (query ids, key ids)
+        Args:
+            how: "share" sums over the keys of a cell and averages over its queries, so that rows
+                still sum to one; "max" is the largest weight in a cell.
+            segments: ids from 0 on, (token,) or (batch, token), or a pair (query ids, key ids).
 
-        Raises a ValueError or TypeError where these do not fit the matrix.
+        Raises:
+            ValueError, TypeError: where these do not fit the matrix.
         """
         # The map that was pooled with the summary costs nothing.
         is_recorded = self.recorded is not None and (rows, cols) == self.recorded
@@ -170,12 +173,12 @@ class Survey(Statistics):
     def table(self, of: str = "queries", *, library: str = "pandas") -> Any:
         """Return the numbers as a long frame of pandas or polars.
 
-        of   "queries": a row for each query of each head, with lse, entropy, peak, peak_key,
-             largest_logit and, where the survey has them, carried, within, lost, share_0, share_1,
-             ...
-             "keys": a row for each key of each head, with received, largest, largest_query,
-             weighted_0, ...
-             "top": a row for each of the largest weights, with rank, key and weight
+        Args:
+            of: "queries": a row for each query of each head, with lse, entropy, peak, peak_key,
+                largest_logit and, where the survey has them, carried, within, lost, share_0,
+                share_1, ... "keys": a row for each key of each head, with received, largest,
+                largest_query, weighted_0, ... "top": a row for each of the largest weights, with
+                rank, key and weight.
         """
         return frame(summary_columns(self.summary, of), library)
 
@@ -214,7 +217,8 @@ class Survey(Statistics):
         a tensor as long as the sequence (documents, padding(keep=...), from_tensor), pass the
         longer `attention`. `values` are needed if and only if the survey was made with values.
 
-        Raises a ValueError or TypeError where these do not fit the old ones.
+        Raises:
+            ValueError, TypeError: where these do not fit the old ones.
         """
         self._require_tensors("extend")
         attention = self.attention if attention is None else attention
@@ -300,32 +304,35 @@ def survey(
     """Return exact statistics of every query and every key, in memory that grows with n and not
     with n².
 
-    queries     (batch, heads, query, d_q)
-    keys        (batch, key_heads, key, d_k), where key_heads divides heads
-    attention   the definition: score, scale, mask, bias, normaliser
-    top         how many of each query's largest weights are kept
-    values      (batch, key_heads, key, d_v): adds .context, the output of the attention
-    lse         (batch, heads, query): ln Σ exp(score) of a forward pass saves work; some rows are
-                checked
-    map         (rows, cols): pools the matrix in the same pass, for .map(rows, cols)
-    query_weights   (query,), (sets, query) or (batch or 1, heads or 1, sets, query): adds
-                    .weighted, what each key gets from the queries, each with its weight
-    norms       (batch, heads or key_heads, key), such as ‖W_O v‖, or True for the norms of
-                `values`: adds .carried, Σ weight · norm of each query
-    largest     adds .largest, the largest weight that each key gets, and its query
-    within      a mask: adds .within, the share of each query's weight inside of it, at the cost of
-                its area; with `values` also .lost, how far the context moves if a query sees
-                nothing else
-    segments    (key,) or (batch, key), a number from 0 on for each key: adds .shares, of each query
-                and segment
-    engine      "triton", "fused", "chunked" or "reference"; None takes the first of them that can
+    Args:
+        queries: (batch, heads, query, d_q).
+        keys: (batch, key_heads, key, d_k), where key_heads divides heads.
+        attention: the definition: score, scale, mask, bias, normaliser.
+        top: how many of each query's largest weights are kept.
+        values: (batch, key_heads, key, d_v): adds .context, the output of the attention.
+        lse: (batch, heads, query): ln Σ exp(score) of a forward pass saves work; some rows are
+            checked.
+        map: (rows, cols): pools the matrix in the same pass, for .map(rows, cols).
+        query_weights: (query,), (sets, query) or (batch or 1, heads or 1, sets, query): adds
+            .weighted, what each key gets from the queries, each with its weight.
+        norms: (batch, heads or key_heads, key), such as ‖W_O v‖, or True for the norms of `values`:
+            adds .carried, Σ weight · norm of each query.
+        largest: adds .largest, the largest weight that each key gets, and its query.
+        within: a mask: adds .within, the share of each query's weight inside of it, at the cost of
+            its area; with `values` also .lost, how far the context moves if a query sees nothing
+            else.
+        segments: (key,) or (batch, key), a number from 0 on for each key: adds .shares, of each
+            query and segment.
+        engine: "triton", "fused", "chunked" or "reference"; None takes the first of them that can.
 
-    Returns a `Survey` with .lse .received .entropy .peak .top .largest_logit .map(rows, cols)
-    .rows(i) .cell(i, j) .weigh(query_weights) .head(i) .extend(queries, keys). Gradients are not
-    recorded.
+    Returns:
+        A `Survey` with .lse .received .entropy .peak .top .largest_logit .map(rows, cols) .rows(i)
+        .cell(i, j) .weigh(query_weights) .head(i) .extend(queries, keys). Gradients are not
+        recorded.
 
-    Raises a TypeError or ValueError, one sentence, where an argument does not fit the others, and
-    torch.OutOfMemoryError where one row at a time does not fit into memory.
+    Raises:
+        TypeError, ValueError: one sentence, where an argument does not fit the others, and
+            torch.OutOfMemoryError where one row at a time does not fit into memory.
 
     Example:
         >>> import telescope as ts, torch

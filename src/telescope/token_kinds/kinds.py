@@ -39,7 +39,8 @@ class TokenKind(ABC):
     def find(self, token: TokenPlace, what: str = "query") -> int:
         """Return the position of a token; see `TokenPlace`. Of equal names the first is meant.
 
-        Raise a ValueError that names the range, or a similar name, if there is no such token.
+        Raises:
+            ValueError: that names the range, or a similar name, if there is no such token.
         """
         if not isinstance(token, str | tuple):
             return check_index(what, token, len(self))

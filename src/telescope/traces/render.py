@@ -188,10 +188,11 @@ STYLE = (
 class TraceStep(NamedTuple):
     """One step of an attention, as it is shown.
 
-    formula  how the numbers were made, such as "scores / √64"
-    axes     the names of the four axes of `numbers`
-    rows     the token of each row
-    columns  the token of each column; None where the columns are features
+    Attributes:
+        formula: how the numbers were made, such as "scores / √64".
+        axes: the names of the four axes of `numbers`.
+        rows: the token of each row.
+        columns: the token of each column; None where the columns are features.
     """
 
     name: str

@@ -58,19 +58,20 @@ def trace(
     """Run an attention with the reference engine and return every step: scores, weights, context
     and those between.
 
-    queries    (batch, heads, queries, features)
-    keys       (batch, key heads, keys, features); `heads` is a multiple of `key heads`
-    values     (batch, key heads, keys, value features)
-    attention  the definition: score, scale, softcap, bias, mask, sink, normaliser
-    tokens     names of the positions, for printing: a list, or what the tokens are (`Grid`,
-               `Frames`, `Segments`); (query tokens, key tokens) for two sequences. With fewer
-               queries than keys, one list names the keys, and the queries are its last ones.
-
     The memory is that of several matrices of queries x keys: `survey` is for long texts.
     Half-precision inputs are computed in float32. Gradients flow through all steps.
 
     Raises ValueError for shapes that do not fit each other or `tokens` of another length; TypeError
     for arguments that are not tensors or not an `Attention`.
+
+    Args:
+        queries: (batch, heads, queries, features).
+        keys: (batch, key heads, keys, features); `heads` is a multiple of `key heads`.
+        values: (batch, key heads, keys, value features).
+        attention: the definition: score, scale, softcap, bias, mask, sink, normaliser.
+        tokens: names of the positions, for printing: a list, or what the tokens are (`Grid`,
+            `Frames`, `Segments`); (query tokens, key tokens) for two sequences. With fewer queries
+            than keys, one list names the keys, and the queries are its last ones.
 
     Example:
         >>> import torch, telescope as ts
@@ -153,12 +154,13 @@ class Trace(reference.AttentionSteps):
         """Return one query with every product written out: the products that sum to its scores and
         to its context.
 
-        query  the position, the token, or (row, column) of a patch; of equal tokens, the first
-        head   the number of the head
-        batch  the number of the sequence in the batch
-
         Numbers count from 0; negative numbers count from the end, -1 is the last. Raises ValueError
         where the trace has no such query, head or sequence.
+
+        Args:
+            query: the position, the token, or (row, column) of a patch; of equal tokens, the first.
+            head: the number of the head.
+            batch: the number of the sequence in the batch.
         """
         i = self.find(query)
         head = check_index("head", head, self.queries.shape[1])
@@ -279,16 +281,17 @@ class Row:
     """One query of one head with every product, as `Trace.row` returns it; `print(row)` writes the
     products out.
 
-    token       the token of the query
-    key_tokens  the token of each key
-    formula     the formula of the score, such as "q·k"
-    terms       the products of each score: `terms.sum(-1)` is `scores`
-    factors     what the terms are products of, the query's and each key's; None for a score that is
-                no dot product
-    steps       the numbers of each step from "scores" to "weights", by name; steps not taken are
-                left out
-    values      the value of each key
-    context     the output: `parts.sum(0)`
+    Attributes:
+        token: the token of the query.
+        key_tokens: the token of each key.
+        formula: the formula of the score, such as "q·k".
+        terms: the products of each score: `terms.sum(-1)` is `scores`.
+        factors: what the terms are products of, the query's and each key's; None for a score that
+            is no dot product.
+        steps: the numbers of each step from "scores" to "weights", by name; steps not taken are
+            left out.
+        values: the value of each key.
+        context: the output: `parts.sum(0)`.
 
     Example:
         >>> import torch, telescope as ts

@@ -35,11 +35,12 @@ class PairBatch(NamedTuple):
     """Source ids with their lengths, and the decoder's inputs and targets: a batch for a
     translator.
 
-    source   (batch, n); ids from position lengths[i] of row i on are padding, and masked
-    lengths  (batch,); real tokens of each source
-    target   (batch, m); inputs of the decoder. Padding needs no mask: it stands last, and the
-             decoder is causal
-    targets  (batch, m); the id that follows each of `target`, IGNORE for padding
+    Attributes:
+        source: (batch, n); ids from position lengths[i] of row i on are padding, and masked.
+        lengths: (batch,); real tokens of each source.
+        target: (batch, m); inputs of the decoder. Padding needs no mask: it stands last, and the
+            decoder is causal.
+        targets: (batch, m); the id that follows each of `target`, IGNORE for padding.
 
     Example:
         >>> from telescope.training import Examples, Training
@@ -61,11 +62,12 @@ Batch = TypeVar("Batch", bound=tuple[Any, ...])  # a NamedTuple of tensors with 
 class Spec(NamedTuple):
     """Describe a batch before its tensors are gathered.
 
-    rows     (batch,), on the device: indices of examples, or start positions of windows
-    widths   columns of the batch's tensors: (source, target), or (text,)
-    real     the first `real` rows count; the others only fill up the shape
-    chances  (batch, n), uniform in [0, 1): random numbers for data that is changed at random, such
-             as `Gapped`
+    Attributes:
+        rows: (batch,), on the device: indices of examples, or start positions of windows.
+        widths: columns of the batch's tensors: (source, target), or (text,).
+        real: the first `real` rows count; the others only fill up the shape.
+        chances: (batch, n), uniform in [0, 1): random numbers for data that is changed at random,
+            such as `Gapped`.
 
     Example:
         >>> from telescope.training import Training, Windows

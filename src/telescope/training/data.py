@@ -205,14 +205,15 @@ class Windows:
     """Windows of `block` tokens at random positions of one long text, with the token after each as
     its target.
 
-    ids    the text: a sequence or an int64 tensor (n,)
-    block  tokens of a window, from 1 to n - 1
-
     An epoch has as many windows as fit the text side by side. For validation the windows do stand
     side by side, and cover the text once.
 
     Raises TypeError if the ids are not one row of int64, ValueError if an id is negative or the
     block does not fit.
+
+    Args:
+        ids: the text: a sequence or an int64 tensor (n,).
+        block: tokens of a window, from 1 to n - 1.
 
     Example:
         >>> from telescope.training import Training, Windows
@@ -288,11 +289,12 @@ class Repeated(Windows):
     """`Windows`, of which a share says its first tokens again and again: data from which a model
     learns to look for an earlier occurrence.
 
-    share  of the windows, from 0 to 1
-
     Most of these windows repeat what the text says there. Some repeat tokens drawn at random, which
     nothing but the repetition predicts. How many tokens come again is drawn for each window, anew
     in every epoch. Validation reads the text as it is.
+
+    Args:
+        share: of the windows, from 0 to 1.
 
     Example:
         >>> from telescope.training import Repeated, Training
@@ -357,12 +359,13 @@ class Gapped(Examples):
     """Texts as targets, with sources in which runs of ids are replaced by one id: data for
     pretraining by denoising.
 
-    texts  sequences of ids, each with its end id last
-    start  the id that starts the decoder; put in front of each target, and in the source in place
-           of each gap
-
     The gaps of a text are drawn anew in every epoch. The last id of a text, its end, is never in a
     gap.
+
+    Args:
+        texts: sequences of ids, each with its end id last.
+        start: the id that starts the decoder; put in front of each target, and in the source in
+            place of each gap.
 
     Example:
         >>> from telescope.training import Gapped, Training

@@ -9,11 +9,12 @@ from pathlib import Path
 class Started:
     """A run starts at `step`: 0, or the step of a checkpoint.
 
-    steps       the last step
-    parameters  number of parameters of the model
-    data        description of the data
-    device      device of the first process, and `processes`, how many share the run
-    left_out    how many rows of the data files are not in the data, by the reason
+    Attributes:
+        steps: the last step.
+        parameters: number of parameters of the model.
+        data: description of the data.
+        device: device of the first process, and `processes`, how many share the run.
+        left_out: how many rows of the data files are not in the data, by the reason.
 
     Example:
         >>> from telescope.training import Started
@@ -34,11 +35,12 @@ class Started:
 class Logged:
     """Figures of the steps since the last `Logged`.
 
-    loss               mean over all targets, in nats
-    lr, norm           learning rate of the last step, and norm of its gradient before clipping;
-                       None without clipping
-    tokens_per_second  targets, without padding
-    seconds_left       estimated from these steps
+    Attributes:
+        loss: mean over all targets, in nats.
+        lr, norm: learning rate of the last step, and norm of its gradient before clipping; None
+            without clipping.
+        tokens_per_second: targets, without padding.
+        seconds_left: estimated from these steps.
 
     Example:
         >>> from telescope.training import Logged

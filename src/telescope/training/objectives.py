@@ -29,13 +29,16 @@ def language(
 ) -> Float[Tensor, ""]:
     """Return the summed cross-entropy of each next token, in nats: the objective of a GPT.
 
-    model            a GPT
-    batch            ids and targets, (batch, n) each; targets that are IGNORE add nothing
-    label_smoothing  share of each target's probability that is spread evenly over the vocabulary
-    agreement        weight of the R-Drop term (Liang et al. 2021), which runs every row twice; 0
-                     leaves the term out
+    Args:
+        model: a GPT.
+        batch: ids and targets, (batch, n) each; targets that are IGNORE add nothing.
+        label_smoothing: share of each target's probability that is spread evenly over the
+            vocabulary.
+        agreement: weight of the R-Drop term (Liang et al. 2021), which runs every row twice; 0
+            leaves the term out.
 
-    Returns a scalar tensor with a gradient.
+    Returns:
+        A scalar tensor with a gradient.
 
     Example:
         >>> import torch
@@ -191,10 +194,11 @@ Validate = Callable[[Model], Mapping[str, float]]
 def mean_loss(model: Model, data: Data, objective: Objective, settings: Training) -> float:
     """Return the mean loss over every target of the data once, in nats, without label smoothing.
 
-    model      evaluated in `eval` mode; its training mode is restored
-    data       moved to the model's device
-    objective  `language` or `translation`, as in training
-    settings   only the sizes of batches are used
+    Args:
+        model: evaluated in `eval` mode; its training mode is restored.
+        data: moved to the model's device.
+        objective: `language` or `translation`, as in training.
+        settings: only the sizes of batches are used.
 
     Example:
         >>> import torch

@@ -260,7 +260,8 @@ def read_log(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Each event is a dict with "event", such as "logged", "time", and the fields of the event. The
     last line is left out where it is not finished: the run is writing it, or was killed.
 
-    Raises a ValueError for a missing file, and names the line that is not JSON.
+    Raises:
+        ValueError: for a missing file, and names the line that is not JSON.
 
     Example:
         >>> from pathlib import Path
