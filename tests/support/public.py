@@ -3,7 +3,8 @@
 import inspect
 import pkgutil
 import re
-from functools import cached_property
+import sys
+from functools import cache, cached_property
 from importlib import import_module
 from typing import get_args
 
@@ -31,7 +32,9 @@ def is_ours(value):
 
 def is_function_object(value):
     """Return whether a value is called as a function, though it is an object: `ts.mute`, which also has `each`."""
-    return is_ours(value) and not inspect.isclass(value) and not inspect.isroutine(value) and callable(value)
+    if inspect.isclass(value) or inspect.isroutine(value) or not (is_ours(value) and callable(value)):
+        return False
+    return not isinstance(value, telescope.Score)  # `ts.dot` is a value that is given to others
 
 
 def members(value):
@@ -40,7 +43,10 @@ def members(value):
     for base in reversed(inspect.getmro(value)):
         for name, part in vars(base).items() if is_ours(base) else ():
             kinds = property | cached_property | classmethod | staticmethod
-            if not name.startswith("_") and (inspect.isfunction(part) or isinstance(part, kinds)):
+            if name.startswith("_") or not (inspect.isfunction(part) or isinstance(part, kinds)):
+                continue
+            # matplotlib writes a method into every subclass of its own.
+            if function_of(part).__module__.startswith("telescope"):
                 found[name] = part
     return found
 
@@ -53,6 +59,7 @@ def function_of(part):
     return inspect.unwrap(part)
 
 
+@cache
 def classes_by_name():
     """Return every class of the package whose name is unique, by that name."""
     found = {}
@@ -65,18 +72,19 @@ def classes_by_name():
     return found
 
 
-def named_in(annotation):
-    """Return the class names in an annotation, which may be a string."""
+def named_in(annotation, module):
+    """Return the classes of the package that an annotation names, which stands in a module and may be a string."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return set(re.findall(r"[A-Z]\w+", text))
+    names = re.findall(r"[A-Z]\w+", text)
+    here = vars(sys.modules[module])
+    found = [here.get(name) or classes_by_name().get(name) for name in names]
+    return {value for value in found if inspect.isclass(value) and is_ours(value)}
 
 
 def returned(value):
-    """Return the class names in the annotation of what a function, method or property returns."""
-    try:
-        return named_in(inspect.signature(function_of(value)).return_annotation)
-    except (TypeError, ValueError):
-        return set()
+    """Return the classes in the annotation of what a function, method or property returns."""
+    function = function_of(value)
+    return named_in(inspect.signature(function).return_annotation, function.__module__)
 
 
 def fields_of(value):
@@ -103,19 +111,15 @@ def functions():
 
 def classes():
     """Return the public classes, and those that public functions, methods and fields hand out, in turn."""
-    by_name = classes_by_name()
-    wanted = [value for value in named().values() if inspect.isclass(value) and is_ours(value)]
-    names = set().union(*map(returned, functions().values()))
-    found = []
-    while wanted or names:
-        wanted += [by_name[name] for name in names if name in by_name]
-        names = set()
-        for value in wanted:
-            if value not in found:
-                found.append(value)
-                names |= set().union(*map(returned, members(value).values()), *map(named_in, fields_of(value).values()))
-                # Mapping[str, Watched] hands out a Watched.
-                bases = [one for base in vars(value).get("__orig_bases__", ()) for one in get_args(base)]
-                names |= set().union(*map(named_in, bases))
-        wanted = []
+    wanted = {value for value in named().values() if inspect.isclass(value) and is_ours(value)}
+    wanted |= set().union(*map(returned, functions().values()))
+    found = set()
+    while wanted - found:
+        value = (wanted - found).pop()
+        found.add(value)
+        wanted |= set().union(*map(returned, members(value).values()))
+        # Mapping[str, Watched] hands out a Watched, too.
+        bases = [one for base in vars(value).get("__orig_bases__", ()) for one in get_args(base)]
+        for annotation in [*fields_of(value).values(), *bases]:
+            wanted |= named_in(annotation, value.__module__)
     return sorted(found, key=lambda value: (value.__module__, value.__qualname__))

@@ -136,6 +136,13 @@ def compare(before: Atlas, after: Atlas) -> Comparison:
     If both have read the same texts, `errors` are those of the difference text by text: what texts
     have in common cancels.
 
+    Args:
+        before: the atlas that changes are counted from.
+        after: the other atlas.
+
+    Returns:
+        A `Comparison`: a `HeadChange` for each head, those that changed the most first.
+
     Raises:
         ValueError: if the two have other layers or other numbers of heads.
 

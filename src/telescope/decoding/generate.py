@@ -88,6 +88,15 @@ def stream(
     The options and errors are those of `generate`. Errors are raised by the call, not by the first
     token.
 
+    Args:
+        model: a GPT, Transformer, LuongTranslator or any model with a registered writer.
+        prompt: one text or list of ids.
+        max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, end: as in
+            `generate`.
+
+    Yields:
+        `Token`s, in the order of the text.
+
     Example:
         >>> from telescope.decoding import stream
         >>> from telescope.models import GPT, GPTConfig

@@ -179,6 +179,19 @@ class HideEdits:
             queries: from which queries each segment is hidden; "later" are all tokens after it,
                 None is every query.
             layers, heads: as in `ts.hide`.
+
+        Returns:
+            One edit for each segment, in the order of the text.
+
+        Raises:
+            ValueError: `queries` is "later", and the end of a segment is not known.
+
+        Example:
+            >>> import telescope as ts
+            >>> for edit in ts.hide.each([range(0, 3), range(3, 5)]):
+            ...     print(edit)
+            hide keys 0 to 2 from queries from 3 on in every layer
+            hide keys 3 to 4 from queries from 5 on in every layer
         """
         edits = []
         for keys in _segments(list(segments)):

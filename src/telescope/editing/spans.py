@@ -100,6 +100,9 @@ def _format_range(start: int, stop: int | None) -> str:
 def tokens(*ids: SupportsIndex) -> Span:
     """Return the span of all tokens of the prompt that have one of these ids.
 
+    Args:
+        ids: token ids, whole numbers.
+
     Example:
         >>> import telescope as ts
         >>> print(ts.hide(ts.tokens(50256)))

@@ -274,6 +274,12 @@ def matrices(module: nn.Module) -> dict[str, Any]:
 
     Raises TypeError for any other module.
 
+    Args:
+        module: a layer, a block or a model.
+
+    Raises:
+        TypeError: `module` is none of these.
+
     Example:
         >>> from telescope.layers import FeedForward
         >>> from telescope.lessons import matrices

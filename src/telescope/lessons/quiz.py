@@ -73,6 +73,21 @@ def read_code(line: str) -> QuizResult:
 
     Raises ValueError, with one sentence, where there is no code, where it is of another version of
     the lessons, and where code and name do not fit each other.
+
+    Args:
+        line: the name, a colon and the code.
+
+    Raises:
+        ValueError: there is no code, the code is of another version of the lessons, or code and
+            name do not fit each other.
+
+    Example:
+        >>> from telescope.lessons import read_code
+        >>> try:
+        ...     read_code("Ada")
+        ... except ValueError as problem:
+        ...     print(type(problem).__name__)
+        ValueError
     """
     if len(line) > LONGEST_LINE:
         raise ValueError(f"the line has more than {LONGEST_LINE} signs: it is no name with a code")

@@ -62,8 +62,8 @@ class EncoderConfig(ModelConfig):
 
     may_be_zero = ("types",)
 
-    def check(self) -> None:
-        super().check()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         check_heads(self.d_model, self.heads)
         if self.types < 0:
             raise ValueError(f"types={self.types} must not be negative; 0 is none")

@@ -103,8 +103,8 @@ class GPTConfig(ModelConfig):
     dropout: float = 0.0
     attention_dropout: float | None = None
 
-    def check(self) -> None:
-        super().check()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         check_heads(self.d_model, self.heads, self.key_heads, self.d_k)
         if self.rotary_low >= self.rotary_high:
             raise ValueError(

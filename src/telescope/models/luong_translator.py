@@ -50,8 +50,8 @@ class LuongConfig(ModelConfig):
     input_feeding: bool = True
     dropout: float = 0.2
 
-    def check(self) -> None:
-        super().check()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if self.bidirectional and self.d_model % 2:
             near = f"{self.d_model - 1} or {self.d_model + 1}"
             raise ValueError(

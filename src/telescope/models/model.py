@@ -60,9 +60,9 @@ class Config:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), field.type)
-        self.check()
+        self._check_fields()
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         """Raise a ValueError where fields are out of range or contradict each other."""
 
     @classmethod
@@ -94,7 +94,7 @@ class ModelConfig(Config):
 
     may_be_zero: ClassVar[tuple[str, ...]] = ()
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         for field in fields(self):
             kinds = get_args(field.type) or (field.type,)
             if "dropout" in field.name:

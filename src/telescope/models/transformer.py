@@ -87,8 +87,8 @@ class TransformerConfig(ModelConfig):
     attention_dropout: float | None = None
     hidden_dropout: float = 0.0
 
-    def check(self) -> None:
-        super().check()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         check_heads(self.d_model, self.heads)
         check_heads(self.d_model, self.decoder_heads or self.heads)
         if self.positions != "learned" and self.d_model % 2:

@@ -68,6 +68,8 @@ def image(
         tokens: what the tokens are, a `Grid` or `Segments`, or (query tokens, key tokens); a
             recording made with tokens= knows its own.
         width: "column" (85 mm) or "text" (175 mm), or inches; by default as wide as is needed.
+        batch: which sequence.
+        title: above the picture; None is none.
 
     Example:
         >>> import torch, telescope as ts

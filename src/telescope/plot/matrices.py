@@ -56,6 +56,8 @@ def heatmap(
             tokens, key tokens); a trace, and a recording made with tokens=, knows its own.
         head: the number of the head in the model.
         width: "column" (85 mm), "text" (175 mm) or inches.
+        batch: which sequence.
+        title: above the picture; None is none.
 
     Example:
         >>> import torch, telescope as ts
@@ -95,6 +97,13 @@ def heads_grid(
 
     The colours of each map reach from 0 to its own largest weight: heads are compared by pattern,
     not by strength. The arguments are those of `heatmap`; `columns` is the number of maps in a row.
+
+    Args:
+        seen: as in `heatmap`, or a whole recording.
+        tokens, batch: as in `heatmap`.
+        columns: the number of maps in a row.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts
@@ -167,6 +176,12 @@ def alignment(
     for more weight.
 
     `least` is the smallest weight that is drawn. The other arguments are those of `heatmap`.
+
+    Args:
+        seen, tokens, head, batch: as in `heatmap`.
+        least: the smallest weight that is drawn.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts

@@ -79,6 +79,9 @@ def scatter(
         table: `recording.heads()`, an atlas, a pandas or polars frame, or a list of dicts.
         colour: a column of words; each word has a colour and a shape.
         label: a column to write beside each point.
+        x, y: the columns that place a point.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import telescope as ts
@@ -147,6 +150,8 @@ def habits(
         heads: `recording.heads()`, `atlas.heads()`, or a part of them.
         habit: a column of the table: itself, previous, first, sink, same, induction, punctuation,
             far, streaming, retrieval, spread, largest_logit, neighbours, patches, seconds.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts
@@ -205,6 +210,8 @@ def effects(
         measure: the column to draw; the first one with numbers unless given.
         name: the column that names each row.
         most: rows that are drawn.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import telescope as ts

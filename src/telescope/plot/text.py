@@ -33,6 +33,8 @@ def text(
             line break ends a line.
         shares: a number for each token, 0 or more: a row of weights, what each key receives, the
             sources of an answer.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import telescope as ts
@@ -61,6 +63,8 @@ def sources(found: Sources, *, title: str | None = None, width: Width = "text") 
     Args:
         found: what `recording.sources(span)` returned; of how="hidden", which knows segments alone,
             the tokens of a segment share its score.
+        title: above the picture; None is the answer and how its sources were found.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts

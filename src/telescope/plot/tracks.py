@@ -53,6 +53,9 @@ def received(
         seen: a `Survey`, one attention of a recording, a `Trace` or a tensor of weights.
         tokens: the name of each key, or what the keys are, such as a `Grid`; a recording made with
             tokens= knows its own.
+        batch: which sequence.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts
@@ -79,6 +82,12 @@ def entropy(
     one key.
 
     The arguments are those of `received`; `tokens` name the queries.
+
+    Args:
+        seen, batch: as in `received`.
+        tokens: the name of each query, or what the queries are.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts
@@ -175,6 +184,8 @@ def training(
         run: the events of a training (`report=events.append` collects them), or the folder that
             `telescope train` wrote, whose TensorBoard logs are read. Entropies and logits are there
             where `watch_every` or `--watch` was set.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import telescope as ts
@@ -235,6 +246,8 @@ def health(
     Args:
         reports: one `HealthReport`, drawn as a point for each head of each layer, or those of
             several steps, drawn as lines.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts

@@ -35,6 +35,13 @@ def geometry(
             head move to the context; or an attention of a recording with keep="steps", whose
             residual stream moves.
         tokens: the name of each vector; a trace knows its own.
+        after: vectors (n, d), where `before` is a tensor.
+        head, batch: which head and sequence of a trace.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
+
+    Raises:
+        ValueError: the two sets do not fit each other.
 
     Example:
         >>> import torch, telescope as ts
@@ -126,6 +133,8 @@ def variance(
 
     Args:
         traces: attentions of random queries and keys with different d_k, as `ts.trace` returns them
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts

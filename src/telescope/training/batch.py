@@ -126,6 +126,11 @@ def generator(seed: int, epoch: int, device: torch.device | str = "cpu") -> torc
     """Return the random generator of an epoch. On the CPU, the default, it draws the same numbers
     on every machine.
 
+    Args:
+        seed: the seed of the run.
+        epoch: the number of the epoch, from 0.
+        device: where the numbers are drawn.
+
     Example:
         >>> import torch
         >>> from telescope.training import generator

@@ -66,6 +66,14 @@ def translation(
     The objective of a Transformer or a LuongTranslator. The options are those of `language`;
     returns a scalar tensor with a gradient.
 
+    Args:
+        model: a Transformer or a LuongTranslator.
+        batch: sources and targets.
+        label_smoothing, agreement: as in `language`.
+
+    Returns:
+        A scalar tensor with a gradient.
+
     Example:
         >>> from telescope.models import Transformer, TransformerConfig
         >>> from telescope.training import Examples, Training, translation

@@ -85,7 +85,7 @@ class Training(Config):
     watch_every: int = 0  # steps between measurements of the attention heads; 0 is never
     save_every: int = 1000  # steps
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         """Raise a ValueError where the fields do not fit."""
         counts = "steps epochs tokens rows accumulate decay average average_every validate_every"
         check_at_least_one(self, *counts.split(), "patience", "log_every", "save_every")
@@ -130,6 +130,11 @@ def learning_rate(step: int, settings: Training, steps: int) -> float:
     cosine        it falls along half a cosine to the floor, which it reaches at step `decay`, and
                   stays there
     constant      it stays at `lr`
+
+    Args:
+        step: from 1 to `steps`.
+        settings: `lr`, `schedule`, `warmup`, `decay` and `floor` are read.
+        steps: the length of the run.
 
     Example:
         >>> from telescope.training import Training, learning_rate
