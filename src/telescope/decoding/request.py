@@ -182,6 +182,7 @@ class Token:
     Attributes:
         text: None without a tokenizer. It may be empty, and come with a later token: where a token
             ends within a character, or the text might be the beginning of a stop string.
+        id: its number in the vocabulary.
 
     Example:
         >>> from telescope.decoding import Token

@@ -51,6 +51,8 @@ class Health:
         [None, 2, None, 4]
         >>> len(reports[-1].layers["blocks.0.self"].entropy)
         2
+        >>> health.measure(torch.tensor([[1, 2, 3, 4]])).alerts
+        ()
     """
 
     def __init__(
@@ -88,12 +90,19 @@ class Health:
         report.
 
         `inputs` are those of the model. Call this after the optimiser's step.
+
+        Args:
+            inputs, named: those of the model.
         """
         self.steps += 1
         return self.measure(*inputs, **named) if self.steps % self.every == 0 else None
 
     def measure(self, *inputs: Any, **named: Any) -> HealthReport:
-        """Measure a batch now; then log, warn and clip as told."""
+        """Measure a batch now; then log, warn and clip as told.
+
+        Args:
+            inputs, named: those of the model.
+        """
         # Watch the module inside the wrappers, and only a few sequences of the batch.
         module = unwrapped(self.model)
         inputs, named = first_sequences((inputs, named), self.sequences)

@@ -40,6 +40,7 @@ class LearnedPositions(nn.Module):
         Args:
             start: the position of the first token, or a tensor (n,) or (batch, n) with the position
                 of each.
+            x: (batch, n, d_model).
 
         Raises:
             ValueError: where `start` is a number and a position is outside the table.
@@ -89,6 +90,7 @@ class SinusoidalPositions(nn.Module):
         Args:
             start: the position of the first token, or a tensor (n,) or (batch, n) with the position
                 of each.
+            x: (batch, n, d_model).
         """
         check_features(self, "x", x, "d_model")
         if isinstance(start, int):
@@ -110,19 +112,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """FFN(x) = activation(x W_1 + b_1) W_2 + b_2  (Vaswani et al. 2017, section 3.3).
 
-    Raises a ValueError for a size below 1 or an unknown activation.
-
     Args:
         d_model, d_hidden: width of input and output; width of the hidden layer.
         activation: "relu", "gelu", "gelu_tanh" or "silu".
         bias: whether the linear layers have a bias.
         dropout: the probability with which a hidden feature is dropped, in training only.
 
+    Raises:
+        ValueError: for a size below 1 or an unknown activation.
+
     Example:
         >>> import torch
         >>> from telescope.layers import FeedForward
         >>> FeedForward(4, 16)(torch.zeros(1, 3, 4)).shape
         torch.Size([1, 3, 4])
+        >>> FeedForward(4, 16).hidden(torch.zeros(1, 3, 4)).shape
+        torch.Size([1, 3, 16])
     """
 
     def __init__(
@@ -145,6 +150,11 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: States) -> States:
+        """Return FFN(x).
+
+        Args:
+            x: (batch, n, d_model).
+        """
         check_features(self, "x", x, "d_model")
         hidden = self.hidden(x)
         # A module call costs microseconds even where dropout does nothing.
@@ -152,7 +162,14 @@ class FeedForward(nn.Module):
         return y
 
     def hidden(self, x: States) -> Float[Tensor, "batch n d_hidden"]:
-        """Return activation(x W_1 + b_1)."""
+        """Return activation(x W_1 + b_1).
+
+        Args:
+            x: (batch, n, d_model).
+
+        Returns:
+            (batch, n, d_hidden).
+        """
         return ACTIVATIONS[self.activation](self.W_1(x))
 
 
@@ -183,7 +200,14 @@ class GatedFeedForward(FeedForward):
         self.W_3 = nn.Linear(d_model, d_hidden, bias)
 
     def hidden(self, x: States) -> Float[Tensor, "batch n d_hidden"]:
-        """Return activation(x W_1) ⊙ x W_3."""
+        """Return activation(x W_1) ⊙ x W_3.
+
+        Args:
+            x: (batch, n, d_model).
+
+        Returns:
+            (batch, n, d_hidden).
+        """
         # The gate opens or closes each hidden feature.
         gated: Tensor = super().hidden(x) * self.W_3(x)
         return gated
@@ -225,6 +249,10 @@ class AddNorm(nn.Module):
     def forward(self, x: States, sublayer: Callable[[Tensor], Tensor]) -> States:
         """Return x plus the sublayer's output, normalised; a ValueError where the sublayer changes
         the shape.
+
+        Args:
+            x: (batch, n, d_model).
+            sublayer: a function of x, or of norm(x), that keeps its shape.
         """
         check_features(self, "x", x, "d_model")
         # Before the sublayer or after the sum: the only difference of the two.
@@ -274,7 +302,13 @@ class EncoderBlock(nn.Module):
         self.add_norm_2 = add_norm()
 
     def forward(self, x: States, mask: Mask | None = None, **how: Any) -> States:
-        """Return the block's output; `how` is passed to the self-attention: `cache` and `at`."""
+        """Return the block's output; `how` is passed to the self-attention: `cache` and `at`.
+
+        Args:
+            x: (batch, n, d_model).
+            mask: for the self-attention; combined with the definition's by &.
+            how: passed to the self-attention: `cache` and `at`.
+        """
         x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
         y: Tensor = self.add_norm_2(x, self.feed_forward)
         return y
@@ -330,6 +364,13 @@ class DecoderBlock(nn.Module):
 
         `mask` is for the self-attention, `memory_mask` for the cross-attention; `how` is passed to
         the self-attention: `cache` and `at`.
+
+        Args:
+            x: (batch, n, d_model).
+            memory: (batch, key, d_memory), the encoder's output, or its keys and values.
+            mask: for the self-attention.
+            memory_mask: for the cross-attention.
+            how: passed to the self-attention: `cache` and `at`.
         """
         x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
         # The decoder asks, the encoder's output answers.

@@ -50,6 +50,10 @@ class LayerCache:
     """The keys and values of one attention layer: tensors allocated for `room` tokens and written
     in place.
 
+    Attributes:
+        keys: (batch, key_heads, room, d_k).
+        values: (batch, key_heads, room, d_v).
+
     Example:
         >>> import torch
         >>> from telescope.layers import LayerCache
@@ -57,6 +61,9 @@ class LayerCache:
         >>> keys, values = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
         >>> keys.shape  # of the 8 slots, the 3 that are written
         torch.Size([1, 2, 3, 4])
+        >>> cache.reorder(torch.tensor([0, 0]), filled=3)  # two beams of the one sequence
+        >>> cache.keys.shape
+        torch.Size([2, 2, 8, 4])
     """
 
     keys: Float[Tensor, "batch key_heads room d_k"]
@@ -74,6 +81,10 @@ class LayerCache:
             start: the slot of the first token: the views end with the last one. Or a tensor with
                 the slot of each token: the views are the whole cache, and `hide_unwritten` masks
                 the rest.
+            keys, values: (batch, key_heads, n, d_k) and (batch, key_heads, n, d_v).
+
+        Returns:
+            The keys and the values that are in the cache now.
 
         Raises:
             ValueError: where the tokens do not fit.
@@ -113,6 +124,11 @@ class LayerCache:
     def reorder(self, index: Int[Tensor, " new_batch"], filled: int, since: int = 0) -> None:
         """Copy sequence index[i] to sequence i, for slots from `since` to `filled`; earlier slots
         are equal already.
+
+        Args:
+            index: for each new sequence, the number of the old one.
+            filled: how many slots are written.
+            since: slots before this one are equal already, and not copied.
         """
         self.keys = _reorder_batch(self.keys, index, filled, since)
         self.values = _reorder_batch(self.values, index, filled, since)
@@ -139,6 +155,16 @@ class Cache:
         >>> logits = model(torch.tensor([[3, 1, 4]]), cache=cache)
         >>> cache.length, cache.room
         (3, 16)
+        >>> cache.batch, cache.nbytes  # 2 · 1 layer · 1 sequence · 2 heads · 16 tokens · d_k = 4, float32
+        (1, 1024)
+        >>> cache.start(1), cache.positions(2).tolist(), cache.mask() is None
+        (3, [3, 4], True)
+        >>> cache.reorder(torch.tensor([0, 0]))  # two beams of the one sequence
+        >>> cache.batch, len([*cache.tensors()])
+        (2, 2)
+        >>> cache.advance(1)  # a model does so at the end of a step
+        >>> cache.fixed().length.item()
+        4
     """
 
     def __init__(
@@ -194,6 +220,9 @@ class Cache:
     def start(self, n: int) -> int | Int[Tensor, " n"]:
         """Return the slot of the next token or, after `fixed()`, the slots of the next n tokens;
         see CachePosition.
+
+        Args:
+            n: how many tokens come next.
         """
         if isinstance(self.length, int):
             return self.length
@@ -202,6 +231,9 @@ class Cache:
     def positions(self, n: int) -> Positions:
         """Return the positions of the next n tokens in their own sequences: (n,), or (batch, n)
         with `pads`.
+
+        Args:
+            n: how many tokens come next.
         """
         # Without the padding in front, so that the first real token is at 0.
         slots = self.length + torch.arange(n, device=self.rooms[0].keys.device)
@@ -210,6 +242,9 @@ class Cache:
     def mask(self, other: Mask | None = None) -> Mask | None:
         """Return the mask that hides padding on the left, combined with `other` by &; None if
         nothing is hidden.
+
+        Args:
+            other: a mask for the same call; None is none.
         """
         if self.pads is None:
             return other
@@ -217,7 +252,11 @@ class Cache:
         return real if other is None else other & real
 
     def advance(self, n: int) -> None:
-        """Add n to the number of tokens; a model calls this at the end of its step."""
+        """Add n to the number of tokens; a model calls this at the end of its step.
+
+        Args:
+            n: how many tokens were written.
+        """
         if isinstance(self.length, int):
             self.length += n
         else:
@@ -230,6 +269,7 @@ class Cache:
         Args:
             since: how many first tokens sequences i and index[i] have in common, for every i; these
                 are not copied.
+            index: for each new sequence, the number of the old one.
         """
         # After `fixed()` the length is not read: the whole cache is moved.
         filled = self.length if isinstance(self.length, int) else self.room

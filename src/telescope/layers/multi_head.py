@@ -27,6 +27,16 @@ from .cache import CachePosition, LayerCache
 class Affine(NamedTuple):
     """The weight and the bias of one matrix in a `StackedLinear`: views, so writing into them
     changes the stack.
+
+    Attributes:
+        weight: (d_in, d_out), for y = x W.
+        bias: (d_out,); None where there is none.
+
+    Example:
+        >>> from telescope.layers import MultiHeadAttention
+        >>> value = MultiHeadAttention(8, heads=2).projections()["W_v"]
+        >>> value.weight.shape, value.bias.shape
+        (torch.Size([8, 8]), torch.Size([8]))
     """
 
     weight: Float[Tensor, "d_out d_in"]
@@ -85,8 +95,6 @@ class MultiHeadAttention(DefinedLayer):
     W_v are stacked in one matrix W_qkv, so that self-attention takes one product; `projections()`
     returns each of them. A layer whose d_memory differs from d_model has W_q and W_kv instead.
 
-    Raises a ValueError where the sizes do not fit together.
-
     Args:
         d_model: width of X.
         heads: number of query heads.
@@ -100,6 +108,10 @@ class MultiHeadAttention(DefinedLayer):
         attention: the definition: scale, mask, bias, ...
         rotary: rotary positions for queries and keys, in self-attention only.
         dropout: the probability with which an attention weight is dropped, in training only.
+        out_bias: whether W_O has a bias; None is `bias`.
+
+    Raises:
+        ValueError: where the sizes do not fit together.
 
     Example:
         >>> import torch
@@ -109,6 +121,11 @@ class MultiHeadAttention(DefinedLayer):
         torch.Size([1, 5, 8])
         >>> layer.projections()["W_q"].weight.shape
         torch.Size([8, 8])
+        >>> memory = layer.keys_and_values(torch.zeros(1, 7, 8))  # computed once, for many calls
+        >>> layer(torch.zeros(1, 5, 8), memory).shape, layer.queries(torch.zeros(1, 5, 8)).shape
+        (torch.Size([1, 5, 8]), torch.Size([1, 2, 5, 4]))
+        >>> layer.attention, layer.room(batch=1, room=16).keys.shape
+        (Attention(), torch.Size([1, 2, 16, 4]))
     """
 
     def __init__(
@@ -208,6 +225,7 @@ class MultiHeadAttention(DefinedLayer):
             at: the positions of x in the sequence and in the cache.
             cache: keys and values of earlier tokens: those of x are written behind them, and x sees
                 them all
+            x: (batch, query, d_model).
 
         Raises:
             ValueError: where the shapes do not fit, or a memory comes with a cache or with rotary
@@ -245,7 +263,12 @@ class MultiHeadAttention(DefinedLayer):
     def queries(
         self, x: Float[Tensor, "batch query d_model"], at: CachePosition = CachePosition()
     ) -> Float[Tensor, "batch heads query d_k"]:
-        """Return X W_q, split into heads and rotated if the layer has rotary positions."""
+        """Return X W_q, split into heads and rotated if the layer has rotary positions.
+
+        Args:
+            x: (batch, query, d_model).
+            at: the positions of x in the sequence and in the cache.
+        """
         check_features(self, "x", x, "d_model")
         return self._rotate(split_heads(self._stacks()[0].project(x, "W_q"), self.heads), at)
 
@@ -254,6 +277,13 @@ class MultiHeadAttention(DefinedLayer):
     ) -> KeysAndValues:
         """Return M W_k and M W_v, split into heads: pass the pair as `memory` to reuse it in later
         calls.
+
+        Args:
+            memory: (sources, key, d_memory).
+            at: the positions of the memory's tokens.
+
+        Returns:
+            (sources, key_heads, key, d_k) and (sources, key_heads, key, d_v).
         """
         check_features(self, "memory", memory, "d_memory")
         # One product for keys and values, which are neighbours in the stack.
@@ -267,6 +297,10 @@ class MultiHeadAttention(DefinedLayer):
     def room(self, batch: int, room: int) -> LayerCache:
         """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and
         on their device.
+
+        Args:
+            batch: the number of sequences.
+            room: the tokens that each of them may have.
         """
         check_sizes(batch=batch, room=room)
         # Grouped heads share their cache.

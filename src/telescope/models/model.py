@@ -69,6 +69,9 @@ class Config:
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """Return the config with these fields, as `to_dict` returns them; others have defaults.
 
+        Args:
+            given: fields by name.
+
         Raises:
             ValueError: where a field without a default is missing.
         """
@@ -105,7 +108,7 @@ class ModelConfig(Config):
                 check_positive(self, field.name)
 
     @property
-    def weight_dropout(self) -> float:
+    def _weight_dropout(self) -> float:
         """The dropout of attention weights: attention_dropout where it is given, else dropout."""
         config: Any = self
         given: float | None = config.attention_dropout
@@ -227,6 +230,8 @@ class Model(nn.Module):
         ...     model.save(f"{folder}/gpt")
         ...     torch.equal(ts.load(f"{folder}/gpt")(ids), model(ids))
         True
+        >>> model.attention
+        Attention(mask=causal)
     """
 
     config: Config
@@ -250,6 +255,9 @@ class Model(nn.Module):
         """Write config.json, model.safetensors and, with a tokenizer, tokenizer.json into a folder.
 
         The folder appears complete or not at all. A model that was saved there before is replaced.
+
+        Args:
+            path: the folder.
 
         Raises:
             ValueError: where `path` holds anything else, where the model differs from what its

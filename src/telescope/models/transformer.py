@@ -52,7 +52,33 @@ class TransformerConfig(ModelConfig):
     the decoder's vocabulary, heads and hidden width are the encoder's, d_hidden = 4 · d_model,
     final_norm (a norm after each stack) = pre_norm, attention_dropout = dropout.
 
-    Raises a TypeError or a ValueError with one sentence where a field does not fit.
+    Args:
+        vocabulary: how many token ids the source has.
+        target_vocabulary: how many the target has; None is `vocabulary`.
+        max_positions: the longest source and the longest target.
+        d_model: the width of the residual stream.
+        encoder_blocks, decoder_blocks: the number of blocks of each stack.
+        heads: the number of heads of a block of the encoder.
+        decoder_heads: of the decoder; None is `heads`.
+        d_hidden: the width of the encoder's feed-forward network; None is 4 · d_model.
+        decoder_d_hidden: of the decoder's; None is that of the encoder.
+        shared: whether source and target have one embedding.
+        tied: whether the head is the target's embedding.
+        head_bias: whether a bias is added to the logits.
+        scaled: whether embeddings are multiplied by √d_model.
+        positions: "sinusoidal", "sinusoidal_halves" (sines first, then cosines) or "learned".
+        pre_norm: whether the norm comes before the sublayer instead of after the sum.
+        final_norm: whether each stack ends in a norm; None is `pre_norm`.
+        norm: "layer" or "rms".
+        norm_eps: what is added to the variance before its root.
+        activation: as in `layers.FeedForward`.
+        bias: whether linear layers and norms have a bias.
+        dropout: of features, in training only.
+        attention_dropout: of attention weights; None is `dropout`.
+        hidden_dropout: of the hidden features of the feed-forward network.
+
+    Raises:
+        TypeError, ValueError: with one sentence where a field does not fit.
 
     Example:
         >>> from telescope.models import TransformerConfig
@@ -120,6 +146,7 @@ class TransformerCache(Cache):
         >>> cache = model.cache(model.encode(torch.tensor([[3, 1, 4]])), room=16, beams=2)
         >>> cache.sources, cache.batch
         (1, 2)
+        >>> cache.keep_sources(torch.tensor([0]), None)
     """
 
     def __init__(
@@ -139,7 +166,12 @@ class TransformerCache(Cache):
         return self.memory[0][0].shape[0]
 
     def keep_sources(self, index: Int[Tensor, " new_sources"], memory_mask: Mask | None) -> None:
-        """Keep these sources alone, with the mask of their padding."""
+        """Keep these sources alone, with the mask of their padding.
+
+        Args:
+            index: the numbers of the sources that are kept.
+            memory_mask: hides their padding; None hides nothing.
+        """
         # The keys and values of each block have the sources as first axis.
         self.memory = [
             (keys.index_select(0, index), values.index_select(0, index))
@@ -156,12 +188,30 @@ class Transformer(Translator, config_type=TransformerConfig):
         config: sizes and options.
         attention: the definition for every layer; the decoder's self-attention is made causal.
 
+    Attributes:
+        config: the sizes and options that the model was built with.
+        tokenizer: converts text to ids and back, or None.
+        special: the special ids: start, end and padding.
+        head_bias: (target vocabulary,), what is added to the logits; None without
+            `config.head_bias`.
+
     Example:
         >>> import torch
         >>> from telescope.models import Transformer, TransformerConfig
         >>> model = Transformer(TransformerConfig(vocabulary=10, d_model=8, heads=2))
         >>> model(torch.tensor([[3, 1, 4]]), torch.tensor([[1, 5]])).shape
         torch.Size([1, 2, 10])
+        >>> source, target = torch.tensor([[3, 1, 4]]), torch.tensor([[1, 5, 2]])
+        >>> model = model.eval()
+        >>> memory = model.encode(source)
+        >>> model.decode(target, memory).shape == model.hidden(source, target).shape
+        True
+        >>> model.logits(model.decode(target[:, :1], cache=model.cache(memory))).shape
+        torch.Size([1, 1, 10])
+        >>> model.loss(source, target[:, :-1], target[:, 1:]).shape, model.vocabulary
+        (torch.Size([]), 10)
+        >>> model.attention, model.head_weight.shape
+        (Attention(), torch.Size([10, 8]))
     """
 
     config: TransformerConfig
@@ -242,7 +292,13 @@ class Transformer(Translator, config_type=TransformerConfig):
     def encode(
         self, source: Ids, mask: Mask | None = None, positions: Positions | None = None
     ) -> States:
-        """Return z, the encoder's output for the source."""
+        """Return z, the encoder's output for the source.
+
+        Args:
+            source: (batch, n), token ids.
+            mask: hides padding, ts.padding(lengths).
+            positions: the position of each token; unless given, 0, 1, 2, ….
+        """
         x = self._embed("source", source, self.embedding, self.source_positions, positions)
         for block in self.encoder:
             x = block(x, mask)
@@ -265,6 +321,9 @@ class Transformer(Translator, config_type=TransformerConfig):
             positions: the position of each token; unless given, 0, 1, 2, … or, with a cache, those
                 after its tokens.
             cache: from `model.cache(memory)`; the target's keys and values are appended to it.
+            target: (batch, m), token ids.
+            mask: hides the padding of the target.
+            memory_mask: hides the padding of the source.
 
         Raises:
             ValueError: without either memory or cache, or with both.
@@ -317,6 +376,7 @@ class Transformer(Translator, config_type=TransformerConfig):
             beams: the number of targets for each source; the batch is sources · beams, the beams of
                 a source adjacent.
             pads: how many of the first tokens of each target are padding.
+            room: the tokens that each target may have; None is max_positions.
         """
         check_sizes(beams=beams)
         room = self.config.max_positions if room is None else room
@@ -368,7 +428,7 @@ class Transformer(Translator, config_type=TransformerConfig):
             heads,
             bias=config.bias,
             attention=attention,
-            dropout=config.weight_dropout,
+            dropout=config._weight_dropout,
         )
 
     def _feed_forward(self, d_hidden: int) -> FeedForward:

@@ -19,6 +19,10 @@ class TextBatch(NamedTuple):
     """Token ids (batch, n) and the id that follows each of them, as `targets` (batch, n): a batch
     for a GPT.
 
+    Attributes:
+        ids: (batch, n), token ids.
+        targets: (batch, n), the id that follows each of them; IGNORE where none counts.
+
     Example:
         >>> import torch
         >>> from telescope.training import TextBatch
@@ -92,28 +96,49 @@ class Data(Protocol):
     position in the data. Implementations must not draw from torch's global generators, which belong
     to the model; use `generator`.
 
+    Attributes:
+        largest: the largest id.
+
     Example:
         >>> from telescope.training import Data, Windows
         >>> data: Data = Windows([0, 1, 2, 3], block=2)
         >>> data.largest
         3
+        >>> import torch
+        >>> from telescope.training import Training
+        >>> specs = data.batches(Training(steps=1, rows=1), epoch=0)
+        >>> data.to(torch.device("cpu")).take(specs[0]).ids.shape
+        torch.Size([1, 2])
+        >>> data.describe()[:10]
+        '4 ids in w'
     """
 
     # The largest id, to report an id outside the vocabulary before a GPU kernel fails on it.
     largest: int
 
     def to(self, device: torch.device) -> "Data":
-        """Move the data to the device and return it."""
+        """Move the data to the device and return it.
+
+        Args:
+            device: where batches are gathered.
+        """
         ...
 
     def batches(self, settings: Training, epoch: int | None) -> Sequence[Any]:
         """Return the specs of an epoch's batches; with epoch=None, for validation, everything once
         and in order.
+
+        Args:
+            settings: seed and sizes of the batches.
+            epoch: the number of the epoch; None is everything once and in order.
         """
 
     def take(self, spec: Any) -> Any:
         """Return the batch of a spec. In rows that only fill up the shape every target is
         IGNORE.
+
+        Args:
+            spec: one of `batches`.
         """
 
     def describe(self) -> str:

@@ -15,6 +15,8 @@ class Started:
         data: description of the data.
         device: device of the first process, and `processes`, how many share the run.
         left_out: how many rows of the data files are not in the data, by the reason.
+        step: the first step.
+        processes: how many share the run.
 
     Example:
         >>> from telescope.training import Started
@@ -41,6 +43,8 @@ class Logged:
             without clipping.
         tokens_per_second: targets, without padding.
         seconds_left: estimated from these steps.
+        step, steps: the step, and the last one.
+        epoch: the number of the epoch, from 0.
 
     Example:
         >>> from telescope.training import Logged
@@ -64,6 +68,11 @@ class HeadsWatched:
     """The mean entropy of each head's queries, in nats, and each head's largest logit, by the name
     of the attention.
 
+    Attributes:
+        step: after which the heads were measured.
+        entropy: of each head, the mean over its queries in nats, by the name of the attention.
+        logit: of each head the largest score, by the name of the attention.
+
     Example:
         >>> from telescope.training import HeadsWatched
         >>> entropy = {"blocks.0.self": (1.2, 0.1)}
@@ -80,6 +89,11 @@ class HeadsWatched:
 class Validated:
     """The metrics of a validation, and whether it is the best so far.
 
+    Attributes:
+        step: after which the model was validated.
+        metrics: the numbers by name.
+        best: whether no earlier validation was better.
+
     Example:
         >>> from telescope.training import Validated
         >>> Validated(step=10, metrics={"loss": 1.5}, best=True).metrics["loss"]
@@ -94,6 +108,10 @@ class Validated:
 @dataclass(frozen=True)
 class Saved:
     """A checkpoint of `step` was written to `folder`.
+
+    Attributes:
+        step: whose state was written.
+        folder: of the checkpoint.
 
     Example:
         >>> from pathlib import Path
@@ -111,6 +129,10 @@ class Stopped:
     """The run was interrupted or failed at `step`. It can resume from the checkpoint of step
     `saved`; 0 is none.
 
+    Attributes:
+        step: the last step that was run.
+        saved: the step of the last checkpoint; 0 is none.
+
     Example:
         >>> from telescope.training import Stopped
         >>> Stopped(step=131, saved=100).saved
@@ -125,6 +147,10 @@ class Stopped:
 class Finished:
     """The run is done at `step`, with the weights of step `kept`: the best by validation, or the
     last.
+
+    Attributes:
+        step: the last step.
+        kept: the step whose weights are kept.
 
     Example:
         >>> from telescope.training import Finished
