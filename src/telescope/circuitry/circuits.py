@@ -33,6 +33,12 @@ class HeadCircuits:
         >>> head = ts.circuits(model)[0, 1]
         >>> head.layer, head.number, head.qk.singular_values.shape
         ('blocks.0.self', 1, torch.Size([4]))
+        >>> head.ov.matrix().shape, head.biases.query.shape
+        (torch.Size([8, 8]), torch.Size([4]))
+        >>> -1 <= head.copying <= 1, 0 <= head.previous_token <= 1
+        (True, True)
+        >>> head.induction is None or "induction" not in head.why_not
+        True
     """
 
     def __init__(self, scores: Scores, layer: str, number: int) -> None:
@@ -129,6 +135,10 @@ class Circuits(Mapping[Key, HeadCircuits]):
         (4, ['layer', 'head', 'copying'])
         >>> round(circuits.composition((0, 1), (1, 0), "k").by_chance, 3)  # 1 / √d_model
         0.354
+        >>> -1 <= circuits.matching((0, 1), (1, 0)) <= 1
+        True
+        >>> len(circuits.sort("copying").table())
+        4
     """
 
     def __init__(
@@ -229,6 +239,10 @@ class Circuits(Mapping[Key, HeadCircuits]):
 
         It is Σ Re λ / Σ |λ| of W_Eᵀ W_qᵀ W_k W_O W_v W_E, with W_O W_v of `one`: the second half of
         the test for induction heads of Elhage et al. (2021); `copying` is the first.
+
+        Args:
+            one: (layer, number) of the earlier head.
+            other: (layer, number) of the later head.
         """
         earlier = self._find(one)
         later = self._find(other)
@@ -246,7 +260,12 @@ class Circuits(Mapping[Key, HeadCircuits]):
         return [{name: column[i] for name, column in columns.items()} for i in range(len(self))]
 
     def sort(self, column: str, *, descending: bool = True) -> "Circuits":
-        """Return the table in the order of a column, NaN last."""
+        """Return the table in the order of a column, NaN last.
+
+        Args:
+            column: such as "copying".
+            descending: whether the largest number comes first.
+        """
         columns = self._columns()
         if column not in columns:
             raise ValueError(f'there is no column "{column}"; {hint(str(column), columns)}')
@@ -259,7 +278,11 @@ class Circuits(Mapping[Key, HeadCircuits]):
         return Circuits(self._scores, self.left_out, chosen)
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return the table as a frame of pandas or polars."""
+        """Return the table as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         columns: Columns = self._columns()
         return frame({**columns, "layer": Names.of(columns["layer"])}, library)
 

@@ -22,7 +22,20 @@ from .token_pairs import CallTokens
 
 
 class Resample(NamedTuple):
-    """What `ts.resample` returns: a recording, and the seed of the draws from it."""
+    """What `ts.resample` returns: a recording, and the seed of the draws from it.
+
+    Attributes:
+        recording: where contexts are drawn from.
+        seed: of the draws.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, keep="steps") as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> ts.resample(recording, seed=3).seed
+        3
+    """
 
     recording: Recording
     seed: int
@@ -58,7 +71,20 @@ def resample(recording: Recording, seed: SupportsIndex = 0) -> Resample:
 
 @dataclass(frozen=True)
 class Ablate(RecordedEdit):
-    """Replace the context of some heads by recorded contexts, or shrink its distance from them."""
+    """Replace the context of some heads by recorded contexts, or shrink its distance from them.
+
+    Attributes:
+        times: what the distance from the recorded context is multiplied by.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, keep="steps") as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> edit = ts.mute("attention", heads=0, by=recording)
+        >>> edit.times, edit.heads, edit.to_json()["times"]
+        (0.0, (0,), 0.0)
+    """
 
     kind = "mute_by"
     _made_by = "mute"

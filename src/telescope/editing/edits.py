@@ -215,7 +215,13 @@ class Edit:
         return ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the edit as JSON. Of a recording and a function only the name is kept."""
+        """Return the edit as JSON. Of a recording and a function only the name is kept.
+
+        Example:
+            >>> import telescope as ts
+            >>> ts.mute("blocks.0.self", heads=[1]).to_json()["is"]
+            'mute'
+        """
         return {"is": self.kind} | {
             part.name: _to_json(getattr(self, part.name)) for part in fields(self)
         }
@@ -336,7 +342,20 @@ def _from_json(value: Any, annotation: Any) -> Any:
 
 @dataclass(frozen=True)
 class Mute(Edit):
-    """Multiply the context of some heads, or its distance from the mean, by `times`."""
+    """Multiply the context of some heads, or its distance from the mean, by `times`.
+
+    Attributes:
+        times: the factor; 0 switches the heads off.
+        by: "zero" or "mean".
+
+    Example:
+        >>> import telescope as ts
+        >>> edit = ts.mute("blocks.0.self", heads=[1], times=0.5)
+        >>> edit.layers, edit.heads, edit.times
+        (('blocks.0.self',), (1,), 0.5)
+        >>> edit == ts.mute("blocks.0.self", heads=[1], times=0.5), edit.to_json()["times"]
+        (True, 0.5)
+    """
 
     kind = "mute"
     _changes = Part.CONTEXT

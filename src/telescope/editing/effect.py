@@ -49,6 +49,9 @@ class Effects(PrintedTable):
     takes it. The first column, "edit", holds the edits themselves, with None for the model as it
     is, in the first row, and "corrupted" for the corrupted inputs, in the second.
 
+    Attributes:
+        columns: the numbers of each column by its name.
+
     Example:
         >>> import torch, telescope as ts
         >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
@@ -56,6 +59,13 @@ class Effects(PrintedTable):
         >>> effects = ts.effect(model, torch.tensor([[1, 2, 3]]), ts.mute.each(model))
         >>> len(effects), list(effects.columns)
         (3, ['edit', 'kl'])
+        >>> [*effects.sort("kl").rows[0]], len(effects.table())
+        (['edit', 'kl'], 3)
+        >>> ids, edits = torch.tensor([[1, 2, 3]]), ts.mute.each(model)
+        >>> measure = lambda logits: logits[..., 0].sum()
+        >>> found = ts.effect(model, ids, edits, measure, how="gradient", verify="all")
+        >>> found.recall(top=1, among=2)
+        1.0
     """
 
     columns: dict[str, list[Any]]
@@ -73,6 +83,9 @@ class Effects(PrintedTable):
     def table(self, *, library: str = "pandas") -> Any:
         """Return the table as a frame of pandas or polars; edits are sentences, and "as it is" the
         model unedited.
+
+        Args:
+            library: "pandas" or "polars".
         """
         edits = ["as it is" if edit is None else str(edit) for edit in self.columns["edit"]]
         return frame(self.columns | {"edit": edits}, library)
@@ -80,6 +93,10 @@ class Effects(PrintedTable):
     def sort(self, column: str, *, descending: bool = True) -> "Effects":
         """Return the table with its edits in the order of a column; rows without edits stay
         first.
+
+        Args:
+            column: the name of a column of numbers.
+            descending: whether the largest number comes first.
         """
         if column not in self.columns:
             raise ValueError(f'there is no column "{column}"; {hint(column, self.columns)}')
@@ -97,6 +114,13 @@ class Effects(PrintedTable):
     def recall(self, top: int = 10, among: int = 20) -> float:
         """Return which share of the `top` exactly largest effects, in absolute value, is `among`
         the largest estimates of `how="gradient"`; every edit has to be verified.
+
+        Args:
+            top: how many of the exactly largest effects.
+            among: how many of the largest estimates.
+
+        Raises:
+            ValueError: not every edit was verified.
         """
         return recall_of(self.columns, top, among)
 

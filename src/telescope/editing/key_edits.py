@@ -91,7 +91,18 @@ class KeyEdit(Edit):
 
 @dataclass(frozen=True)
 class Hide(KeyEdit):
-    """Hide some keys from some queries."""
+    """Hide some keys from some queries.
+
+    Attributes:
+        keys: the tokens that are hidden.
+        queries: the queries that they are hidden from; None is every query.
+
+    Example:
+        >>> import telescope as ts
+        >>> edit = ts.hide(range(2, 5))
+        >>> str(edit.keys), edit.queries, edit.to_json()["is"]
+        ('2 to 4', None, 'hide')
+    """
 
     kind = "hide"
     _rank = 2
@@ -105,7 +116,19 @@ class Hide(KeyEdit):
 
 @dataclass(frozen=True)
 class Boost(KeyEdit):
-    """Let some keys count `by` times as much for some queries."""
+    """Let some keys count `by` times as much for some queries.
+
+    Attributes:
+        keys: the tokens that count more.
+        queries: the queries for which they do; None is every query.
+        by: the factor of their weight.
+
+    Example:
+        >>> import telescope as ts
+        >>> edit = ts.boost(3, by=4.0)
+        >>> edit.by, edit.to_json()["is"]
+        (4.0, 'boost')
+    """
 
     kind = "boost"
     _rank = 1

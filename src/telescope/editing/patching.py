@@ -57,7 +57,21 @@ REPLACES = {
 
 @dataclass(frozen=True)
 class Patch(RecordedEdit):
-    """Take a part of some heads from a recording of another text."""
+    """Take a part of some heads from a recording of another text.
+
+    Attributes:
+        what: the part that is taken, such as "output".
+        align: which recorded position each position takes; None where both texts are of one length.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, keep="steps") as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> edit = ts.patch(recording, "attention", heads=1)
+        >>> edit.what, edit.to_json()["is"]
+        ('output', 'patch')
+    """
 
     kind = "patch"
     what: str = "output"

@@ -37,7 +37,14 @@ from .edits import (
 
 @dataclass(frozen=True)
 class Redefine(Edit):
-    """Replace the definition of some attentions by a function of it."""
+    """Replace the definition of some attentions by a function of it.
+
+    Example:
+        >>> import telescope as ts
+        >>> edit = ts.redefine("blocks.0.self", lambda attention: attention)
+        >>> edit.layers, edit.to_json()["is"]
+        (('blocks.0.self',), 'redefine')
+    """
 
     kind = "redefine"
     _changes = Part.DEFINITION
@@ -99,7 +106,17 @@ def redefine(layers: Layers, function: Callable[[Attention], Attention]) -> Rede
 
 @dataclass(frozen=True)
 class Frozen(Edit):
-    """Attend as a recording did, with the values of this run."""
+    """Attend as a recording did, with the values of this run.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, keep="steps") as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> edit = ts.frozen(recording, "attention")
+        >>> edit.layers, edit.to_json()["is"]
+        (('attention',), 'frozen')
+    """
 
     kind = "frozen"
     _changes = Part.TENSORS

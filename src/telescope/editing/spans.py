@@ -30,10 +30,19 @@ class Span:
     """Some tokens of a text: ranges of positions, texts, and token ids. All that one of them names
     belong to the span.
 
+    Attributes:
+        ranges: (first, one past the last) of each stretch of positions; None is open.
+        texts: pieces of text, each wherever it occurs.
+        tokens: token ids, each wherever it occurs.
+
     Example:
         >>> from telescope.editing.spans import span
         >>> str(span("keys", [2, 3, 4, "the astronomer"]))
         '2 to 4 and "the astronomer"'
+        >>> import telescope as ts
+        >>> found = ts.tokens(13, 198)
+        >>> type(found).from_json(found.to_json()) == found
+        True
     """
 
     ranges: tuple[Range, ...] = ()
@@ -72,7 +81,14 @@ class Span:
 
     @classmethod
     def from_json(cls, parsed: Any) -> "Span":
-        """Return the span that `to_json` wrote; raise a ValueError for anything else."""
+        """Return the span that `to_json` wrote; raise a ValueError for anything else.
+
+        Args:
+            parsed: what `to_json` wrote.
+
+        Raises:
+            ValueError: it is anything else.
+        """
         # Check the type of every part before a span is made.
         match parsed:
             case {"ranges": [*ranges], "texts": [*texts], "tokens": [*tokens]} if (

@@ -43,6 +43,12 @@ class TryResult:
     Attributes:
         tried: whether there was a guess; first_guess: whether the first one was right.
         solved: whether it was done, as the page judged.
+        first_guess: whether the first guess was right.
+
+    Example:
+        >>> from telescope.lessons import TryResult
+        >>> TryResult(tried=True, first_guess=False, solved=True).solved
+        True
     """
 
     tried: bool
@@ -52,7 +58,18 @@ class TryResult:
 
 @dataclass(frozen=True)
 class QuizResult:
-    """What a code says: the name, and the result of every try by lesson and name."""
+    """What a code says: the name, and the result of every try by lesson and name.
+
+    Attributes:
+        name: whose code it is.
+        tries: the `TryResult` of each try, by lesson and name.
+
+    Example:
+        >>> from telescope.lessons import QuizResult, TryResult
+        >>> code = QuizResult("Ada", {"T1 scale": TryResult(tried=True, first_guess=False, solved=True)})
+        >>> code.solved, code.first_guesses
+        (1, 0)
+    """
 
     name: str
     tries: dict[str, TryResult]

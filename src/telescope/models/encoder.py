@@ -129,7 +129,10 @@ class Encoder(Model, config_type=EncoderConfig):
             EncoderBlock(
                 config.d_model,
                 MultiHeadAttention(
-                    config.d_model, config.heads, attention=attention, dropout=config._weight_dropout
+                    config.d_model,
+                    config.heads,
+                    attention=attention,
+                    dropout=config._weight_dropout,
                 ),
                 FeedForward(config.d_model, d_hidden, activation=config.activation),
                 norm=norm,

@@ -102,6 +102,13 @@ class Picture(Figure):
 
         The same picture gives the same bytes. An earlier file of this name is replaced as a whole
         or not at all. Raises ValueError for another ending, or where the file cannot be written.
+
+        Args:
+            path: its ending, .png, .svg or .pdf, names the format.
+            dpi: the pixels of an inch of a PNG.
+
+        Raises:
+            ValueError: another ending, or the file cannot be written.
         """
         ending = os.fspath(path).rpartition(".")[2].lower()
         if ending not in FORMATS:

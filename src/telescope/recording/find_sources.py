@@ -101,7 +101,7 @@ def sources_of_scores(
     scores = found.double().cpu()[keys.start : keys.stop]
     # In self-attention the answer's own earlier tokens are keys, too: give them a segment.
     if not question.across and len(scores) > count:
-        segments = segments.with_rest(ANSWER, len(scores))
+        segments = segments._with_rest(ANSWER, len(scores))
     by_segment = torch.zeros(len(segments.names), dtype=torch.float64).index_add_(
         0, segments.ids, scores
     )

@@ -57,6 +57,32 @@ class RecordedCall(ABC):
 
     Calls that continue a sequence, as decoding token by token does, are appended to the first and
     count as one call.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> call = recording["blocks.0.self"].call
+        >>> call.name, call.heads, call.size, call.rows
+        ('blocks.0.self', (0, 1), (4, 4), [0, 1, 2, 3])
+        >>> call.attention, call.dropout, call.across
+        (Attention(mask=causal), 0.0, False)
+        >>> call.queries.shape, call.keys.shape, call.values.shape
+        (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4, 4]))
+        >>> call.weights.shape, call.query_ids.tolist(), call.key_ids.tolist()
+        (torch.Size([1, 2, 4, 4]), [[1, 2, 3, 4]], [[1, 2, 3, 4]])
+        >>> call.before.shape, call.after.shape  # the residual stream
+        (torch.Size([1, 4, 8]), torch.Size([1, 4, 8]))
+        >>> call.survey(top=2).top.keys.shape, call.head(1).entropy.shape
+        (torch.Size([1, 2, 4, 2]), torch.Size([1, 1, 4]))
+        >>> call.trace(list("abcd")).query_tokens, call.queries_without_keys().any().item()
+        (('a', 'b', 'c', 'd'), False)
+        >>> call.lse is None or call.lse.shape == (1, 2, 4), call.nbytes > 0
+        (True, True)
+        >>> [*call.text_columns(0).keys]
+        [0, 1, 2, 3]
     """
 
     keep: ClassVar[str]
@@ -422,7 +448,12 @@ class RecordedCall(ABC):
 
     @abstractmethod
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
-        """Return the survey of all heads; see `ts.survey`."""
+        """Return the survey of all heads; see `ts.survey`.
+
+        Args:
+            top: how many of each query's largest weights; None is what was kept.
+            map: (rows, columns) of a map to pool; None is what was kept.
+        """
 
     def _summary(self) -> Summary:
         """Return the summary of the survey of all heads; its tensors must not be written to."""
@@ -471,6 +502,12 @@ class RecordedCall(ABC):
     def head(self, number: SupportsIndex) -> Survey:
         """Return the survey of one head, by its number in the model; -1 is the last head that was
         kept.
+
+        Args:
+            number: the number of the head in the model; -1 is the last that was kept.
+
+        Raises:
+            ValueError: the head was not kept.
         """
         return self.survey().head(self._head_index(number))
 
@@ -496,6 +533,12 @@ class RecordedCall(ABC):
     def trace(self, tokens: Tokens | None = None) -> Trace:
         """Return every step; see `ts.trace`. The random dropout of a training step is not
         applied.
+
+        Args:
+            tokens: the names of the tokens, or (query tokens, key tokens); None is their positions.
+
+        Raises:
+            ValueError: the recording was not made with keep="steps".
         """
         raise self._not_kept("trace()", "steps")
 
@@ -687,6 +730,9 @@ class RecordedCall(ABC):
 
         A position counts these tokens from 0: `columns.keys[position]` is its index into a tensor
         of the recording.
+
+        Args:
+            sequence: which sequence of the batch.
         """
         return self._all_text_columns()[sequence]
 

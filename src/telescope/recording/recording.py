@@ -50,6 +50,15 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
     `ts.watch` and `ts.open` return a Recording. Its numbers are copies; the model does not write to
     them.
 
+    Attributes:
+        model: the class of the model.
+        keep: what was kept: "summaries", "queries-keys" or "steps".
+        tokens: what the tokens are, as `ts.watch(tokens=...)` was told; None where nothing was
+            told.
+        decode: returns the text of token ids; None without a tokenizer.
+        token_name: returns the name of a token without text, such as "</s>"; None without a
+            tokenizer.
+
     Example:
         >>> import torch, telescope as ts
         >>> layer = ts.layers.MultiHeadAttention(8, 2)
@@ -61,6 +70,18 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         torch.Size([1, 2, 5])
         >>> recording["attention"].head(-1).top.keys.shape  # batch, heads, queries, top
         torch.Size([1, 1, 5, 8])
+        >>> recording.names, recording.left_out, recording.nbytes > 0
+        (('attention',), (), True)
+        >>> len(recording.heads()), recording.queries_without_keys()
+        (2, {})
+        >>> len(recording.table("queries"))  # 2 heads of 5 queries
+        10
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     recording.save(f"{folder}/run.telescope")
+        ...     recording.to_parquet(f"{folder}/tables")
+        ...     list(ts.open(f"{folder}/run.telescope"))
+        ['attention']
     """
 
     _theirs = OF_RECORDING
@@ -377,6 +398,10 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         """Write the recording to a folder that `ts.open` reads; an interrupted save leaves nothing
         behind.
 
+        Args:
+            path: the folder.
+            replace: whether a recording that is there already is written over.
+
         Raises:
             ValueError: if the folder holds a recording and `replace` is False, or if it holds
                 anything else.
@@ -400,6 +425,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
             of: "queries", "keys", "top": as in `Survey.table`, with the columns layer and call
                 before them "heads": a row for each head, as in `heads()` "tokens": a row for each
                 token: call, side, batch, position, token and, with a tokenizer, text.
+            library: "pandas" or "polars".
 
         Raises:
             ValueError: if the library is not installed, or if there is no such table.
@@ -412,6 +438,10 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
 
         An attention is a row group. Raise a ValueError if pyarrow is not installed, if the folder
         holds tables and `replace` is False, or if it holds anything else.
+
+        Args:
+            path: the folder.
+            replace: whether tables that are there already are written over.
         """
         parts = lambda of: table_parts(of, self._calls, self.heads, self.decode)  # noqa: E731
         write_tables(path, parts, replace=replace)

@@ -22,6 +22,30 @@ class Watched(FieldNames):
     `calls` lists its calls; a sequence that grows token by token is one call. The other methods and
     properties read the only call, and raise a ValueError if the attention was not called, or was
     called for several sequences.
+
+    Attributes:
+        name: the full name of the attention in the model.
+        left_out: why a run of the attention could not be recorded; None if every run was.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> attention = recording["blocks.0.self"]
+        >>> len(attention.calls), attention.call.size
+        (1, (4, 4))
+        >>> attention.received.shape, attention.entropy.shape  # of each key, of each query
+        (torch.Size([1, 2, 4]), torch.Size([1, 2, 4]))
+        >>> attention.peak.weight.shape, attention.top.keys.shape
+        (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 8]))
+        >>> attention.weights.sum(-1).allclose(torch.ones(1, 2, 4)), attention.head(-1).entropy.shape
+        (True, torch.Size([1, 1, 4]))
+        >>> attention.survey(top=2).map(2, 2).shape, attention.trace().formula
+        (torch.Size([1, 2, 2, 2]), 'softmax(mask(q·k / √4)) v')
+        >>> attention.before.shape, attention.after.shape  # the residual stream
+        (torch.Size([1, 4, 8]), torch.Size([1, 4, 8]))
     """
 
     _theirs = OF_WATCHED
@@ -105,6 +129,10 @@ class Watched(FieldNames):
 
         With keep="summaries", `top` is at most the one of `ts.watch`, and `map` exactly the one of
         `ts.watch`.
+
+        Args:
+            top: how many of each query's largest weights; None is what was kept.
+            map: (rows, columns) of a map to pool; None is what was kept.
         """
         return self.call.survey(top=top, map=map)
 
@@ -112,13 +140,23 @@ class Watched(FieldNames):
         """Return the survey of one head, by its number in the model; -1 is the last head that was
         kept.
 
+        Args:
+            number: the number of the head in the model; -1 is the last that was kept.
+
         Raises:
             ValueError: that lists the heads if the head was not kept.
         """
         return self.call.head(number)
 
     def trace(self, tokens: Tokens | None = None) -> Trace:
-        """Return every step of the call, without dropout; needs keep="steps". See `ts.trace`."""
+        """Return every step of the call, without dropout; needs keep="steps". See `ts.trace`.
+
+        Args:
+            tokens: the names of the tokens, or (query tokens, key tokens); None is their positions.
+
+        Raises:
+            ValueError: the recording was not made with keep="steps".
+        """
         return self.call.trace(tokens)
 
     def weight_gradients(

@@ -38,8 +38,8 @@ class Summary:
         >>> import telescope as ts, torch
         >>> zeros = torch.zeros(1, 2, 4, 8)
         >>> summary = ts.survey(zeros, zeros, top=1).summary
-        >>> summary.received.shape, summary.one_head(1).received.shape
-        (torch.Size([1, 2, 4]), torch.Size([1, 1, 4]))
+        >>> summary.received.shape, summary.top_keys.shape
+        (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 1]))
     """
 
     lse: PerQuery | None
@@ -105,6 +105,16 @@ def compute_dtype(queries: Tensor) -> torch.dtype:
 class Top(NamedTuple):
     """The largest weights of each query, largest first, and their keys; weight 0 and key -1 where
     fewer are seen.
+
+    Attributes:
+        weights: (batch, heads, query, top), the largest first.
+        keys: (batch, heads, query, top), their positions.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = 9.0 * torch.eye(3)[None, None]
+        >>> ts.survey(x, x, top=2).top.keys[0, 0, :, 0].tolist()
+        [0, 1, 2]
     """
 
     weights: Float[Tensor, "batch heads query top"]
@@ -112,7 +122,18 @@ class Top(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The largest weight of each query, and its key."""
+    """The largest weight of each query, and its key.
+
+    Attributes:
+        weight: (batch, heads, query).
+        key: (batch, heads, query), its position.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = 9.0 * torch.eye(3)[None, None]
+        >>> ts.survey(x, x).peak.key.flatten().tolist()  # each query looks at itself
+        [0, 1, 2]
+    """
 
     weight: PerQuery
     key: Int[Tensor, "batch heads query"]
@@ -121,6 +142,17 @@ class Peak(NamedTuple):
 class Largest(NamedTuple):
     """The largest weight that each key gets, and the query that gives it; 0 and -1 where no weight
     is above 0.
+
+    Attributes:
+        weight: (batch, heads, key).
+        query: (batch, heads, key), its position.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = torch.randn(1, 1, 5, 4)
+        >>> seen = ts.survey(x, x, largest=True)
+        >>> seen.largest.weight.shape, seen.largest.query.shape
+        (torch.Size([1, 1, 5]), torch.Size([1, 1, 5]))
     """
 
     weight: PerKey

@@ -56,6 +56,12 @@ class Survey(Statistics):
     In a recording that kept only summaries, queries and keys are on the meta device: they have
     shapes but no numbers, and .map, .rows, .cell and .extend raise a ValueError.
 
+    Attributes:
+        queries, keys, values: as they were given; (batch, heads, query, d_q) and so on.
+        attention: the definition.
+        engine: which engine computed the survey.
+        summary: the tensors behind .lse, .received, .entropy, .peak and .top.
+
     Example:
         >>> import telescope as ts, torch
         >>> zeros = torch.zeros(1, 2, 4, 8)  # all scores are equal, and so are the weights
@@ -71,6 +77,22 @@ class Survey(Statistics):
         ([0, 2, 3], [0, 2])
         >>> seen.cell(3, 0).tolist(), seen.head(1).received.shape
         ([[0.25, 0.25]], torch.Size([1, 1, 4]))
+        >>> x = torch.eye(3)[None, None]
+        >>> extras = {"norms": True, "largest": True, "within": ts.window(2)}
+        >>> parts = {"query_weights": torch.ones(3), "segments": torch.tensor([0, 0, 1])}
+        >>> seen = ts.survey(x, x, values=x, top=2, **extras, **parts)
+        >>> seen.lse.shape, seen.entropy.shape, seen.peak.key.shape  # one of each query
+        (torch.Size([1, 1, 3]), torch.Size([1, 1, 3]), torch.Size([1, 1, 3]))
+        >>> seen.top.keys.shape, seen.largest_logit.shape, seen.shares.shape
+        (torch.Size([1, 1, 3, 2]), torch.Size([1, 1, 3]), torch.Size([1, 1, 3, 2]))
+        >>> seen.weighted.shape, seen.carried.shape, seen.largest.weight.shape
+        (torch.Size([1, 1, 1, 3]), torch.Size([1, 1, 3]), torch.Size([1, 1, 3]))
+        >>> seen.within.shape, seen.lost.shape
+        (torch.Size([1, 1, 3]), torch.Size([1, 1, 3]))
+        >>> seen.weigh(torch.ones(3)).allclose(seen.weighted), len(seen.table("keys"))
+        (True, 3)
+        >>> ts.survey(x, x).extend(x, x).received.shape
+        torch.Size([1, 1, 6])
     """
 
     queries: Queries
@@ -120,6 +142,10 @@ class Survey(Statistics):
             how: "share" sums over the keys of a cell and averages over its queries, so that rows
                 still sum to one; "max" is the largest weight in a cell.
             segments: ids from 0 on, (token,) or (batch, token), or a pair (query ids, key ids).
+            rows, cols: the size of the map; None is every query, or every key.
+
+        Returns:
+            (batch, heads, rows, cols).
 
         Raises:
             ValueError, TypeError: where these do not fit the matrix.
@@ -139,6 +165,9 @@ class Survey(Statistics):
         cols)`.
 
         Row r of the map pools the queries from its border up to the border of row r + 1.
+
+        Args:
+            rows, cols: the size of the map.
         """
         return borders(rows, cols, of=(self.queries.shape[-2], self.keys.shape[-2]))
 
@@ -148,6 +177,12 @@ class Survey(Statistics):
     ) -> Float[Tensor, "batch heads row key"]:
         """Return the weights of these queries with all keys. Negative numbers count from the last
         query.
+
+        Args:
+            i: a query, a slice or range of queries, or a list of them.
+
+        Returns:
+            (batch, heads, row, key).
         """
         self._require_tensors("rows")
         where = read_query_numbers(i, self.queries.shape[-2]).to(self.queries.device)
@@ -158,6 +193,9 @@ class Survey(Statistics):
     def cell(self, i: SupportsIndex, j: SupportsIndex) -> Float[Tensor, "batch heads"]:
         """Return the weight that query i gives to key j, in every sequence and head. Negative
         numbers count back.
+
+        Args:
+            i, j: the query and the key.
         """
         self._require_tensors("cell")
         row = check_index("query", whole_number("i", i), self.queries.shape[-2])
@@ -179,12 +217,16 @@ class Survey(Statistics):
                 share_1, ... "keys": a row for each key of each head, with received, largest,
                 largest_query, weighted_0, ... "top": a row for each of the largest weights, with
                 rank, key and weight.
+            library: "pandas" or "polars".
         """
         return frame(summary_columns(self.summary, of), library)
 
     def head(self, i: SupportsIndex) -> "Survey":
         """Return the survey of head i; every tensor keeps its heads axis, of size 1. Negative
         numbers count back.
+
+        Args:
+            i: the index of the head; -1 is the last.
         """
         number = check_index("head", i, self.queries.shape[1])
         which = torch.tensor([number])
@@ -216,6 +258,12 @@ class Survey(Statistics):
         .within, .shares); `.map` and `.weigh` compute from the new survey. Where the definition has
         a tensor as long as the sequence (documents, padding(keep=...), from_tensor), pass the
         longer `attention`. `values` are needed if and only if the survey was made with values.
+
+        Args:
+            queries: (batch, heads, new query, d_q).
+            keys: (batch, key_heads, new key, d_k).
+            values: (batch, key_heads, new key, d_v), if the survey was made with values.
+            attention: the definition of the longer text; None is that of this survey.
 
         Raises:
             ValueError, TypeError: where these do not fit the old ones.

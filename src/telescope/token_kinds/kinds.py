@@ -39,6 +39,11 @@ class TokenKind(ABC):
     def find(self, token: TokenPlace, what: str = "query") -> int:
         """Return the position of a token; see `TokenPlace`. Of equal names the first is meant.
 
+        Args:
+            token: a position, a name, or the place of a patch, (row, column) or (grid, row,
+                column).
+            what: what the error calls it, "query" or "key".
+
         Raises:
             ValueError: that names the range, or a similar name, if there is no such token.
         """
@@ -121,6 +126,7 @@ class _Named(TokenKind):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """The name of each token."""
         shown = f"{self.name} " if self.name else ""
         return (*self.before, *(f"{shown}{place}" for place in self._places), *self.after)
 
@@ -157,6 +163,11 @@ class Grid(_Named):
     A patch is called by its row and column, counted from 0 at the upper left: "(3, 5)", or
     "image 1 (3, 5)" where the grid has a name.
 
+    Args:
+        rows, columns: how many patches lie below and beside each other.
+        before, after: the names of tokens before and after the patches, such as "[CLS]".
+        name: of the image, where there are several.
+
     Example:
         >>> import telescope as ts
         >>> tokens = ts.Grid(2, 3, before=["[CLS]"])
@@ -166,6 +177,10 @@ class Grid(_Named):
         ('[CLS]', '(0, 0)', '(0, 1)')
         >>> tokens.find((1, 2))
         6
+        >>> tokens.count, tokens.first
+        (6, 1)
+        >>> tokens.to_json()["kind"], tokens.that_fits(10)
+        ('grid', "Grid(3, 3, before=['[CLS]'])")
     """
 
     rows: int
@@ -184,6 +199,7 @@ class Grid(_Named):
 
     @property
     def count(self) -> int:
+        """How many patches there are."""
         return self.rows * self.columns
 
     @cached_property
@@ -197,6 +213,9 @@ class Grid(_Named):
     def that_fits(self, count: int) -> str:
         """Return a square grid with so many tokens, these before and after it; "" if there is
         none.
+
+        Args:
+            count: how many tokens there are.
         """
         side = isqrt(max(0, count - len(self.before) - len(self.after)))
         if side < 1 or side * side + len(self.before) + len(self.after) != count:
@@ -211,10 +230,19 @@ class Grid(_Named):
 class Frames(_Named):
     """Frames of sound or video, `count` of them in so many seconds, each named by its start.
 
+    Args:
+        frames: how many.
+        seconds: how long they last together.
+        before, after: the names of tokens before and after the frames.
+        name: of the sound, where there are several.
+
     Example:
         >>> import telescope as ts
         >>> ts.Frames(1500, seconds=30.0).names[:3]
         ('0.00 s', '0.02 s', '0.04 s')
+        >>> sound = ts.Frames(1500, seconds=30.0)
+        >>> sound.count, sound.step, sound.first, sound.find("0.04 s"), sound.to_json()["kind"]
+        (1500, 0.02, 0, 2, 'frames')
     """
 
     frames: int
@@ -238,6 +266,7 @@ class Frames(_Named):
 
     @property
     def count(self) -> int:
+        """How many frames there are."""
         return self.frames
 
     @property
@@ -265,6 +294,9 @@ class Segments(TokenKind):
     Each part is a list of names, a `Grid`, `Frames`, or other `Segments`. Where there are several
     grids or several stretches of frames, each needs a name of its own.
 
+    Args:
+        parts: each a list of names, a `Grid`, `Frames` or `Segments`.
+
     Example:
         >>> import telescope as ts
         >>> tokens = ts.Segments(["<s>", "What", "is"], ts.Grid(2, 2, name="image 1"), ["?"])
@@ -272,6 +304,8 @@ class Segments(TokenKind):
         ('is', 'image 1 (0, 0)', 'image 1 (0, 1)')
         >>> tokens.spans  # as recording.heads(segments=...) takes them
         {'text': [0, 1, 2, 7], 'image 1': [3, 4, 5, 6]}
+        >>> tokens.find(("image 1", 0, 1)), tokens.to_json()["kind"]
+        (4, 'segments')
     """
 
     def __init__(self, *parts: "TokenKind | Sequence[str]") -> None:
@@ -295,6 +329,7 @@ class Segments(TokenKind):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """The name of each token."""
         return tuple(name for part in self.segments for name in part.names)
 
     def _parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:

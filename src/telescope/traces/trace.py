@@ -107,6 +107,17 @@ class Trace(reference.AttentionSteps):
     `print(steps)` shows tables, a notebook shows HTML, `to_json()` keeps every bit, `row` writes
     one query out.
 
+    Attributes:
+        queries: (batch, heads, query, d_q).
+        keys: (batch, key_heads, key, d_k).
+        values: (batch, key_heads, key, d_v).
+        scores, scaled, capped, biased, masked: (batch, heads, query, key), the numbers after each
+            step.
+        weights: (batch, heads, query, key).
+        context: (batch, heads, query, d_v).
+        attention: the definition.
+        query_tokens, key_tokens: the names of the tokens.
+
     Example:
         >>> import torch, telescope as ts
         >>> x = torch.eye(2)[None, None]
@@ -130,6 +141,13 @@ class Trace(reference.AttentionSteps):
              1.0000·[8 0] left
            + 0.0000·[0 8] right
            = [8 0]
+        >>> [step.name for step in steps.walk()]
+        ['queries', 'keys', 'values', 'scores', 'weights', 'context']
+        >>> steps.find("right"), steps.head(-1).weights.shape
+        (1, torch.Size([1, 1, 2, 2]))
+        >>> variances = steps.score_variance  # before and after scaling
+        >>> steps.to_json(indent=None)[0], "weights" in str(steps.to_dict())
+        ('{', True)
     """
 
     attention: Attention
@@ -194,6 +212,12 @@ class Trace(reference.AttentionSteps):
         is the last head.
 
         Raises ValueError where the trace has no such head.
+
+        Args:
+            number: of the head, from 0; -1 is the last.
+
+        Raises:
+            ValueError: the trace has no such head.
         """
         heads = self.queries.shape[1]
         chosen = torch.tensor([check_index("head", number, heads)])
@@ -213,6 +237,12 @@ class Trace(reference.AttentionSteps):
         token, or by the (row, column) of a patch.
 
         Upper and lower case are one. Raises ValueError where the trace has no such query.
+
+        Args:
+            query: a position, a token, or the (row, column) of a patch.
+
+        Raises:
+            ValueError: the trace has no such query.
         """
         if not isinstance(query, str | tuple):
             return check_index("query", query, len(self.query_tokens))
@@ -251,7 +281,11 @@ class Trace(reference.AttentionSteps):
         }
 
     def to_json(self, indent: int | None = None) -> str:
-        """Return the trace as JSON. Numbers read in their dtype have the same bits."""
+        """Return the trace as JSON. Numbers read in their dtype have the same bits.
+
+        Args:
+            indent: spaces of each level; None writes one line.
+        """
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=indent)
 
     @property
@@ -301,6 +335,13 @@ class Row:
         [[1.5, -0.5], [9.0, 0.0625]]
         >>> row.scores.tolist()
         [1.0, 9.0625]
+        >>> row.parts.sum(0).allclose(row.context), row.strongest(1).weights.shape
+        (True, torch.Size([1]))
+        >>> import io, rich
+        >>> written = io.StringIO()
+        >>> rich.print(row.table(), file=written)
+        >>> written.getvalue().split()[:3]
+        ['left', 'right', 'scores']
     """
 
     token: str
@@ -328,7 +369,11 @@ class Row:
         return self.weights[:, None] * self.values
 
     def strongest(self, most: int) -> "Row":
-        """Return the row with its `most` largest weights alone, in the order of the keys."""
+        """Return the row with its `most` largest weights alone, in the order of the keys.
+
+        Args:
+            most: how many keys.
+        """
         if len(self.key_tokens) <= most:
             return self
         # The largest weights, back in the order of the keys.
