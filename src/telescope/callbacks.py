@@ -36,10 +36,14 @@ class TransformersCallback:
         100
         >>> from types import SimpleNamespace
         >>> import telescope as ts, torch
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
-        >>> callback = TransformersCallback(every=1, probe={"ids": torch.tensor([[1, 2, 3]])})
+        >>> config = ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)
+        >>> model = ts.models.GPT(config)
+        >>> callback = TransformersCallback(
+        ...     every=1, probe={"ids": torch.tensor([[1, 2, 3]])}
+        ... )
         >>> state = SimpleNamespace(global_step=1, log_history=[])
-        >>> callback.on_train_begin(None, state, None, model=model)  # as the Trainer calls them
+        >>> # As the Trainer calls them
+        >>> callback.on_train_begin(None, state, None, model=model)
         >>> callback.on_step_end(None, state, None)
         >>> state.log_history[0]["attention/alerts"]
         0.0
@@ -120,10 +124,15 @@ class LightningCallback:
         100
         >>> from types import SimpleNamespace
         >>> import telescope as ts, torch
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> config = ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)
+        >>> model = ts.models.GPT(config)
         >>> trainer = SimpleNamespace(loggers=[], global_step=1, callback_metrics={})
-        >>> callback = LightningCallback(every=1, run=lambda module, batch: module(batch))
-        >>> callback.on_train_batch_end(trainer, model, None, torch.tensor([[1, 2, 3]]), batch_idx=0)
+        >>> callback = LightningCallback(
+        ...     every=1, run=lambda module, batch: module(batch)
+        ... )
+        >>> callback.on_train_batch_end(
+        ...     trainer, model, None, torch.tensor([[1, 2, 3]]), batch_idx=0
+        ... )
         >>> trainer.callback_metrics["attention/alerts"].item()
         0.0
     """

@@ -6,6 +6,7 @@ import re
 import sys
 from functools import cache, cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import get_args
 
 import telescope
@@ -35,6 +36,18 @@ def is_function_object(value):
     if inspect.isclass(value) or inspect.isroutine(value) or not (is_ours(value) and callable(value)):
         return False
     return not isinstance(value, telescope.Score)  # `ts.dot` is a value that is given to others
+
+
+def is_value(value):
+    """Return whether a public name is neither a class, a function nor a module: `ts.causal`, IGNORE."""
+    if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value):
+        return False
+    return not is_function_object(value)
+
+
+def sources():
+    """Return the files of the package."""
+    return sorted(Path(telescope.__file__).parent.rglob("*.py"))
 
 
 def members(value):

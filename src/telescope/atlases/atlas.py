@@ -45,7 +45,8 @@ class Statistic:
 
     Example:
         >>> import telescope as ts
-        >>> atlas = ts.atlas(ts.load("shakespeare"), ["To be, or not to be: that is the question."])
+        >>> text = "To be, or not to be: that is the question."
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
         >>> entropy = atlas.statistic("blocks.0.self", 0, "entropy")
         >>> entropy.low <= entropy.mean <= entropy.high
         True
@@ -75,7 +76,8 @@ class Evidence(NamedTuple):
 
     Example:
         >>> import telescope as ts
-        >>> atlas = ts.atlas(ts.load("shakespeare"), ["To be, or not to be: that is the question."])
+        >>> text = "To be, or not to be: that is the question."
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
         >>> best = atlas.evidence("blocks.0.self", 0, "previous")[0]
         >>> best.text, best.first, best.excerpt[:6]
         (0, 0, 'To be,')
@@ -101,7 +103,8 @@ class Profile(NamedTuple):
 
     Example:
         >>> import telescope as ts
-        >>> atlas = ts.atlas(ts.load("shakespeare"), ["To be, or not to be: that is the question."])
+        >>> text = "To be, or not to be: that is the question."
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
         >>> profile = atlas.profile("blocks.0.self", 0)
         >>> profile.labels[:3], round(sum(profile.shares), 6)
         (('0', '1', '2'), 1.0)
@@ -125,7 +128,9 @@ class Atlas(PrintedTable):
         >>> atlas = ts.atlas(ts.load("shakespeare"), [speech * 3, speech * 2])
         >>> atlas.texts, atlas.layers[0], len(atlas.heads()) == len([*atlas.rows()])
         (2, 'blocks.0.self', True)
-        >>> atlas.statistic("blocks.0.self", 0, "entropy").count == atlas.tokens - atlas.texts
+        >>> atlas.statistic(
+        ...     "blocks.0.self", 0, "entropy"
+        ... ).count == atlas.tokens - atlas.texts
         True
         >>> atlas.profile("blocks.0.self", 0, "distance").labels[:5]
         ('0', '1', '2', '3 to 4', '5 to 8')

@@ -166,8 +166,10 @@ def compare(before: Atlas, after: Atlas) -> Comparison:
     Example:
         >>> import telescope as ts
         >>> model = ts.load("shakespeare")
-        >>> prose = ts.atlas(model, ["What is the city but the people? The people are the city."])
-        >>> names = ts.atlas(model, ["ROMEO:\\nJULIET:\\nROMEO:\\nJULIET:\\nROMEO:\\nJULIET:\\nROMEO:\\nJULIET:\\n"])
+        >>> prose = ts.atlas(
+        ...     model, ["What is the city but the people? The people are the city."]
+        ... )
+        >>> names = ts.atlas(model, ["ROMEO:\\nJULIET:\\n" * 4])
         >>> len(ts.compare(prose, names))
         16
     """

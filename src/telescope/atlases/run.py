@@ -108,7 +108,13 @@ def atlas(
     Example:
         >>> import telescope as ts
         >>> model = ts.load("shakespeare")
-        >>> atlas = ts.atlas(model, ["To be, or not to be, that is the question.", "What is in a name? That is all."])
+        >>> atlas = ts.atlas(
+        ...     model,
+        ...     [
+        ...         "To be, or not to be, that is the question.",
+        ...         "What is in a name? That is all.",
+        ...     ],
+        ... )
         >>> atlas.texts, len(atlas.heads())
         (2, 16)
     """

@@ -71,13 +71,19 @@ class Attention(Value):
         (causal & window(4) & ~window(2), (alibi(1),))
         >>> attention.to("cpu") == attention, attention.for_last_query().mask
         (True, window(4))
-        >>> attention.check(batch=1, heads=2, queries=3, keys=3, d_q=4, d_k=4)  # it fits
+        >>> # It fits
+        >>> attention.check(batch=1, heads=2, queries=3, keys=3, d_q=4, d_k=4)
         >>> import torch
         >>> x = torch.eye(2)[None, None]
         >>> at = ts.Pairs.block(2, 2, of=(2, 2))
         >>> scaled = attention.scaled(attention.score(x, x), x)
-        >>> masked = attention.masked(attention.biased(attention.capped(scaled), at), at)
-        >>> torch.equal(masked, attention.masked_scores(x, x, at)), attention.scale_for(d_k=2)
+        >>> masked = attention.masked(
+        ...     attention.biased(attention.capped(scaled), at), at
+        ... )
+        >>> (
+        ...     torch.equal(masked, attention.masked_scores(x, x, at)),
+        ...     attention.scale_for(d_k=2),
+        ... )
         (True, 0.125)
         >>> attention.weights(masked)[0, 0].tolist()[0]
         [1.0, 0.0]

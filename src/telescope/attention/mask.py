@@ -317,7 +317,8 @@ class Mask(Value):
         (causal, window(2))
         >>> mask.for_last_query(), mask.same_for_all_queries
         (window(2), False)
-        >>> mask.check(batch=1, heads=8, queries=3, keys=3)  # masks of positions fit every size
+        >>> # Masks of positions fit every size
+        >>> mask.check(batch=1, heads=8, queries=3, keys=3)
         >>> mask.spans(ts.Pairs.block(3, 3, of=(3, 3)), keys=3).start.flatten().tolist()
         [0, 0, 1]
     """
@@ -540,3 +541,10 @@ class Everyone(Mask):
 
 
 everyone = Everyone()
+"""The mask that hides nothing: every query may attend to every key.
+
+Example:
+    >>> import telescope as ts
+    >>> ts.Attention().mask is ts.everyone
+    True
+"""

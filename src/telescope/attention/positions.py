@@ -116,7 +116,9 @@ class Llama3Scaling(Value):
     Example:
         >>> import telescope as ts
         >>> from telescope.attention import Llama3Scaling
-        >>> ts.rotary(base=500_000.0, scaling=Llama3Scaling(factor=8.0)).scaling.original
+        >>> ts.rotary(
+        ...     base=500_000.0, scaling=Llama3Scaling(factor=8.0)
+        ... ).scaling.original
         8192
     """
 

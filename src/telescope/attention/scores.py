@@ -43,7 +43,10 @@ class Score(Value):
         >>> Negative()(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 3, 2)).tolist()
         [[[[-2.0, -2.0, -2.0]]]]
         >>> x = torch.ones(1, 1, 1, 2)
-        >>> Negative().terms(x, x).flatten().tolist(), Negative().numbers_per_score(x, x)
+        >>> (
+        ...     Negative().terms(x, x).flatten().tolist(),
+        ...     Negative().numbers_per_score(x, x),
+        ... )
         ([-1.0, -1.0], 1)
         >>> Negative().check(heads=1, d_q=2, d_k=2)  # it fits
     """
@@ -210,6 +213,13 @@ def _check_matrix(what: str, W: Tensor, heads: int, rows: int, columns: int, axe
 
 # The public names: a value, and classes that are called like functions.
 dot = Dot()
+"""The dot product q·k, the score of a definition that names no other.
+
+Example:
+    >>> import telescope as ts, torch
+    >>> ts.dot(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2)).item()
+    2.0
+"""
 general = General
 additive = Additive
 

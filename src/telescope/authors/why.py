@@ -80,7 +80,11 @@ class Why:
         True
         >>> sorted(found.by("query")) == sorted(found.query_authors)
         True
-        >>> len(found.top(3)), len(found.table()) == found.terms.numel(), len(found.sentence) > 0
+        >>> (
+        ...     len(found.top(3)),
+        ...     len(found.table()) == found.terms.numel(),
+        ...     len(found.sentence) > 0,
+        ... )
         (3, True, True)
     """
 

@@ -29,7 +29,8 @@ class HeadCircuits:
 
     Example:
         >>> import telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2))
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config)
         >>> head = ts.circuits(model)[0, 1]
         >>> head.layer, head.number, head.qk.singular_values.shape
         ('blocks.0.self', 1, torch.Size([4]))
@@ -129,11 +130,13 @@ class Circuits(Mapping[Key, HeadCircuits]):
 
     Example:
         >>> import telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2))
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config)
         >>> circuits = ts.circuits(model)
         >>> len(circuits), [*circuits.rows[0]][:3]
         (4, ['layer', 'head', 'copying'])
-        >>> round(circuits.composition((0, 1), (1, 0), "k").by_chance, 3)  # 1 / √d_model
+        >>> # 1 / √d_model
+        >>> round(circuits.composition((0, 1), (1, 0), "k").by_chance, 3)
         0.354
         >>> -1 <= circuits.matching((0, 1), (1, 0)) <= 1
         True
@@ -362,9 +365,11 @@ def circuits(
 
     Example:
         >>> import telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2))
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config)
         >>> head = ts.circuits(model)[-1, 0]
-        >>> head.ov.directions.left.shape  # what the head writes, the strongest direction first
+        >>> # What the head writes, the strongest direction first
+        >>> head.ov.directions.left.shape
         torch.Size([4, 8])
         >>> -1 <= head.copying <= 1
         True

@@ -18,7 +18,9 @@ class Directions(NamedTuple):
     Example:
         >>> import torch
         >>> from telescope.circuitry import Factors
-        >>> Factors(torch.eye(1, 3), 2.0 * torch.eye(1, 3)).directions.left.abs().tolist()
+        >>> Factors(
+        ...     torch.eye(1, 3), 2.0 * torch.eye(1, 3)
+        ... ).directions.left.abs().tolist()
         [[1.0, 0.0, 0.0]]
     """
 
@@ -47,7 +49,10 @@ class Factors:
         >>> factors = Factors(torch.eye(1, 3), 2.0 * torch.eye(1, 3))
         >>> factors.matrix()[0].tolist(), factors.norm
         ([2.0, 0.0, 0.0], 2.0)
-        >>> factors.times(factors.transposed).matrix()[0, 0].item(), factors.directions.right.shape
+        >>> (
+        ...     factors.times(factors.transposed).matrix()[0, 0].item(),
+        ...     factors.directions.right.shape,
+        ... )
         (4.0, torch.Size([1, 3]))
     """
 

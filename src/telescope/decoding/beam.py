@@ -51,8 +51,12 @@ def beam(
     Example:
         >>> from telescope.decoding import beam
         >>> from telescope.models import GPT, GPTConfig
-        >>> model = GPT(GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2))
-        >>> best, second = beam(model, [1, 2, 3], beams=4, n_best=2, max_new_tokens=5)[0]
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2)
+        ... )
+        >>> best, second = beam(model, [1, 2, 3], beams=4, n_best=2, max_new_tokens=5)[
+        ...     0
+        ... ]
         >>> len(best.ids), best.why, best.score >= second.score
         (5, 'length', True)
     """

@@ -54,8 +54,12 @@ def generate(
     Example:
         >>> from telescope.decoding import generate
         >>> from telescope.models import GPT, GPTConfig
-        >>> model = GPT(GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2))
-        >>> first, second = generate(model, [[1, 2, 3], [4]], max_new_tokens=5, temperature=0.0)
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2)
+        ... )
+        >>> first, second = generate(
+        ...     model, [[1, 2, 3], [4]], max_new_tokens=5, temperature=0.0
+        ... )
         >>> len(first.ids), first.text, first.why
         (5, None, 'length')
     """
@@ -100,7 +104,9 @@ def stream(
     Example:
         >>> from telescope.decoding import stream
         >>> from telescope.models import GPT, GPTConfig
-        >>> model = GPT(GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2))
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2)
+        ... )
         >>> len([token.id for token in stream(model, [1, 2, 3], max_new_tokens=5)])
         5
     """

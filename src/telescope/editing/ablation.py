@@ -60,7 +60,7 @@ def resample(recording: Recording, seed: SupportsIndex = 0) -> Resample:
         ...     for _ in range(3):
         ...         _ = layer(torch.randn(1, 5, 8))
         >>> print(ts.mute(heads=1, by=ts.resample(recording, seed=7)))
-        mute head 1 in every layer by random positions of a recording of MultiHeadAttention, seed 7
+        mute head 1 in every layer by random positions of a recording of ..., seed 7
     """
     if not isinstance(recording, Recording):
         raise TypeError(

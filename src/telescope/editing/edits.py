@@ -353,7 +353,10 @@ class Mute(Edit):
         >>> edit = ts.mute("blocks.0.self", heads=[1], times=0.5)
         >>> edit.layers, edit.heads, edit.times
         (('blocks.0.self',), (1,), 0.5)
-        >>> edit == ts.mute("blocks.0.self", heads=[1], times=0.5), edit.to_json()["times"]
+        >>> (
+        ...     edit == ts.mute("blocks.0.self", heads=[1], times=0.5),
+        ...     edit.to_json()["times"],
+        ... )
         (True, 0.5)
     """
 

@@ -230,9 +230,11 @@ def effect(
         >>> import torch, telescope as ts
         >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
         >>> model = ts.models.GPT(config).eval()
-        >>> table = ts.effect(model, torch.tensor([[1, 2, 3]]), [ts.mute(), ts.hide(0)], "loss")
+        >>> table = ts.effect(
+        ...     model, torch.tensor([[1, 2, 3]]), [ts.mute(), ts.hide(0)], "loss"
+        ... )
         >>> [str(edit) for edit in table.columns["edit"]]
-        ['None', 'mute every head in every layer', 'hide key 0 from every query in every layer']
+        ['None', 'mute every head in every layer', 'hide key 0 from every query ...']
     """
     if isinstance(measure, str) and measure not in MEASURES:
         raise ValueError(

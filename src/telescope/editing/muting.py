@@ -93,7 +93,8 @@ class MuteEdits:
 
         Example:
             >>> import telescope as ts
-            >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2))
+            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+            >>> model = ts.models.GPT(config)
             >>> [str(edit) for edit in ts.mute.each(model)]
             ['mute head 0 of blocks.0.self', 'mute head 1 of blocks.0.self']
         """

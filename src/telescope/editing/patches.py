@@ -106,10 +106,14 @@ class PatchEdits:
 
         Example:
             >>> import torch, telescope as ts
-            >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2))
+            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+            >>> model = ts.models.GPT(config)
             >>> with ts.watch(model, keep="steps") as clean:
             ...     _ = model(torch.tensor([[1, 2, 3]]))
-            >>> len(ts.patch.each(model, clean)), len(ts.patch.each(model, clean, by="layer"))
+            >>> (
+            ...     len(ts.patch.each(model, clean)),
+            ...     len(ts.patch.each(model, clean, by="layer")),
+            ... )
             (2, 1)
         """
         if by not in KINDS_OF_EACH:

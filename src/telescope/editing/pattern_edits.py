@@ -91,7 +91,11 @@ def redefine(layers: Layers, function: Callable[[Attention], Attention]) -> Rede
     Example:
         >>> import telescope as ts
         >>> from dataclasses import replace
-        >>> print(ts.redefine("decoder.*.cross", lambda attention: replace(attention, scale=1.0)))
+        >>> print(
+        ...     ts.redefine(
+        ...         "decoder.*.cross", lambda attention: replace(attention, scale=1.0)
+        ...     )
+        ... )
         redefine decoder.*.cross by <lambda>
     """
     if not callable(function):

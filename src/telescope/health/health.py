@@ -44,7 +44,8 @@ class Health:
 
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> config = ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)
+        >>> model = ts.models.GPT(config)
         >>> health = ts.Health(model, every=2)
         >>> reports = [health.step(torch.tensor([[1, 2, 3, 4]])) for _ in range(4)]
         >>> [None if report is None else report.step for report in reports]

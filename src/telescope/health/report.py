@@ -31,9 +31,13 @@ class HeadHealth:
 
     Example:
         >>> from telescope.health import HeadHealth
-        >>> HeadHealth(logit=(3.0, 250.0), entropy=(1.2, 0.01), one_key=(0.99, 0.3)).collapsed
+        >>> HeadHealth(
+        ...     logit=(3.0, 250.0), entropy=(1.2, 0.01), one_key=(0.99, 0.3)
+        ... ).collapsed
         1
-        >>> layer = HeadHealth(logit=(3.0, 250.0), entropy=(1.2, 0.01), one_key=(0.99, 0.3))
+        >>> layer = HeadHealth(
+        ...     logit=(3.0, 250.0), entropy=(1.2, 0.01), one_key=(0.99, 0.3)
+        ... )
         >>> layer.value("logit"), layer.dead, layer.sink == layer.one_key
         (250.0, 1, True)
     """
@@ -88,7 +92,9 @@ class Rule:
         >>> import telescope as ts
         >>> print(ts.health.Rule("logit", above=100.0))
         logit above 100
-        >>> layer = ts.health.HeadHealth(logit=(3.0, 250.0), entropy=(1.2, 1.1), one_key=(0.5, 0.3))
+        >>> layer = ts.health.HeadHealth(
+        ...     logit=(3.0, 250.0), entropy=(1.2, 1.1), one_key=(0.5, 0.3)
+        ... )
         >>> ts.health.Rule("logit", above=100.0).broken_by(layer)
         True
     """
@@ -136,7 +142,8 @@ class HealthReport:
 
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> config = ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)
+        >>> model = ts.models.GPT(config)
         >>> report = ts.Health(model).measure(torch.tensor([[1, 2, 3, 4]]))
         >>> sorted(report.scalars())[:3]
         ['attention/alerts', 'attention/collapsed_heads', 'attention/dead_heads']

@@ -228,7 +228,8 @@ def watch(
         ...     _ = layer(torch.randn(1, 5, 8))
         >>> recording["attention"].call.heads
         (1,)
-        >>> recording["attention"].received.sum().round().item()  # one head, 5 queries, each gives 1 in all
+        >>> # One head, 5 queries, each gives 1 in all
+        >>> recording["attention"].received.sum().round().item()
         5.0
     """
     if not isinstance(model, nn.Module):

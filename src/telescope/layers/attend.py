@@ -203,7 +203,9 @@ class DefinitionModule(nn.Module):
     Example:
         >>> import torch, telescope as ts
         >>> bias = ts.relative(torch.nn.Parameter(torch.zeros(2, 5)))
-        >>> layer = ts.layers.MultiHeadAttention(8, heads=2, attention=ts.Attention(bias=bias))
+        >>> layer = ts.layers.MultiHeadAttention(
+        ...     8, heads=2, attention=ts.Attention(bias=bias)
+        ... )
         >>> layer.definition.attention
         Attention(bias=relative(reach=2))
     """

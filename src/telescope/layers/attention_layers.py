@@ -100,7 +100,9 @@ class LuongAttention(DefinedLayer):
     Example:
         >>> import torch
         >>> from telescope.layers import LuongAttention
-        >>> LuongAttention("general", 4, 6)(torch.zeros(1, 2, 4), torch.zeros(1, 5, 6)).shape
+        >>> LuongAttention("general", 4, 6)(
+        ...     torch.zeros(1, 2, 4), torch.zeros(1, 5, 6)
+        ... ).shape
         torch.Size([1, 2, 6])
         >>> layer = LuongAttention("dot", 4)
         >>> layer.attention.scale, layer.similarity()

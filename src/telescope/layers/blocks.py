@@ -326,8 +326,12 @@ class DecoderBlock(nn.Module):
     Example:
         >>> import torch, telescope as ts
         >>> from telescope.layers import DecoderBlock, FeedForward, MultiHeadAttention
-        >>> causal = MultiHeadAttention(8, heads=2, attention=ts.Attention(mask=ts.causal))
-        >>> block = DecoderBlock(8, causal, MultiHeadAttention(8, heads=2), FeedForward(8, 32))
+        >>> causal = MultiHeadAttention(
+        ...     8, heads=2, attention=ts.Attention(mask=ts.causal)
+        ... )
+        >>> block = DecoderBlock(
+        ...     8, causal, MultiHeadAttention(8, heads=2), FeedForward(8, 32)
+        ... )
         >>> block(torch.zeros(1, 3, 8), torch.zeros(1, 5, 8)).shape
         torch.Size([1, 3, 8])
     """

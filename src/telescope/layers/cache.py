@@ -61,7 +61,8 @@ class LayerCache:
         >>> keys, values = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
         >>> keys.shape  # of the 8 slots, the 3 that are written
         torch.Size([1, 2, 3, 4])
-        >>> cache.reorder(torch.tensor([0, 0]), filled=3)  # two beams of the one sequence
+        >>> # Two beams of the one sequence
+        >>> cache.reorder(torch.tensor([0, 0]), filled=3)
         >>> cache.keys.shape
         torch.Size([2, 2, 8, 4])
     """
@@ -155,7 +156,8 @@ class Cache:
         >>> logits = model(torch.tensor([[3, 1, 4]]), cache=cache)
         >>> cache.length, cache.room
         (3, 16)
-        >>> cache.batch, cache.nbytes  # 2 · 1 layer · 1 sequence · 2 heads · 16 tokens · d_k = 4, float32
+        >>> # 2 · 1 layer · 1 sequence · 2 heads · 16 tokens · d_k = 4, float32
+        >>> cache.batch, cache.nbytes
         (1, 1024)
         >>> cache.start(1), cache.positions(2).tolist(), cache.mask() is None
         (3, [3, 4], True)

@@ -121,8 +121,12 @@ class MultiHeadAttention(DefinedLayer):
         torch.Size([1, 5, 8])
         >>> layer.projections()["W_q"].weight.shape
         torch.Size([8, 8])
-        >>> memory = layer.keys_and_values(torch.zeros(1, 7, 8))  # computed once, for many calls
-        >>> layer(torch.zeros(1, 5, 8), memory).shape, layer.queries(torch.zeros(1, 5, 8)).shape
+        >>> # Computed once, for many calls
+        >>> memory = layer.keys_and_values(torch.zeros(1, 7, 8))
+        >>> (
+        ...     layer(torch.zeros(1, 5, 8), memory).shape,
+        ...     layer.queries(torch.zeros(1, 5, 8)).shape,
+        ... )
         (torch.Size([1, 5, 8]), torch.Size([1, 2, 5, 4]))
         >>> layer.attention, layer.room(batch=1, room=16).keys.shape
         (Attention(), torch.Size([1, 2, 16, 4]))

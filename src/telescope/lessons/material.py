@@ -225,7 +225,9 @@ def _describe(value: Any) -> str:
 
 # The sentences of the notes, word by word.
 JOURNEY = ("Your", "journey", "starts", "with", "one", "step")
+"""The six words of the first lessons."""
 TELESCOPE = ("The", "man", "saw", "the", "astronomer", "with", "a", "telescope")
+"""The sentence with two readings: who has the telescope?"""
 
 
 def journey() -> Float[Tensor, "6 3"]:

@@ -66,7 +66,10 @@ class QuizResult:
 
     Example:
         >>> from telescope.lessons import QuizResult, TryResult
-        >>> code = QuizResult("Ada", {"T1 scale": TryResult(tried=True, first_guess=False, solved=True)})
+        >>> code = QuizResult(
+        ...     "Ada",
+        ...     {"T1 scale": TryResult(tried=True, first_guess=False, solved=True)},
+        ... )
         >>> code.solved, code.first_guesses
         (1, 0)
     """

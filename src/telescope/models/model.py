@@ -44,7 +44,9 @@ class Config:
         >>> from telescope.models import GPTConfig
         >>> GPTConfig(d_model=64, heads=4).to_dict()["heads"]
         4
-        >>> GPTConfig.from_dict({"d_model": 64, "heads": 4}) == GPTConfig(d_model=64, heads=4)
+        >>> GPTConfig.from_dict({"d_model": 64, "heads": 4}) == GPTConfig(
+        ...     d_model=64, heads=4
+        ... )
         True
     """
 

@@ -142,8 +142,12 @@ class TransformerCache(Cache):
     Example:
         >>> import torch
         >>> from telescope.models import Transformer, TransformerConfig
-        >>> model = Transformer(TransformerConfig(vocabulary=10, d_model=8, heads=2)).eval()
-        >>> cache = model.cache(model.encode(torch.tensor([[3, 1, 4]])), room=16, beams=2)
+        >>> model = Transformer(
+        ...     TransformerConfig(vocabulary=10, d_model=8, heads=2)
+        ... ).eval()
+        >>> cache = model.cache(
+        ...     model.encode(torch.tensor([[3, 1, 4]])), room=16, beams=2
+        ... )
         >>> cache.sources, cache.batch
         (1, 2)
         >>> cache.keep_sources(torch.tensor([0]), None)

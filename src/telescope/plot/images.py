@@ -75,7 +75,9 @@ def image(
         >>> import torch, telescope as ts
         >>> x = torch.randn(1, 2, 5, 4)
         >>> steps = ts.trace(x, x, x, tokens=ts.Grid(2, 2, before=["[CLS]"]))
-        >>> picture = ts.plot.image(steps, "[CLS]", tokens=ts.Grid(2, 2, before=["[CLS]"]))
+        >>> picture = ts.plot.image(
+        ...     steps, "[CLS]", tokens=ts.Grid(2, 2, before=["[CLS]"])
+        ... )
         >>> [axes.get_title() for axes in picture.axes[:2]]
         ['head 0', 'head 1']
     """

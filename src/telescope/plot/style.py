@@ -90,7 +90,9 @@ class Picture(Figure):
 
     Example:
         >>> import torch, telescope as ts
-        >>> picture = ts.plot.heatmap(torch.eye(3), tokens=["a", "b", "c"], width="column")
+        >>> picture = ts.plot.heatmap(
+        ...     torch.eye(3), tokens=["a", "b", "c"], width="column"
+        ... )
         >>> picture.save("identity.pdf")
         >>> float(picture.get_figwidth())
         3.35

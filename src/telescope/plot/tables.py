@@ -215,8 +215,15 @@ def effects(
 
     Example:
         >>> import telescope as ts
-        >>> table = {"edit": [None, "head 0 muted", "head 1 muted"], "loss": [2.0, 2.1, 2.5]}
-        >>> [label.get_text() for label in ts.plot.effects(table).axes[0].get_yticklabels()]  # from below
+        >>> table = {
+        ...     "edit": [None, "head 0 muted", "head 1 muted"],
+        ...     "loss": [2.0, 2.1, 2.5],
+        ... }
+        >>> # From below
+        >>> [
+        ...     label.get_text()
+        ...     for label in ts.plot.effects(table).axes[0].get_yticklabels()
+        ... ]
         ['head 0 muted', 'head 1 muted']
     """
     rows = rows_of(table)

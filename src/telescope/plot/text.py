@@ -68,7 +68,8 @@ def sources(found: Sources, *, title: str | None = None, width: Width = "text") 
 
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)).eval()
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config).eval()
         >>> with ts.watch(model, keep="queries-keys") as recording:
         ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
         >>> picture = ts.plot.sources(recording.sources(range(3, 5)))

@@ -190,7 +190,10 @@ def training(
     Example:
         >>> import telescope as ts
         >>> from telescope.training import HeadsWatched
-        >>> entropy, logit = {"blocks.0.self": (1.0, 0.5)}, {"blocks.0.self": (2.0, 9.0)}
+        >>> entropy, logit = (
+        ...     {"blocks.0.self": (1.0, 0.5)},
+        ...     {"blocks.0.self": (2.0, 9.0)},
+        ... )
         >>> events = [HeadsWatched(step, entropy, logit) for step in (10, 20)]
         >>> [axes.get_title() for axes in ts.plot.training(events).axes]
         ['entropy of each head (nats)', 'largest logit of each head']
@@ -251,7 +254,8 @@ def health(
 
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> config = ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)
+        >>> model = ts.models.GPT(config)
         >>> report = ts.Health(model).measure(torch.tensor([[1, 2, 3, 4]]))
         >>> [axes.get_title() for axes in ts.plot.health(report).axes]
         ['largest logit', 'mean entropy (nats)', 'share on one key']

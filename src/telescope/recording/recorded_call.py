@@ -77,7 +77,10 @@ class RecordedCall(ABC):
         (torch.Size([1, 4, 8]), torch.Size([1, 4, 8]))
         >>> call.survey(top=2).top.keys.shape, call.head(1).entropy.shape
         (torch.Size([1, 2, 4, 2]), torch.Size([1, 1, 4]))
-        >>> call.trace(list("abcd")).query_tokens, call.queries_without_keys().any().item()
+        >>> (
+        ...     call.trace(list("abcd")).query_tokens,
+        ...     call.queries_without_keys().any().item(),
+        ... )
         (('a', 'b', 'c', 'd'), False)
         >>> call.lse is None or call.lse.shape == (1, 2, 4), call.nbytes > 0
         (True, True)

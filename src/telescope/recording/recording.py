@@ -368,10 +368,13 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
 
         Example:
             >>> import torch, telescope as ts
-            >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)).eval()
+            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+            >>> model = ts.models.GPT(config).eval()
             >>> with ts.watch(model, keep="queries-keys") as recording:
             ...     _ = model(torch.tensor([[1, 2, 3, 4, 5]]))
-            >>> found = recording.sources(range(4, 6), "rollout", segments={"question": (0, 2), "text": (2, 4)})
+            >>> found = recording.sources(
+            ...     range(4, 6), "rollout", segments={"question": (0, 2), "text": (2, 4)}
+            ... )
             >>> round(sum(found.shares.values()), 4)
             1.0
         """

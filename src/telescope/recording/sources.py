@@ -246,7 +246,11 @@ class Sources:
         >>> found = recording.sources([4], "rollout", segments=parts)
         >>> sorted(found.shares) == sorted(row.name for row in found.rows)
         True
-        >>> len(found.token_scores()), found.to_dict()["how"], len(found.table()) == len(found)
+        >>> (
+        ...     len(found.token_scores()),
+        ...     found.to_dict()["how"],
+        ...     len(found.table()) == len(found),
+        ... )
         (4, 'rollout', True)
     """
 

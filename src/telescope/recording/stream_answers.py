@@ -192,7 +192,10 @@ class StreamAnswers:
             >>> model = ts.models.GPT(config).eval()
             >>> with ts.watch(model, keep="steps") as recording:
             ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
-            >>> [(row.layer, row.head) for row in recording.readers(0, head=1, query=3, key=1).rows]
+            >>> [
+            ...     (row.layer, row.head)
+            ...     for row in recording.readers(0, head=1, query=3, key=1).rows
+            ... ]
             [('blocks.1.self', 0), ('blocks.1.self', 1)]
         """
         calls = self._calls

@@ -36,11 +36,15 @@ class Watched(FieldNames):
         >>> attention = recording["blocks.0.self"]
         >>> len(attention.calls), attention.call.size
         (1, (4, 4))
-        >>> attention.received.shape, attention.entropy.shape  # of each key, of each query
+        >>> # Of each key, of each query
+        >>> attention.received.shape, attention.entropy.shape
         (torch.Size([1, 2, 4]), torch.Size([1, 2, 4]))
         >>> attention.peak.weight.shape, attention.top.keys.shape
         (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 8]))
-        >>> attention.weights.sum(-1).allclose(torch.ones(1, 2, 4)), attention.head(-1).entropy.shape
+        >>> (
+        ...     attention.weights.sum(-1).allclose(torch.ones(1, 2, 4)),
+        ...     attention.head(-1).entropy.shape,
+        ... )
         (True, torch.Size([1, 1, 4]))
         >>> attention.survey(top=2).map(2, 2).shape, attention.trace().formula
         (torch.Size([1, 2, 2, 2]), 'softmax(mask(q·k / √4)) v')

@@ -431,8 +431,11 @@ class Marks(NamedTuple):
         >>> from telescope import Attention, causal
         >>> from telescope.surveys import Marks, survey_unchecked
         >>> zeros, own = torch.zeros(1, 1, 4, 2), torch.arange(4)
-        >>> marks = Marks(before=own, single=own[None, None])  # everything before a query, and its own key
-        >>> seen = survey_unchecked(zeros, zeros, Attention(mask=causal), top=1, marks=marks)
+        >>> # Everything before a query, and its own key
+        >>> marks = Marks(before=own, single=own[None, None])
+        >>> seen = survey_unchecked(
+        ...     zeros, zeros, Attention(mask=causal), top=1, marks=marks
+        ... )
         >>> seen.summary.before[0, 0, 3].item(), seen.summary.single[0, 0, 3, 0].item()
         (0.75, 0.25)
     """

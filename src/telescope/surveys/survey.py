@@ -64,22 +64,27 @@ class Survey(Statistics):
 
     Example:
         >>> import telescope as ts, torch
-        >>> zeros = torch.zeros(1, 2, 4, 8)  # all scores are equal, and so are the weights
+        >>> # All scores are equal, and so are the weights
+        >>> zeros = torch.zeros(1, 2, 4, 8)
         >>> seen = ts.survey(zeros, zeros, ts.Attention(mask=ts.causal), top=2)
         >>> seen
-        Survey of softmax...: 4 queries x 4 keys, batch 1, heads 2, by chunked; the top 2 of each query
+        Survey of softmax...: 4 queries x 4 keys, batch 1, heads 2, by chunked; ...
         >>> seen.rows(-1)[0, 0].tolist()
         [[0.25, 0.25, 0.25, 0.25]]
         >>> seen.map(2, 2)[0, 0]
         tensor([[1.0000, 0.0000],
                 [0.5833, 0.4167]])
-        >>> seen.borders(3, 2)  # rows pool the queries 0 and 1, 2, 3; columns the keys 0 and 1, 2 and 3
+        >>> # Rows pool the queries 0 and 1, 2, 3; columns the keys 0 and 1, 2 and 3
+        >>> seen.borders(3, 2)
         ([0, 2, 3], [0, 2])
         >>> seen.cell(3, 0).tolist(), seen.head(1).received.shape
         ([[0.25, 0.25]], torch.Size([1, 1, 4]))
         >>> x = torch.eye(3)[None, None]
         >>> extras = {"norms": True, "largest": True, "within": ts.window(2)}
-        >>> parts = {"query_weights": torch.ones(3), "segments": torch.tensor([0, 0, 1])}
+        >>> parts = {
+        ...     "query_weights": torch.ones(3),
+        ...     "segments": torch.tensor([0, 0, 1]),
+        ... }
         >>> seen = ts.survey(x, x, values=x, top=2, **extras, **parts)
         >>> seen.lse.shape, seen.entropy.shape, seen.peak.key.shape  # one of each query
         (torch.Size([1, 1, 3]), torch.Size([1, 1, 3]), torch.Size([1, 1, 3]))
@@ -388,7 +393,8 @@ def survey(
         >>> seen = ts.survey(keys, keys, ts.Attention(scale=1.0, mask=ts.causal), top=1)
         >>> seen.peak.key.tolist()
         [[[0, 1, 2]]]
-        >>> round(float(seen.received.sum()), 4)  # the weights of each of the three queries sum to one
+        >>> # The weights of each of the three queries sum to one
+        >>> round(float(seen.received.sum()), 4)
         3.0
     """
     _check(queries, keys, values, attention)

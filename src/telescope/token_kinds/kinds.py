@@ -241,7 +241,13 @@ class Frames(_Named):
         >>> ts.Frames(1500, seconds=30.0).names[:3]
         ('0.00 s', '0.02 s', '0.04 s')
         >>> sound = ts.Frames(1500, seconds=30.0)
-        >>> sound.count, sound.step, sound.first, sound.find("0.04 s"), sound.to_json()["kind"]
+        >>> (
+        ...     sound.count,
+        ...     sound.step,
+        ...     sound.first,
+        ...     sound.find("0.04 s"),
+        ...     sound.to_json()["kind"],
+        ... )
         (1500, 0.02, 0, 2, 'frames')
     """
 
@@ -299,7 +305,9 @@ class Segments(TokenKind):
 
     Example:
         >>> import telescope as ts
-        >>> tokens = ts.Segments(["<s>", "What", "is"], ts.Grid(2, 2, name="image 1"), ["?"])
+        >>> tokens = ts.Segments(
+        ...     ["<s>", "What", "is"], ts.Grid(2, 2, name="image 1"), ["?"]
+        ... )
         >>> tokens.names[2:5]
         ('is', 'image 1 (0, 0)', 'image 1 (0, 1)')
         >>> tokens.spans  # as recording.heads(segments=...) takes them

@@ -330,7 +330,9 @@ class Row:
     Example:
         >>> import torch, telescope as ts
         >>> x = torch.tensor([[0.5, -2.0], [3.0, 0.25]])[None, None]
-        >>> row = ts.trace(x, x, x, ts.Attention(scale=1.0), ["left", "right"]).row("right")
+        >>> row = ts.trace(x, x, x, ts.Attention(scale=1.0), ["left", "right"]).row(
+        ...     "right"
+        ... )
         >>> row.terms.tolist()
         [[1.5, -0.5], [9.0, 0.0625]]
         >>> row.scores.tolist()

@@ -13,6 +13,13 @@ from .settings import Training
 
 # The target of padding and of rows that only fill up a batch: no loss is computed for it.
 IGNORE = -100
+"""The target that does not count: that of padding, and of rows that only fill up a shape.
+
+Example:
+    >>> from telescope.training import IGNORE
+    >>> IGNORE
+    -100
+"""
 
 
 class TextBatch(NamedTuple):
@@ -50,7 +57,10 @@ class PairBatch(NamedTuple):
         >>> from telescope.training import Examples, Training
         >>> data = Examples([[5, 6, 7]], [[1, 7, 6, 5, 2]])
         >>> batch = data.take(data.batches(Training(steps=1, rows=1), epoch=None)[0])
-        >>> [part[0, :4].tolist() for part in (batch.source, batch.target, batch.targets)]
+        >>> [
+        ...     part[0, :4].tolist()
+        ...     for part in (batch.source, batch.target, batch.targets)
+        ... ]
         [[5, 6, 7, 0], [1, 7, 6, 5], [7, 6, 5, 2]]
     """
 

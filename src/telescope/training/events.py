@@ -20,7 +20,9 @@ class Started:
 
     Example:
         >>> from telescope.training import Started
-        >>> Started(0, 100, parameters=5, data="2 examples", device="cpu", processes=1).steps
+        >>> Started(
+        ...     0, 100, parameters=5, data="2 examples", device="cpu", processes=1
+        ... ).steps
         100
     """
 
@@ -76,7 +78,9 @@ class HeadsWatched:
     Example:
         >>> from telescope.training import HeadsWatched
         >>> entropy = {"blocks.0.self": (1.2, 0.1)}
-        >>> HeadsWatched(step=10, entropy=entropy, logit={"blocks.0.self": (3.0, 9.5)}).step
+        >>> HeadsWatched(
+        ...     step=10, entropy=entropy, logit={"blocks.0.self": (3.0, 9.5)}
+        ... ).step
         10
     """
 
@@ -164,4 +168,18 @@ class Finished:
 
 # Each event is a value of its own: a report matches those that it wants.
 Event = Started | Logged | HeadsWatched | Validated | Saved | Stopped | Finished
+"""Everything that a training reports.
+
+Example:
+    >>> from telescope.training import Event, Finished
+    >>> isinstance(Finished(step=100, kept=80), Event)
+    True
+"""
 Report = Callable[[Event], None]
+"""What `train(report=...)` takes: a function that is called with each event.
+
+Example:
+    >>> from telescope.training import Report
+    >>> events = []
+    >>> report: Report = events.append
+"""

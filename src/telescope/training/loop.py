@@ -82,11 +82,15 @@ def train(
     Example:
         >>> from telescope.models import GPT, GPTConfig
         >>> from telescope.training import Training, Windows, language, train
-        >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2)
+        ... )
         >>> events = []
         >>> settings = Training(steps=2, rows=2)
         >>> data = Windows([0, 1, 2, 3] * 8, block=8)
-        >>> trained = train(model, data, language, settings, "run", report=events.append)
+        >>> trained = train(
+        ...     model, data, language, settings, "run", report=events.append
+        ... )
         >>> [type(event).__name__ for event in events]
         ['Started', 'Logged', 'Saved', 'Finished']
     """

@@ -22,6 +22,13 @@ from .settings import Training
 # objective(model, batch, label_smoothing=0.0, agreement=0.0) returns the summed loss of the batch's
 # targets, except those that are IGNORE.
 Objective = Callable[..., Tensor]
+"""What a training minimises: a function of a model and a batch that returns a summed loss, such as
+`language` and `translation`.
+
+Example:
+    >>> from telescope.training import Objective, language
+    >>> objective: Objective = language
+"""
 
 
 def language(
@@ -44,7 +51,9 @@ def language(
         >>> import torch
         >>> from telescope.models import GPT, GPTConfig
         >>> from telescope.training import TextBatch, language
-        >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2)
+        ... )
         >>> text = torch.tensor([[0, 1, 2, 3]])
         >>> language(model, TextBatch(text[:, :-1], text[:, 1:])).shape
         torch.Size([])
@@ -196,6 +205,12 @@ def head_health(model: Model, batch: Any, objective: Objective) -> tuple[HeadNum
 # --------------------------------------------------------------------------------------- validation
 
 Validate = Callable[[Model], Mapping[str, float]]
+"""What `train(validate=...)` takes: a function of the model that returns metrics by name.
+
+Example:
+    >>> from telescope.training import Validate
+    >>> count: Validate = lambda model: {"parameters": sum(p.numel() for p in model.parameters())}
+"""
 
 
 @torch.no_grad()
@@ -213,7 +228,9 @@ def mean_loss(model: Model, data: Data, objective: Objective, settings: Training
         >>> from telescope.models import GPT, GPTConfig
         >>> from telescope.training import Training, Windows, language, mean_loss
         >>> _ = torch.manual_seed(0)
-        >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2)
+        ... )
         >>> data = Windows([0, 1, 2, 3] * 8, block=8)
         >>> 1.0 < mean_loss(model, data, language, Training(steps=1, rows=2)) < 2.0
         True
