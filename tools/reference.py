@@ -7,10 +7,12 @@ classes that no user makes; and lists the fields of a class in one table.
 """
 
 import re
+from pathlib import Path
 from textwrap import indent
 
 import griffe
 
+HOME = Path(__file__).parents[1]
 SHAPED = ("Float", "Int", "Bool", "Shaped", "Integer")
 SECTION = re.compile(r"^(?:Example|Examples|Raises|Args|Returns|Yields):$", re.M)
 
@@ -82,9 +84,23 @@ def _prepare(whole: griffe.Object) -> None:
             _prepare(part)
         if part.docstring:
             # griffe knows the section by its plural.
-            part.docstring.value = re.sub(
-                r"^Example:$", "Examples:", part.docstring.value, flags=re.M
-            )
+            text = re.sub(r"^Example:$", "Examples:", part.docstring.value, flags=re.M)
+            part.docstring.value = _split_items(text)
+
+
+def _split_items(text: str) -> str:
+    """Give each of several parameters that share a description, such as "d_k, d_v:", its own."""
+    items = re.compile(r"^    (\w+(?:, \w+)+):((?:.*\n?)(?:^     +.*\n?)*)", re.M)
+    parts = re.split(r"^(?=\S.*:$)", text, flags=re.M)
+    for number, part in enumerate(parts):
+        if part.startswith(("Args:", "Attributes:")):
+            parts[number] = items.sub(_one_item_each, part)
+    return "".join(parts)
+
+
+def _one_item_each(found: re.Match[str]) -> str:
+    text = found[2] if found[2].endswith("\n") else found[2] + "\n"
+    return "".join(f"    {name}:{text}" for name in found[1].split(", "))
 
 
 def _list_fields(kind: griffe.Class) -> None:
@@ -137,3 +153,35 @@ def _shaped(annotation: object) -> object:
     value = getattr(named, "value", None)
     is_shape = isinstance(value, griffe.ExprSubscript) and str(value.left) in SHAPED
     return value if is_shape else annotation
+
+
+def index() -> str:
+    """Return a table for each page of the reference: every name that the page shows, with the first
+    sentence of its docstring.
+    """
+    package = griffe.load(
+        "telescope", search_paths=[str(HOME / "src")], extensions=griffe.load_extensions(__file__)
+    )
+    parts = []
+    for page in nav_pages():
+        text = page.read_text(encoding="utf-8")
+        names = re.findall(r"^::: telescope\.([\w.]+)$", text, re.M)
+        if names:
+            rows = [f"| [`{name}`][telescope.{name}] | {_first(package[name])} |" for name in names]
+            title = text.partition("\n")[0].removeprefix("# ")
+            head = f"## [{title}]({page.name})\n\n| | |\n|---|---|"
+            parts.append("\n".join([head, *rows]))
+    return "\n\n".join(parts)
+
+
+def nav_pages() -> list[Path]:
+    """Return the pages of the reference in the order of the navigation."""
+    lines = (HOME / "mkdocs.yml").read_text(encoding="utf-8")
+    return [HOME / "docs" / name for name in re.findall(r"- (reference/\w+\.md)$", lines, re.M)]
+
+
+def _first(named: griffe.Object | griffe.Alias) -> str:
+    """Return the first sentence of a docstring, for a cell of a table."""
+    text = named.docstring.value.partition("\n\n")[0] if named.docstring else ""
+    sentence = re.split(r"(?<=[.:;])\s", " ".join(text.split()), maxsplit=1)[0].rstrip(".:;")
+    return re.sub(r"([|*_<\[])", r"\\\1", sentence) if "`" not in sentence else sentence
