@@ -110,7 +110,7 @@ def commands():
     group = typer.main.get_command(app)
     parts = []
     for path, command in _commands(group, ("telescope",)):
-        context = typer.Context(command, info_name=" ".join(path), terminal_width=96)
+        context = typer.Context(command, info_name=" ".join(path), terminal_width=80)
         parts.append(f"## {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```")
     return "\n\n".join(parts)
 

@@ -7,6 +7,7 @@ classes that no user makes; and lists the fields of a class in one table.
 """
 
 import re
+from copy import copy
 from pathlib import Path
 from textwrap import indent
 
@@ -23,9 +24,13 @@ class Reference(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: object) -> None:
         """Prepare every module of the package."""
         if pkg.name == "telescope":
-            for module in _modules(pkg):
+            modules = _modules(pkg)
+            for module in modules:
                 _make_functions(module)
+                _make_classes(module)
                 _prepare(module)
+            for module in modules:
+                _uncover(module)
 
 
 def _modules(module: griffe.Module) -> list[griffe.Module]:
@@ -53,6 +58,35 @@ def _make_functions(module: griffe.Module) -> None:
             if inner.is_function and not inner.name.startswith("_"):
                 function.set_member(inner.name, _function(inner.name, inner))
         module.set_member(name, function)
+
+
+def _make_classes(module: griffe.Module) -> None:
+    """Replace each other name of a class, such as `window = Window`, by the class of that name."""
+    for name, value in list(module.members.items()):
+        if value.is_alias or not value.is_attribute or not isinstance(value.value, griffe.ExprName):
+            continue
+        kind = module.members.get(str(value.value))
+        if kind is not None and not kind.is_alias and kind.is_class:
+            named = copy(kind)
+            named.name = name
+            module.members[name] = named
+
+
+def _uncover(package: griffe.Module) -> None:
+    """Put a function or class in the place of the module of the same name that hides it: griffe
+    takes `telescope.editing.edit` for the file edit.py, Python for the function.
+    """
+    for name, module in list(package.members.items()):
+        imported = package.imports.get(name) == f"{package.path}.{name}.{name}"
+        if module.is_alias or not module.is_module or not imported:
+            continue
+        named = module.members.get(name)
+        if named is None or named.is_alias:
+            continue
+        # Everything else in the file is found through it, by the same path as before.
+        named.members.update({key: one for key, one in module.members.items() if key != name})
+        named.parent = package
+        package.members[name] = named
 
 
 def _function(name: str, method: griffe.Function) -> griffe.Function:
@@ -167,9 +201,12 @@ def index() -> str:
         text = page.read_text(encoding="utf-8")
         names = re.findall(r"^::: telescope\.([\w.]+)$", text, re.M)
         if names:
-            rows = [f"| [`{name}`][telescope.{name}] | {_first(package[name])} |" for name in names]
+            rows = [
+                f"| [`{_short(name)}`][telescope.{name}] | {_first(package[name])} |"
+                for name in names
+            ]
             title = text.partition("\n")[0].removeprefix("# ")
-            head = f"## [{title}]({page.name})\n\n| | |\n|---|---|"
+            head = f"## [{title}]({page.name})\n\n| name | what it is for |\n|---|---|"
             parts.append("\n".join([head, *rows]))
     return "\n\n".join(parts)
 
@@ -180,8 +217,13 @@ def nav_pages() -> list[Path]:
     return [HOME / "docs" / name for name in re.findall(r"- (reference/\w+\.md)$", lines, re.M)]
 
 
+def _short(name: str) -> str:
+    """Return the last part of a name; that of a function's function, `mute.each`, with its own."""
+    return name if name.endswith(".each") else name.rpartition(".")[2]
+
+
 def _first(named: griffe.Object | griffe.Alias) -> str:
     """Return the first sentence of a docstring, for a cell of a table."""
     text = named.docstring.value.partition("\n\n")[0] if named.docstring else ""
-    sentence = re.split(r"(?<=[.:;])\s", " ".join(text.split()), maxsplit=1)[0].rstrip(".:;")
-    return re.sub(r"([|*_<\[])", r"\\\1", sentence) if "`" not in sentence else sentence
+    sentence = re.split(r"(?<=\.)\s(?=[A-Z`])", " ".join(text.split()), maxsplit=1)[0]
+    return re.sub(r"([|<])", r"\\\1", sentence.rstrip("."))

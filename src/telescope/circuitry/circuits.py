@@ -118,13 +118,12 @@ class Circuits(Mapping[Key, HeadCircuits]):
 
     Printed, it is a table; `rows` and `table()` have its numbers:
 
-        copying         Σ Re λ / Σ |λ| of W_U W_O W_v W_E (Elhage et al. 2021), from -1 to 1
-        previous_token  the share of the positions that prefer the position before, by the positions
-                        alone that are added to the embeddings
-        induction       how far the head is the second of an induction circuit; see
-                        `HeadCircuits.induction`
-        qk_norm         the Frobenius norms of W_qᵀ W_k and of W_O W_v
-        ov_norm
+    - `copying`: Σ Re λ / Σ |λ| of W_U W_O W_v W_E (Elhage et al. 2021), from -1 to 1.
+    - `previous_token`: the share of the positions that prefer the position before, by the positions
+      alone that are added to the embeddings.
+    - `induction`: how far the head is the second of an induction circuit; see
+      `HeadCircuits.induction`.
+    - `qk_norm`, `ov_norm`: the Frobenius norms of W_qᵀ W_k and of W_O W_v.
 
     A number that has no meaning for a model is NaN, and the sentence below the table says why.
 

@@ -33,9 +33,6 @@ def beam(
     """Search for the likeliest texts after each prompt, and return the `n_best` of each, the best
     first.
 
-    Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not
-    fit the model.
-
     Args:
         model: a GPT, Transformer, LuongTranslator or any model with a registered writer.
         prompts: a text or a list of ids, several of them, or an int64 tensor (batch, n).
@@ -47,6 +44,10 @@ def beam(
         early_stopping: stop as soon as `beams` texts have ended; otherwise when no unfinished text
             could become better.
         end: ids that end a text, model.special.end unless given; the id of padding is never chosen.
+
+    Raises:
+        ValueError, TypeError: if the model cannot decode, or if a prompt or an option does not fit
+            the model.
 
     Example:
         >>> from telescope.decoding import beam

@@ -34,9 +34,6 @@ def generate(
 
     Prompts may differ in length. Each gets the text that it would get alone with its own seed.
 
-    Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not
-    fit the model.
-
     Args:
         model: a GPT, Transformer, LuongTranslator or any model with a registered writer.
         prompts: a text or a list of ids, several of them, or an int64 tensor (batch, n).
@@ -50,6 +47,10 @@ def generate(
         seed: prompt i is sampled with seed + i.
         stop: texts at which to stop; they are not part of the returned text.
         end: ids that end a text, model.special.end unless given; the id of padding is never chosen.
+
+    Raises:
+        ValueError, TypeError: if the model cannot decode, or if a prompt or an option does not fit
+            the model.
 
     Example:
         >>> from telescope.decoding import generate

@@ -19,6 +19,10 @@ from .multi_head import KeysAndValues
 class LearnedPositions(nn.Module):
     """x_i + P_(start + i), with a learned table P of shape (max_positions, d_model).
 
+    Args:
+        max_positions: the longest text.
+        d_model: width of x.
+
     Example:
         >>> import torch
         >>> from telescope.layers import LearnedPositions
@@ -177,7 +181,8 @@ class GatedFeedForward(FeedForward):
     """FFN(x) = (activation(x W_1) ⊙ x W_3) W_2, as in Llama, where the activation is SiLU  (Shazeer
     2020).
 
-    Arguments are those of `FeedForward`.
+    Args:
+        d_model, d_hidden, activation, bias, dropout: as in `FeedForward`.
 
     Example:
         >>> import torch
@@ -271,9 +276,11 @@ class EncoderBlock(nn.Module):
     """self-attention → add & norm → feed forward → add & norm. With a causal mask this is GPT's
     block.
 
-    self_attention  a layer called as self_attention(x, mask=mask, ...)
-    feed_forward    a layer called as feed_forward(x)
-    d_model, pre_norm, norm, dropout: see `AddNorm`
+    Args:
+        d_model: width of x.
+        self_attention: a layer called as self_attention(x, mask=mask, ...).
+        feed_forward: a layer called as feed_forward(x).
+        pre_norm, norm, dropout: as in `AddNorm`.
 
     Example:
         >>> import torch
@@ -318,10 +325,12 @@ class DecoderBlock(nn.Module):
     """masked self-attention → add & norm → encoder-decoder attention → add & norm → feed forward →
     add & norm.
 
-    self_attention   a layer called as self_attention(x, mask=mask, ...), with a causal mask
-    cross_attention  a layer called as cross_attention(x, memory, mask=memory_mask)
-    feed_forward     a layer called as feed_forward(x)
-    d_model, pre_norm, norm, dropout: see `AddNorm`
+    Args:
+        d_model: width of x.
+        self_attention: a layer called as self_attention(x, mask=mask, ...), with a causal mask.
+        cross_attention: a layer called as cross_attention(x, memory, mask=memory_mask).
+        feed_forward: a layer called as feed_forward(x).
+        pre_norm, norm, dropout: as in `AddNorm`.
 
     Example:
         >>> import torch, telescope as ts

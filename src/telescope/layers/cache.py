@@ -140,13 +140,14 @@ class Cache:
 
     Models make their caches: `model.cache(batch, room)`.
 
-    Raises a ValueError where `pads` has another length than the batch, or a number below 0.
-
     Attributes:
         rooms: one LayerCache for each layer.
         length: the number of tokens written, an int; after `fixed()` a tensor.
         pads: how many of the first slots of each sequence are padding, (batch,); None where there
             is no padding.
+
+    Raises:
+        ValueError: where `pads` has another length than the batch, or a number below 0.
 
     Example:
         >>> import torch

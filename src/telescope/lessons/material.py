@@ -274,8 +274,6 @@ def matrices(module: nn.Module) -> dict[str, Any]:
     `feed_forward` and, in a decoder, `cross`; a model `embedding`, `positions` where they are
     learned, and lists of blocks. Biases are left out: the models of the lessons have none.
 
-    Raises TypeError for any other module.
-
     Args:
         module: a layer, a block or a model.
 

@@ -91,9 +91,6 @@ class QuizResult:
 def read_code(line: str) -> QuizResult:
     """Return what a line such as "Ada: T1-2K8FQ2M0-7H3JQ0ZD" says.
 
-    Raises ValueError, with one sentence, where there is no code, where it is of another version of
-    the lessons, and where code and name do not fit each other.
-
     Args:
         line: the name, a colon and the code.
 

@@ -252,8 +252,7 @@ class Translator(Model, ABC):
     ) -> Float[Tensor, "batch m vocabulary"]:
         """Return the logits of the token that follows each token of the target, given the source.
 
-        The masks hide padding, ts.padding(lengths). Raises a ValueError where ids are not in the
-        vocabulary, or too many for learned positions.
+        The masks hide padding, ts.padding(lengths).
 
         Args:
             source: (batch, n), token ids.

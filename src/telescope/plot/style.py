@@ -103,7 +103,7 @@ class Picture(Figure):
         inch of a PNG.
 
         The same picture gives the same bytes. An earlier file of this name is replaced as a whole
-        or not at all. Raises ValueError for another ending, or where the file cannot be written.
+        or not at all.
 
         Args:
             path: its ending, .png, .svg or .pdf, names the format.

@@ -26,8 +26,6 @@ def text(
     """Draw a text with each token highlighted by its share, from white for 0 to dark blue for the
     largest.
 
-    Raises ValueError where the numbers do not fit.
-
     Args:
         tokens: pieces of the text; a piece that begins with a space begins a word, and one with a
             line break ends a line.
@@ -35,6 +33,9 @@ def text(
             sources of an answer.
         title: above the picture; None is none.
         width: "column" (85 mm), "text" (175 mm) or inches.
+
+    Raises:
+        ValueError: where the numbers do not fit.
 
     Example:
         >>> import telescope as ts

@@ -28,8 +28,6 @@ def geometry(
     which share of the variance they show. What lies close in the plane may be far apart in space:
     `ts.trace.geometry` has true cosines.
 
-    Raises ValueError where the two sets do not fit each other.
-
     Args:
         before: vectors (n, d), with `after` of the same shape; or a `Trace`, whose values of one
             head move to the context; or an attention of a recording with keep="steps", whose

@@ -439,12 +439,15 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         """Write all tables to a folder, as heads.parquet, queries.parquet, keys.parquet,
         top.parquet, tokens.parquet.
 
-        An attention is a row group. Raise a ValueError if pyarrow is not installed, if the folder
-        holds tables and `replace` is False, or if it holds anything else.
+        An attention is a row group.
 
         Args:
             path: the folder.
             replace: whether tables that are there already are written over.
+
+        Raises:
+            ValueError: if pyarrow is not installed, if the folder holds tables and `replace` is
+                False, or if it holds anything else.
         """
         parts = lambda of: table_parts(of, self._calls, self.heads, self.decode)  # noqa: E731
         write_tables(path, parts, replace=replace)

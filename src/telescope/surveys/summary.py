@@ -190,8 +190,10 @@ class Statistics:
 
     @property
     def peak(self) -> Peak:
-        """The largest weight of each query, and its key. Raises a ValueError for a survey with
-        top=0.
+        """The largest weight of each query, and its key.
+
+        Raises:
+            ValueError: for a survey with top=0.
         """
         if not self.summary.top_keys.shape[-1]:
             raise ValueError("this survey was made with top=0, so it kept no peak; top=1 keeps it")

@@ -61,9 +61,6 @@ def trace(
     The memory is that of several matrices of queries x keys: `survey` is for long texts.
     Half-precision inputs are computed in float32. Gradients flow through all steps.
 
-    Raises ValueError for shapes that do not fit each other or `tokens` of another length; TypeError
-    for arguments that are not tensors or not an `Attention`.
-
     Args:
         queries: (batch, heads, queries, features).
         keys: (batch, key heads, keys, features); `heads` is a multiple of `key heads`.
@@ -72,6 +69,10 @@ def trace(
         tokens: names of the positions, for printing: a list, or what the tokens are (`Grid`,
             `Frames`, `Segments`); (query tokens, key tokens) for two sequences. With fewer queries
             than keys, one list names the keys, and the queries are its last ones.
+
+    Raises:
+        ValueError: for shapes that do not fit each other or `tokens` of another length; TypeError
+            for arguments that are not tensors or not an `Attention`.
 
     Example:
         >>> import torch, telescope as ts
@@ -172,13 +173,15 @@ class Trace(reference.AttentionSteps):
         """Return one query with every product written out: the products that sum to its scores and
         to its context.
 
-        Numbers count from 0; negative numbers count from the end, -1 is the last. Raises ValueError
-        where the trace has no such query, head or sequence.
+        Numbers count from 0; negative numbers count from the end, -1 is the last.
 
         Args:
             query: the position, the token, or (row, column) of a patch; of equal tokens, the first.
             head: the number of the head.
             batch: the number of the sequence in the batch.
+
+        Raises:
+            ValueError: where the trace has no such query, head or sequence.
         """
         i = self.find(query)
         head = check_index("head", head, self.queries.shape[1])
@@ -211,8 +214,6 @@ class Trace(reference.AttentionSteps):
         """Return the trace of one head, counted from 0, with the keys and values of that head; -1
         is the last head.
 
-        Raises ValueError where the trace has no such head.
-
         Args:
             number: of the head, from 0; -1 is the last.
 
@@ -236,7 +237,7 @@ class Trace(reference.AttentionSteps):
         """Return the position of a query given by its position, also counted from the end, by its
         token, or by the (row, column) of a patch.
 
-        Upper and lower case are one. Raises ValueError where the trace has no such query.
+        Upper and lower case are one.
 
         Args:
             query: a position, a token, or the (row, column) of a patch.

@@ -28,8 +28,9 @@ class Examples:
     (`round_widths`), and the number of rows follows from `Training.tokens` or `Training.rows`. Few
     shapes mean few compilations and captures.
 
-    Raises ValueError or TypeError if there are no examples, if sources and targets differ in
-    number, or if a sequence is too short or holds anything but whole numbers from 0 on.
+    Raises:
+        ValueError, TypeError: if there are no examples, if sources and targets differ in number, or
+            if a sequence is too short or holds anything but whole numbers from 0 on.
 
     Example:
         >>> from telescope.training import Examples, Training

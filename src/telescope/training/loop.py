@@ -58,10 +58,6 @@ def train(
     batch. SIGTERM and Ctrl-C stop the run after the current step, with a checkpoint; `train` then
     raises SystemExit(143) or KeyboardInterrupt. A second Ctrl-C stops at once, without.
 
-    Raises TrainingError if `out` holds a checkpoint of another run, if a loss or a weight is not
-    finite, or if a checkpoint cannot be written; ValueError if the data has ids outside the model's
-    vocabulary, or if another process trains in `out`.
-
     Args:
         model: the model to copy and train.
         data: `Examples`, `Windows` or any other `Data`; moved to the training device.
@@ -78,6 +74,11 @@ def train(
             to TensorBoard and to out/log.jsonl, which `read_log` reads.
         left_out: how many rows the data lacks, by the reason, such as {"empty": 3}; reported with
             the start.
+
+    Raises:
+        TrainingError: if `out` holds a checkpoint of another run, if a loss or a weight is not
+            finite, or if a checkpoint cannot be written; ValueError if the data has ids outside the
+            model's vocabulary, or if another process trains in `out`.
 
     Example:
         >>> from telescope.models import GPT, GPTConfig

@@ -209,7 +209,7 @@ Validate = Callable[[Model], Mapping[str, float]]
 
 Example:
     >>> from telescope.training import Validate
-    >>> count: Validate = lambda model: {"parameters": sum(p.numel() for p in model.parameters())}
+    >>> modules: Validate = lambda model: {"modules": len([*model.modules()])}
 """
 
 

@@ -254,9 +254,6 @@ def read_log(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the events in the log of a run, without those of steps that a resumed run has run
     again.
 
-    out  the folder of the run, or of one stage such as runs/mine/training, or the file log.jsonl
-    itself
-
     Each event is a dict with "event", such as "logged", "time", and the fields of the event. The
     last line is left out where it is not finished: the run is writing it, or was killed.
 

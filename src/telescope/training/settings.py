@@ -163,11 +163,11 @@ def learning_rate(step: int, settings: Training, steps: int) -> float:
 
     The rate rises linearly for `warmup` steps. Then, by `schedule`:
 
-    inverse-sqrt  it falls as 1 / √step. (Noam's d_model^-½ · min(step^-½, step · warmup^-1½),
-                  Vaswani et al. 2017, equation 3, is the same with lr = (d_model · warmup)^-½.)
-    cosine        it falls along half a cosine to the floor, which it reaches at step `decay`, and
-                  stays there
-    constant      it stays at `lr`
+    - "inverse-sqrt": it falls as 1 / √step. (Noam's d_model^-½ · min(step^-½, step · warmup^-1½),
+      Vaswani et al. 2017, equation 3, is the same with lr = (d_model · warmup)^-½.)
+    - "cosine": it falls along half a cosine to the floor, which it reaches at step `decay`, and
+      stays there.
+    - "constant": it stays at `lr`.
 
     Args:
         step: from 1 to `steps`.

@@ -105,8 +105,7 @@ def load(
     """Return the model in a folder, in eval mode, with its tokenizer as `model.tokenizer` if the
     folder has one.
 
-    Nothing in a file is ever executed. Raises a LoadError with one sentence where a file cannot be
-    read, a ValueError where `dtype` is not a floating-point dtype or `device` is not here.
+    Nothing in a file is ever executed.
 
     Args:
         path: a folder that `model.save` wrote; a folder of Hugging Face's with a gpt2, llama
@@ -118,6 +117,10 @@ def load(
         dtype: of the weights; unless given, the dtype in the file. Shipped models are bfloat16 in
             the file, to be small, and are loaded as float32, so that they write the same text on
             every machine.
+
+    Raises:
+        LoadError: with one sentence where a file cannot be read, a ValueError where `dtype` is not
+            a floating-point dtype or `device` is not here.
 
     Example:
         >>> import telescope as ts
