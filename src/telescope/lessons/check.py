@@ -56,11 +56,13 @@ from .check_models import (
     synthesizer_parameters,
     transformer,
 )
+from .check_training import baseline, next_token_loss
 
 __all__ = [
     "attend_in_blocks",
     "attention_of",
     "attributed",
+    "baseline",
     "bytes_of_weights",
     "carried",
     "causal_mask",
@@ -87,6 +89,7 @@ __all__ = [
     "multi_head",
     "muted",
     "negative_weight",
+    "next_token_loss",
     "parameters",
     "positions",
     "previous_share",
