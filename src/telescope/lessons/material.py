@@ -63,6 +63,9 @@ def matrices(module: nn.Module) -> dict[str, Any]:
     `feed_forward` and, in a decoder, `cross`; a model `embedding`, `positions` where they are
     learned, and lists of blocks. Biases are left out: the models of the lessons have none.
 
+    The matrices share the module's memory: what is trained in them, or copied into them, is in the
+    module too.
+
     Args:
         module: a layer, a block or a model.
 
