@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import torch
 from rich.console import Console
@@ -63,12 +63,22 @@ class Effects(PrintedTable):
     def __len__(self) -> int:
         return len(self.columns["edit"])
 
+    @overload
+    def __getitem__(self, which: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> "Effects": ...
+
+    def __getitem__(self, which: int | slice) -> "dict[str, Any] | Effects":
+        """Return one row, as a mapping from the names of the columns, or a table of several."""
+        if isinstance(which, slice):
+            return Effects({name: column[which] for name, column in self.columns.items()})
+        return {name: column[which] for name, column in self.columns.items()}
+
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Every row, as a mapping from the names of the columns."""
-        return [
-            {name: column[i] for name, column in self.columns.items()} for i in range(len(self))
-        ]
+        return [self[i] for i in range(len(self))]
 
     def table(self, *, library: str = "pandas") -> Any:
         """Return the table as a frame of pandas or polars; edits are sentences, and "as it is" the
