@@ -48,7 +48,7 @@ COMMAND = re.compile(r"^\$ (.+(?:\\\n.+)*)$", re.M)
 # Letters in a line that fit the column of a page on a screen of 1280 pixels, in the usual size and
 # in two smaller ones (docs/site.css); longer lines of output are wrapped.
 COLUMNS = 88
-WIDTHS = ((96, ""), (110, " .wide"), (126, " .wider"))
+WIDTHS = ((96, ""), (110, " .wide"), (122, " .wider"))
 WRAPPED = " .wrapped"
 
 
