@@ -36,7 +36,7 @@ NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*$")
 CLAIM = re.compile(r"<!-- assert: (.+?) -->", re.S)
 NEEDS = re.compile(r"<!-- needs: ([\w ]+) -->")
 READS = re.compile(r"<!-- reads: (.+?) -->")
-COMMAND = re.compile(r"^\$ (.+(?:\\\n.+)*)$", re.M)
+COMMAND = re.compile(r"^\$ ((?:.+\\\n)*.+)$", re.M)
 # Letters in a line that fit the column of a page on a screen of 1280 pixels, in the usual size and
 # in two smaller ones (docs/site.css); longer lines of output are wrapped.
 COLUMNS = 88
