@@ -33,11 +33,13 @@ from .check_readings import causal_mask, cosine, masked_softmax, reads, towards,
 from .check_softmax import negative_weight, softmax, with_temperature
 from .check_sources import carried, rank_correlation, rollout
 from .check_synthesizer import synthesizer, synthesizer_parameters
+from .check_training import baseline, next_token_loss
 
 __all__ = [
     "attend_in_blocks",
     "attention_of",
     "attributed",
+    "baseline",
     "bytes_of_weights",
     "carried",
     "causal_mask",
@@ -64,6 +66,7 @@ __all__ = [
     "multi_head",
     "muted",
     "negative_weight",
+    "next_token_loss",
     "parameters",
     "positions",
     "previous_share",

@@ -14,7 +14,9 @@ from ..models import GPT, Transformer
 
 # The sentences of the notes, word by word.
 JOURNEY = ("Your", "journey", "starts", "with", "one", "step")
+"""The six words of the first lessons."""
 TELESCOPE = ("The", "man", "saw", "the", "astronomer", "with", "a", "telescope")
+"""The sentence with two readings: who has the telescope?"""
 
 
 def journey() -> Float[Tensor, "6 3"]:
@@ -61,7 +63,14 @@ def matrices(module: nn.Module) -> dict[str, Any]:
     `feed_forward` and, in a decoder, `cross`; a model `embedding`, `positions` where they are
     learned, and lists of blocks. Biases are left out: the models of the lessons have none.
 
-    Raises TypeError for any other module.
+    The matrices share the module's memory: what is trained in them, or copied into them, is in the
+    module too.
+
+    Args:
+        module: a layer, a block or a model.
+
+    Raises:
+        TypeError: `module` is none of these.
 
     Example:
         >>> from telescope.layers import FeedForward
