@@ -38,6 +38,19 @@ class Statistic:
 
     Of the measures of `heads()` the mean is over all queries of the corpus, and all other numbers
     are of the texts' values. Of entropy, peak and logit, everything is over all queries.
+
+    Attributes:
+        count: how many texts, or how many queries, were counted.
+        mean, std: the mean and the standard deviation.
+        low, high: the smallest and the largest value.
+
+    Example:
+        >>> import telescope as ts
+        >>> text = "To be, or not to be: that is the question."
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
+        >>> entropy = atlas.statistic("blocks.0.self", 0, "entropy")
+        >>> entropy.low <= entropy.mean <= entropy.high
+        True
     """
 
     count: int
@@ -54,6 +67,21 @@ class Statistic:
 class Evidence(NamedTuple):
     """A text in which a habit of a head is strong: the share of the weight, and where the text is
     from.
+
+    Attributes:
+        share: of the head's weight in this text, 0 to 1.
+        source: the file of the text; "" if it was given as a string.
+        line: of the file, from 1.
+        tokens: the length of the sequence.
+        excerpt: the beginning of the text.
+
+    Example:
+        >>> import telescope as ts
+        >>> text = "To be, or not to be: that is the question."
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
+        >>> best = atlas.evidence("blocks.0.self", 0, "previous")[0]
+        >>> best.text, best.first, best.excerpt[:6]
+        (0, 0, 'To be,')
     """
 
     share: float
@@ -68,7 +96,20 @@ class Evidence(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """Shares of a head's weight by distance, position or token class, and the name of each."""
+    """Shares of a head's weight by distance, position or token class, and the name of each.
+
+    Attributes:
+        labels: the name of each share, such as "3 to 4" tokens.
+        shares: sum to one; NaN where nothing is known.
+
+    Example:
+        >>> import telescope as ts
+        >>> text = "To be, or not to be: that is the question."
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
+        >>> profile = atlas.profile("blocks.0.self", 0)
+        >>> profile.labels[:3], round(sum(profile.shares), 6)
+        (('0', '1', '2'), 1.0)
+    """
 
     labels: tuple[str, ...]
     shares: tuple[float, ...]
@@ -83,14 +124,31 @@ class Atlas(PrintedTable, FieldNames):
     is a summary of its heads by kind.
 
     Example:
-        >>> import telescope as ts
-        >>> atlas = ts.atlas(ts.load("shakespeare"), ["To be, or not to be: that is the question. " * 3])
-        >>> atlas.layers
-        ('blocks.0.self', 'blocks.1.self', 'blocks.2.self', 'blocks.3.self')
-        >>> atlas.statistic("blocks.0.self", 0, "entropy").count
-        47
+        >>> import tempfile, telescope as ts
+        >>> speech = "To be, or not to be: that is the question. "
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [speech * 3, speech * 2])
+        >>> atlas.texts, atlas.layers[0], len(atlas.heads()) == len([*atlas.rows()])
+        (2, 'blocks.0.self', True)
+        >>> atlas.statistic(
+        ...     "blocks.0.self", 0, "entropy"
+        ... ).count == atlas.tokens - atlas.texts
+        True
         >>> atlas.profile("blocks.0.self", 0, "distance").labels[:5]
         ('0', '1', '2', '3 to 4', '5 to 8')
+        >>> best = atlas.evidence("blocks.0.self", 0, "previous")[0]
+        >>> best.excerpt[:6]
+        'To be,'
+        >>> longest = max(atlas.map_sizes())
+        >>> atlas.map("blocks.0.self", 0, longest).shape
+        torch.Size([32, 32])
+        >>> len(atlas.standard_error("previous")) == len(atlas.table())
+        True
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     atlas.save(f"{folder}/my.atlas")
+        ...     ts.Atlas.open(f"{folder}/my.atlas").texts
+        2
+        >>> atlas.push_to_hub("me/my-atlas")  # doctest: +SKIP
+        >>> ts.Atlas.from_hub("me/my-atlas")  # doctest: +SKIP
     """
 
     _theirs = OF_ATLAS
@@ -155,7 +213,16 @@ class Atlas(PrintedTable, FieldNames):
         return Heads(found, self.layers, left_out=self.left_out).sort()
 
     def statistic(self, layer: str, head: int, name: str) -> Statistic:
-        """Return one statistic of a head: a habit, "spread", "entropy", "peak" or "logit"."""
+        """Return one statistic of a head: a habit, "spread", "entropy", "peak" or "logit".
+
+        Args:
+            layer: the name of the attention.
+            head: the number of the head; -1 is the last.
+            name: a habit of `recording.heads()`, "spread", "entropy", "peak" or "logit".
+
+        Raises:
+            ValueError: the atlas has no such attention, head or statistic.
+        """
         if name not in STATISTICS:
             raise ValueError(f'there is no statistic "{name}"; {hint(name, STATISTICS)}')
         i = STATISTICS.index(name)
@@ -176,6 +243,14 @@ class Atlas(PrintedTable, FieldNames):
 
         Distances are measured on at most 32 queries of each sequence, spread evenly over it;
         positions and classes on all queries. In cross-attention distances are unknown, and NaN.
+
+        Args:
+            layer: the name of the attention.
+            head: the number of the head; -1 is the last.
+            by: "distance", "position" or "class".
+
+        Raises:
+            ValueError: the atlas has no such attention, head or profile.
         """
         place = self._index(layer, head)
         labels, sums = self._profiles(by)
@@ -191,6 +266,14 @@ class Atlas(PrintedTable, FieldNames):
 
         Texts with fewer than eight queries that count are left out; four for "same" and
         "induction".
+
+        Args:
+            layer: the name of the attention.
+            head: the number of the head; -1 is the last.
+            habit: such as "induction".
+
+        Raises:
+            ValueError: the atlas has no such attention or head, or there is no such habit.
         """
         if habit not in HABITS:
             raise ValueError(f'there is no habit "{habit}"; {hint(habit, HABITS)}')
@@ -222,6 +305,14 @@ class Atlas(PrintedTable, FieldNames):
 
         A row is one query of each text, and rows sum to one. Without `longest`, the class with the
         most texts.
+
+        Args:
+            layer: the name of the attention.
+            head: the number of the head; -1 is the last.
+            longest: one of `map_sizes()`; None is the class with the most texts.
+
+        Raises:
+            ValueError: there is no map of texts of this length, or none at all.
         """
         sizes = self.map_sizes()
         if not sizes:
@@ -262,7 +353,7 @@ class Atlas(PrintedTable, FieldNames):
         """Return a pandas data frame with a row for each head; see `rows`."""
         return import_optional("pandas", "table()", "atlas").DataFrame([*self.rows()])
 
-    def check_not_empty(self) -> None:
+    def _check_not_empty(self) -> None:
         """Raise a ValueError if no text could be read."""
         if not self.sums.texts:
             first = next(iter(self.skipped.values()), "it has no texts")
@@ -273,6 +364,10 @@ class Atlas(PrintedTable, FieldNames):
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write the atlas to a folder, as a whole or not at all: JSON, Parquet tables and a card.
         See docs/atlas.md.
+
+        Args:
+            path: the folder.
+            replace: whether an atlas that is there already is written over.
         """
         rest = {
             "skipped": {
@@ -292,6 +387,12 @@ class Atlas(PrintedTable, FieldNames):
     def open(cls, path: str | os.PathLike[str]) -> "Atlas":
         """Open a folder that `save` wrote; a LoadError if it holds no atlas, is damaged, or is of
         another version.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            LoadError: the folder holds no atlas, a damaged one, or one of another version.
         """
         return cls(*read_folder(path))
 
@@ -300,6 +401,10 @@ class Atlas(PrintedTable, FieldNames):
         private=False.
 
         Return the address of the upload. Further options are those of `HfApi.upload_folder`.
+
+        Args:
+            repo: the name of the repository, "account/name".
+            options: those of `HfApi.upload_folder`, and `private`.
         """
         with TemporaryDirectory() as folder:
             self.save(Path(folder) / "atlas")
@@ -309,6 +414,10 @@ class Atlas(PrintedTable, FieldNames):
     def from_hub(cls, repo: str, **options: Any) -> "Atlas":
         """Download an atlas from the Hugging Face hub, and open it; the options are those of
         `snapshot_download`.
+
+        Args:
+            repo: the name of the repository, "account/name".
+            options: those of `snapshot_download`.
         """
         return cls.open(download(repo, **options))
 
@@ -395,6 +504,12 @@ class Atlas(PrintedTable, FieldNames):
 
         NaN where fewer than two groups have queries that count, and in an atlas of an earlier
         version.
+
+        Args:
+            name: a habit.
+
+        Raises:
+            ValueError: there is no such habit.
         """
         if name not in HABITS:
             raise ValueError(f'there is no standard error of "{name}"; {hint(str(name), HABITS)}')

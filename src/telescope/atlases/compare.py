@@ -28,7 +28,23 @@ SPARED = ("moved", "errors", "after", "before")
 
 @dataclass(frozen=True)
 class HeadChange:
-    """One head in two atlases: its kinds, and the habit whose share changed the most."""
+    """One head in two atlases: its kinds, and the habit whose share changed the most.
+
+    Attributes:
+        layer: the name of the attention.
+        number: of the head in the attention.
+        kind_before, kind_after: the head's kind in each atlas.
+        habit: the habit whose share changed the most.
+        before, after: the share of that habit in each atlas.
+
+    Example:
+        >>> import telescope as ts
+        >>> text = "To be, or not to be: that is the question. " * 3
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
+        >>> head = ts.compare(atlas, atlas)[0]
+        >>> head.before == head.after, head.change
+        (True, 0.0)
+    """
 
     layer: str
     number: int
@@ -59,10 +75,11 @@ class Comparison(PrintedTable, FieldNames, Sequence[HeadChange]):
 
     Example:
         >>> import telescope as ts
-        >>> model, texts = ts.load("shakespeare"), ["To be, or not to be: that is the question. " * 3]
-        >>> atlas = ts.atlas(model, texts)
-        >>> ts.compare(atlas, atlas)[0].change
-        0.0
+        >>> model = ts.load("shakespeare")
+        >>> atlas = ts.atlas(model, ["To be, or not to be: that is the question. " * 3])
+        >>> changes = ts.compare(atlas, atlas)
+        >>> changes[0].change, len(changes.to_dict()) == len(changes.table())
+        (0.0, True)
     """
 
     _theirs = OF_TABLE
@@ -139,14 +156,23 @@ def compare(before: Atlas, after: Atlas) -> Comparison:
     If both have read the same texts, `errors` are those of the difference text by text: what texts
     have in common cancels.
 
+    Args:
+        before: the atlas that changes are counted from.
+        after: the other atlas.
+
+    Returns:
+        A `Comparison`: a `HeadChange` for each head, those that changed the most first.
+
     Raises:
         ValueError: if the two have other layers or other numbers of heads.
 
     Example:
         >>> import telescope as ts
         >>> model = ts.load("shakespeare")
-        >>> prose = ts.atlas(model, ["What is the city but the people? The people are the city."])
-        >>> names = ts.atlas(model, ["ROMEO:\\nJULIET:\\nROMEO:\\nJULIET:\\nROMEO:\\nJULIET:\\nROMEO:\\nJULIET:\\n"])
+        >>> prose = ts.atlas(
+        ...     model, ["What is the city but the people? The people are the city."]
+        ... )
+        >>> names = ts.atlas(model, ["ROMEO:\\nJULIET:\\n" * 4])
         >>> len(ts.compare(prose, names))
         16
     """

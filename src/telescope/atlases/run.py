@@ -126,7 +126,13 @@ def atlas(
     Example:
         >>> import telescope as ts
         >>> model = ts.load("shakespeare")
-        >>> atlas = ts.atlas(model, ["To be, or not to be, that is the question.", "What is in a name? That is all."])
+        >>> atlas = ts.atlas(
+        ...     model,
+        ...     [
+        ...         "To be, or not to be, that is the question.",
+        ...         "What is in a name? That is all.",
+        ...     ],
+        ... )
         >>> atlas.texts, len(atlas.heads())
         (2, 16)
     """
@@ -303,7 +309,7 @@ def _merge(
         sums = share.join_heads(work.sums)
         rest = work.rest()
         atlas = Atlas(sums, about, {**rest, "evidence": share.gather(rest["evidence"])})
-        atlas.check_not_empty()
+        atlas._check_not_empty()
         return atlas
     place = Path(out)
     # Of processes that run one model together, only the first one writes: the others wait.
@@ -316,7 +322,7 @@ def _merge(
         progress.check_disjoint(count)
         sums, headers = progress.merged()
         atlas = Atlas(sums, about, *headers)
-        atlas.check_not_empty()
+        atlas._check_not_empty()
         atlas.save(place, replace=replace)
         progress.remove()
         share.barrier()

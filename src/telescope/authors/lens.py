@@ -21,6 +21,19 @@ class Lens(PrintedTable):
 
     A state goes through the model's last norm, as if no layer came after it, and through its
     unembedding. A row is the state that an attention was given, and the last row is the end.
+
+    Attributes:
+        states: the name of each state, from the first to the end.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> seen = recording.lens()
+        >>> len(seen.states), len(seen.table()) == len(seen.columns["rank"])
+        (3, True)
     """
 
     after: str
@@ -39,6 +52,9 @@ class Lens(PrintedTable):
 
     @property
     def columns(self) -> dict[str, list[Any]]:
+        """The numbers of the table by the names of its columns: state, likeliest, probability,
+        rank, divergence.
+        """
         return {
             "state": [*self.states],
             "likeliest": [" ".join(names) for names in self.likeliest],
@@ -48,7 +64,11 @@ class Lens(PrintedTable):
         }
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return a row for each state as a frame of pandas or polars."""
+        """Return a row for each state as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         return frame(self.columns, library)
 
     def __rich__(self) -> PlainTable:

@@ -31,7 +31,23 @@ CLEAR = (
 
 
 class Term(NamedTuple):
-    """One term of a score."""
+    """One term of a score.
+
+    Attributes:
+        query_author: who wrote the part of the query.
+        key_author: who wrote the part of the key.
+        value: what the two parts add to the score.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> largest, second = recording.why(1, head=0, query=3, key=1).top(2)
+        >>> abs(largest.value) >= abs(second.value)
+        True
+    """
 
     query_author: str
     key_author: str
@@ -44,6 +60,31 @@ class Why(PrintedTable):
 
     `terms[a, b]` is what author a of the query side and author b of the key side have to do with
     it: the part of the query that a wrote, times the part of the key that b wrote, times the scale.
+
+    Attributes:
+        layer: the name of the attention.
+        head: the number of the head.
+        query, key: the two tokens.
+        query_authors, key_authors: the names of the authors of each side.
+        terms: (query author, key author), what each pair adds to the score.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> found = recording.why(1, head=0, query=3, key=1)
+        >>> abs(found.terms.sum().item() - found.score) < 1e-5
+        True
+        >>> sorted(found.by("query")) == sorted(found.query_authors)
+        True
+        >>> (
+        ...     len(found.top(3)),
+        ...     len(found.table()) == found.terms.numel(),
+        ...     len(found.sentence) > 0,
+        ... )
+        (3, True, True)
     """
 
     layer: str
@@ -65,7 +106,11 @@ class Why(PrintedTable):
     """
 
     def by(self, side: str) -> dict[str, float]:
-        """Return the score summed to the authors of one side, "query" or "key", largest first."""
+        """Return the score summed to the authors of one side, "query" or "key", largest first.
+
+        Args:
+            side: "query" or "key".
+        """
         if side not in ("query", "key"):
             raise ValueError(f'there is no side "{side}"; there are query and key')
         names = self.query_authors if side == "query" else self.key_authors
@@ -73,7 +118,11 @@ class Why(PrintedTable):
         return dict(sorted(zip(names, sums, strict=True), key=lambda one: -abs(one[1])))
 
     def top(self, count: int = 8) -> list[Term]:
-        """Return the largest terms by absolute value, the largest first."""
+        """Return the largest terms by absolute value, the largest first.
+
+        Args:
+            count: how many terms.
+        """
         count = min(whole_number("count", count), self.terms.numel())
         found = self.terms.abs().flatten().topk(max(count, 0)).indices.tolist()
         width = self.terms.shape[1]
@@ -89,7 +138,11 @@ class Why(PrintedTable):
         return Term(self.query_authors[one], self.key_authors[other], value)
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return every term as a row of a frame of pandas or polars."""
+        """Return every term as a row of a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         every = self.top(self.terms.numel())
         names = ("query_author", "key_author", "value")
         return frame({name: [getattr(one, name) for one in every] for name in names}, library)

@@ -22,7 +22,21 @@ ROWS = 8192  # of the unembedding that are in float64 at a time
 
 
 class Wrote(NamedTuple):
-    """What one author adds to the logit of each token."""
+    """What one author adds to the logit of each token.
+
+    Attributes:
+        author: who wrote.
+        values: what the author adds to each logit that was asked for.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> len(recording.writes(tokens=[5]).top(1)[0].values)
+        1
+    """
 
     author: str
     values: dict[str, float]
@@ -34,6 +48,22 @@ class Writes(PrintedTable):
     `recording.writes`.
 
     The values of a token, of all authors, add up to its logit, which `logits` has.
+
+    Attributes:
+        authors: the name of each author.
+        values: (author, token), what each author adds to each logit.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> found = recording.writes(tokens=[5])
+        >>> len(found.values) == len(found.authors)
+        True
+        >>> len(found.table()) > 0, len(found.top(2))
+        (True, 2)
     """
 
     after: str
@@ -50,7 +80,11 @@ class Writes(PrintedTable):
     """The authors that were asked for; the others are summed when printed."""
 
     def top(self, count: int = 10) -> list[Wrote]:
-        """Return the authors that were asked for with the largest values in the last column."""
+        """Return the authors that were asked for with the largest values in the last column.
+
+        Args:
+            count: how many authors.
+        """
         last = self.values[:, -1].abs()
         order = sorted(self.shown, key=lambda i: -float(last[i]))
         return [self._row(i) for i in order[: whole_number("count", count)]]
@@ -60,7 +94,11 @@ class Writes(PrintedTable):
         return Wrote(self.authors[number], dict(zip(self.tokens, values, strict=True)))
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return a row for each author as a frame of pandas or polars."""
+        """Return a row for each author as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         rows = [self._row(i) for i in range(len(self.authors))]
         columns = {name: [row.values[name] for row in rows] for name in self.tokens}
         return frame({"author": [row.author for row in rows]} | columns, library)
@@ -141,7 +179,22 @@ def split_logits(
 
 
 class Push(NamedTuple):
-    """What a head adds to the logit of one token, and the key that carried most of it."""
+    """What a head adds to the logit of one token, and the key that carried most of it.
+
+    Attributes:
+        token: whose logit is pushed.
+        id: the token's number in the vocabulary.
+        key: the key that carried most of it.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> recording.pushes(-1, head=0, top=1).up[0].value > 0
+        True
+    """
 
     token: str
     id: int
@@ -160,6 +213,20 @@ class Pushes(PrintedTable):
 
     Softmax ignores what all logits have alike. So every value is what the head adds to the logit of
     a token, less the mean over the vocabulary.
+
+    Attributes:
+        layer: the name of the attention.
+        head: the number of the head.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> found = recording.pushes(-1, head=0, top=2)
+        >>> len(found.up), len(found.down), len(found.table())
+        (2, 2, 4)
     """
 
     layer: str
@@ -174,7 +241,11 @@ class Pushes(PrintedTable):
     """The tokens that are pushed down most, the first most."""
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return a row for each token as a frame of pandas or polars."""
+        """Return a row for each token as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         every = (*self.up, *self.down)
         return frame(
             {name: [getattr(one, name) for one in every] for name in Push._fields}, library

@@ -47,6 +47,9 @@ class Effects(PrintedTable, FieldNames):
     takes it. The first column, "edit", holds the edits themselves, with None for the model as it
     is, in the first row, and "corrupted" for the corrupted inputs, in the second.
 
+    Attributes:
+        columns: the numbers of each column by its name.
+
     Example:
         >>> import torch, telescope as ts
         >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
@@ -54,6 +57,13 @@ class Effects(PrintedTable, FieldNames):
         >>> effects = ts.effect(model, torch.tensor([[1, 2, 3]]), ts.mute.each(model))
         >>> len(effects), list(effects.columns)
         (3, ['edit', 'kl'])
+        >>> [*effects.sort("kl").rows[0]], len(effects.table())
+        (['edit', 'kl'], 3)
+        >>> ids, edits = torch.tensor([[1, 2, 3]]), ts.mute.each(model)
+        >>> measure = lambda logits: logits[..., 0].sum()
+        >>> found = ts.effect(model, ids, edits, measure, how="gradient", verify="all")
+        >>> found.recall(top=1, among=2)
+        1.0
     """
 
     columns: dict[str, list[Any]]
@@ -89,6 +99,9 @@ class Effects(PrintedTable, FieldNames):
     def table(self, *, library: str = "pandas") -> Any:
         """Return the table as a frame of pandas or polars; edits are sentences, and "as it is" the
         model unedited.
+
+        Args:
+            library: "pandas" or "polars".
         """
         edits = ["as it is" if edit is None else str(edit) for edit in self.columns["edit"]]
         return frame(self.columns | {"edit": edits}, library)
@@ -135,6 +148,13 @@ class Effects(PrintedTable, FieldNames):
     def recall(self, top: int = 10, among: int = 20) -> float:
         """Return which share of the `top` exactly largest effects, in absolute value, is `among`
         the largest estimates of `how="gradient"`; every edit has to be verified.
+
+        Args:
+            top: how many of the exactly largest effects.
+            among: how many of the largest estimates.
+
+        Raises:
+            ValueError: not every edit was verified.
         """
         return recall_of(self.columns, top, among)
 
@@ -235,9 +255,11 @@ def effect(
         >>> import torch, telescope as ts
         >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
         >>> model = ts.models.GPT(config).eval()
-        >>> table = ts.effect(model, torch.tensor([[1, 2, 3]]), [ts.mute(), ts.hide(0)], "loss")
+        >>> table = ts.effect(
+        ...     model, torch.tensor([[1, 2, 3]]), [ts.mute(), ts.hide(0)], "loss"
+        ... )
         >>> [str(edit) for edit in table.columns["edit"]]
-        ['None', 'mute every head in every layer', 'hide key 0 from every query in every layer']
+        ['None', 'mute every head in every layer', 'hide key 0 from every query ...']
     """
     if isinstance(measure, str) and measure not in MEASURES:
         ours = OF_MEASURES.get(measure)
@@ -350,7 +372,7 @@ def _batches(edits: Sequence[tuple[Edit, ...]], call: ModelInputs) -> list[list[
     batches: list[list[tuple[Edit, ...]]] = []
     room = 0  # for more edits in the last batch
     for several in edits:
-        alone = any(Needs.WHOLE_BATCH in one.needs for one in several)
+        alone = any(Needs.WHOLE_BATCH in one._needs for one in several)
         if room and not alone:
             batches[-1].append(several)
             room -= 1

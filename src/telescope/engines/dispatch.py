@@ -117,7 +117,9 @@ def attend(
         >>> import telescope as ts, torch
         >>> queries = keys = torch.zeros(1, 1, 2, 4)
         >>> values = torch.tensor([[[[1.0], [3.0]]]])
-        >>> ts.attend(queries, keys, values, ts.Attention(mask=ts.causal)).flatten().tolist()
+        >>> ts.attend(
+        ...     queries, keys, values, ts.Attention(mask=ts.causal)
+        ... ).flatten().tolist()
         [1.0, 2.0]
     """
     check_dropout(dropout)

@@ -309,6 +309,19 @@ class Head(PrintedTable, FieldNames):
     Shares are exact means over the queries that have a choice: those after the first token that see
     a key. Padding is left out as query, as key and as first token. In cross-attention, only
     `first`, `sink`, `punctuation` and `spread` are known.
+
+    Attributes:
+        layer: the name of the attention.
+        number: of the head in the attention.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer) as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> head = recording.heads()[0]
+        >>> head.layer, 0 <= head.first <= 1
+        ('attention', True)
     """
 
     layer: str

@@ -37,6 +37,27 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
     `layers` are the names of all layers in the order of the model; a part of a table keeps all of
     them. `left_out` are the attentions whose heads were not watched, or not in every run; they are
     named below the table.
+
+    Attributes:
+        layers: the names of all layers in the order of the model.
+        left_out: the attentions whose heads were not watched, or not in every run.
+        segments: the names of the segments of `recording.heads(segments=...)`.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer) as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> heads = recording.heads()
+        >>> heads.sort("first")[0].first == max(head.first for head in heads)
+        True
+        >>> len(heads.where(number=0)), heads.to_dict()[0]["layer"]
+        (1, 'attention')
+        >>> len(heads.table()) == len(heads.columns()["kind"])
+        True
+        >>> from matplotlib.figure import Figure
+        >>> heads.plot("spread", Figure().subplots()).get_title()
+        'spread'
     """
 
     _theirs = OF_TABLE
@@ -208,11 +229,18 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
     def table(self, *, library: str = "pandas") -> Any:
         """Return the table as a frame of pandas or polars: a row for each head, NaN where a number
         is not known.
+
+        Args:
+            library: "pandas" or "polars".
         """
         return frame(self.columns(), library)
 
     def columns(self) -> Columns:
-        """Return the columns of `table`."""
+        """Return the columns of `table`.
+
+        Returns:
+            The values of each column by its name.
+        """
         columns: dict[str, Any] = {}
         # The last field is the segments, which have columns of their own.
         for each in fields(Head)[:-1]:
@@ -226,7 +254,15 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         """Draw a square for each head with matplotlib, layers from top to bottom, and return the
         axes.
 
-        Raise a ValueError if matplotlib is not installed, or if the table is empty.
+        Args:
+            habit: a column of numbers.
+            axes: matplotlib's axes to draw on; None makes new ones.
+
+        Returns:
+            matplotlib's axes.
+
+        Raises:
+            ValueError: if matplotlib is not installed, or if the table is empty.
         """
         # Check what can go wrong before anything is drawn.
         _check_known(habit, COLUMNS, "habit")

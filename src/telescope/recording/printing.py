@@ -27,7 +27,7 @@ def table_of(
             overflow="fold",
         )
     for one in watched.values():
-        table.add_row(*one.cells())
+        table.add_row(*one._cells())
     for edit in edits:
         table.add_row("edited", "", "", str(edit), "")
     for name, reason in left_out.items():

@@ -115,7 +115,7 @@ def ask(
     reader = next(iter(readers.values()))
 
     # Translate the sequence and the span into columns of the tensors.
-    sequence = check_index("sequence", sequence, reader.facts.shape[0])
+    sequence = check_index("sequence", sequence, reader._facts.shape[0])
     columns = reader.text_columns(sequence)
     checked = check_span(span, reader, columns)
     # In self-attention, the context ends where the span begins.
@@ -170,7 +170,7 @@ class AnswerPositions(NamedTuple):
         first = 0
         if not call.across:  # the first query may be a later token than the first key
             first = columns.queries.start + call.size[1] - call.size[0] - columns.keys.start
-        prompt = call.facts.prompt
+        prompt = call._facts.prompt
         # A prompt as long as the text is all of it: nothing was generated.
         has_prompt = prompt is not None and prompt < call.size[0]
         begins = first + 1

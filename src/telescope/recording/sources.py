@@ -29,6 +29,20 @@ class Segments:
     """A segment for each token of a text, numbered from 0 on in the order of `names`.
 
     Tokens that no given segment holds belong to a last one, "other".
+
+    Attributes:
+        names: of the segments.
+        ids: (token,), the number of each token's segment.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="queries-keys") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4, 5]]))
+        >>> found = recording.sources([4], segments={"question": (0, 2)}).segments
+        >>> found.names[:2], found.tokens()[:2]
+        (('question', 'other'), [[0, 1], [2, 3]])
     """
 
     names: tuple[str, ...]
@@ -41,7 +55,7 @@ class Segments:
             found[number].append(token)
         return found
 
-    def with_rest(self, name: str, count: int) -> "Segments":
+    def _with_rest(self, name: str, count: int) -> "Segments":
         """Return these segments and one more, of the tokens behind the text up to `count`."""
         # The new segment's number is the next one.
         return Segments(
@@ -60,7 +74,7 @@ def segments_of_calls(given: Any, calls: Sequence[RecordedCall]) -> Segments:
             f"segments belong to one text, and keys of {len(counts)} lengths were recorded"
         )
     # Texts of a batch may differ in length, without padding; segments fit the longest.
-    longest = max(len(own.keys) for own in calls[0].all_text_columns())
+    longest = max(len(own.keys) for own in calls[0]._all_text_columns())
     return read_segments(given, longest)
 
 
@@ -189,6 +203,22 @@ KINDS = {
 class Source(NamedTuple):
     """One segment of the context: its name, its tokens, what the answer takes from it, and its
     text.
+
+    Attributes:
+        name: of the segment.
+        tokens: how many tokens it has.
+        score: what the answer takes from it; `Sources.how` says how it was found.
+        text: of its tokens.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="queries-keys") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4, 5]]))
+        >>> first, second, *_ = recording.sources([4])
+        >>> first.score >= second.score, first.tokens
+        (True, 1)
     """
 
     name: str
@@ -211,6 +241,26 @@ class Sources(FieldNames):
     Iteration, indices and `len` are those of the rows, the largest score first. Shares sum to one,
     if no score is below zero: tokens in no segment are "other", and what comes from the answer's
     own tokens is "the answer itself".
+
+    Attributes:
+        how: how the scores were found, as `recording.sources` was told.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="queries-keys") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4, 5]]))
+        >>> parts = {"question": (0, 2), "text": (2, 4)}
+        >>> found = recording.sources([4], "rollout", segments=parts)
+        >>> sorted(found.shares) == sorted(row.name for row in found.rows)
+        True
+        >>> (
+        ...     len(found.token_scores()),
+        ...     found.to_dict()["how"],
+        ...     len(found.table()) == len(found),
+        ... )
+        (4, 'rollout', True)
     """
 
     _theirs = OF_SOURCES
@@ -281,7 +331,11 @@ class Sources(FieldNames):
         return shares
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return the rows as a frame of pandas or polars."""
+        """Return the rows as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         columns = {name: [getattr(row, name) for row in self.rows] for name in Source._fields}
         return frame({"how": [self.how] * len(self.rows), **columns}, library)
 

@@ -188,10 +188,20 @@ STYLE = (
 class TraceStep(NamedTuple):
     """One step of an attention, as it is shown.
 
-    formula  how the numbers were made, such as "scores / √64"
-    axes     the names of the four axes of `numbers`
-    rows     the token of each row
-    columns  the token of each column; None where the columns are features
+    Attributes:
+        formula: how the numbers were made, such as "scores / √64".
+        axes: the names of the four axes of `numbers`.
+        rows: the token of each row.
+        columns: the token of each column; None where the columns are features.
+        name: of the step, such as "weights".
+        numbers: (batch, head, row, column).
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = torch.eye(2)[None, None]
+        >>> step = [*ts.trace(x, x, x).walk()][-1]
+        >>> step.name, step.matrix(batch=0, head=0, heads=1).shape
+        ('context', torch.Size([2, 2]))
     """
 
     name: str
@@ -204,6 +214,11 @@ class TraceStep(NamedTuple):
     def matrix(self, batch: int, head: int, heads: int) -> Float[Tensor, "row column"]:
         """Return the numbers of head `head` of `heads`. Grouped heads share the matrix of their
         keys or values.
+
+        Args:
+            batch: which sequence.
+            head: which head.
+            heads: how many heads the queries have.
         """
         return self.numbers[batch, head * self.numbers.shape[1] // heads]
 

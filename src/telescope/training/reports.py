@@ -246,13 +246,18 @@ def read_log(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the events in the log of a run, without those of steps that a resumed run has run
     again.
 
-    out  the folder of the run, or of one stage such as runs/mine/training, or the file log.jsonl
-    itself
-
     Each event is a dict with "event", such as "logged", "time", and the fields of the event. The
     last line is left out where it is not finished: the run is writing it, or was killed.
 
-    Raises a ValueError for a missing file, and names the line that is not JSON.
+    Args:
+        out: the folder of the run, or of one stage such as runs/mine/training, or the file
+            log.jsonl itself.
+
+    Returns:
+        The events, the first first.
+
+    Raises:
+        ValueError: for a missing file, and names the line that is not JSON.
 
     Example:
         >>> from pathlib import Path

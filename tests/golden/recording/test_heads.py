@@ -212,7 +212,7 @@ def test_without_tokens_and_without_top():
 def test_an_old_recording_without_sums(tmp_path):
     """As an earlier version saved it: habits that need the sums are not known."""
     recording = recorded("previous", "mixed")
-    del recording["attention"].call.parts["shares"]
+    del recording["attention"].call._kept["shares"]
     recording.save(tmp_path / "old")
     for head in ts.open(tmp_path / "old").heads():
         assert all(isnan(getattr(head, name)) for name in ("itself", "previous", "first", "same", "induction", "far"))
