@@ -31,6 +31,7 @@ class Reference(griffe.Extension):
                 _prepare(module)
             for module in modules:
                 _uncover(module)
+            _point_anew(modules)
 
 
 def _modules(module: griffe.Module) -> list[griffe.Module]:
@@ -76,17 +77,29 @@ def _uncover(package: griffe.Module) -> None:
     """Put a function or class in the place of the module of the same name that hides it: griffe
     takes `telescope.editing.edit` for the file edit.py, Python for the function.
     """
-    for name, module in list(package.members.items()):
-        imported = package.imports.get(name) == f"{package.path}.{name}.{name}"
-        if module.is_alias or not module.is_module or not imported:
+    for name, hiding in list(package.members.items()):
+        path = package.imports.get(name, "")
+        if hiding.is_alias or not hiding.is_module or not path.startswith(f"{package.path}."):
             continue
-        named = module.members.get(name)
-        if named is None or named.is_alias:
+        meant = package.modules_collection[path]
+        if meant is hiding or meant.is_alias:
             continue
-        # Everything else in the file is found through it, by the same path as before.
-        named.members.update({key: one for key, one in module.members.items() if key != name})
+        named = copy(meant)
         named.parent = package
+        # Everything in the file is found through it, by the same path as before.
+        named.members = {**hiding.members, **meant.members}
         package.members[name] = named
+
+
+def _point_anew(modules: list[griffe.Module]) -> None:
+    """Let imported names that were looked up already point to what now stands in their place."""
+    for module in modules:
+        for alias in module.members.values():
+            if alias.is_alias and alias.resolved and not alias.wildcard:
+                try:
+                    alias.target = alias.modules_collection[alias.target_path]
+                except (KeyError, griffe.AliasResolutionError, griffe.CyclicAliasError):
+                    continue  # of another library
 
 
 def _function(name: str, method: griffe.Function) -> griffe.Function:
