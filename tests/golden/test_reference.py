@@ -5,6 +5,7 @@ holds, and shows a call that runs (test_docstrings.py runs them); and a page of 
 import ast
 import inspect
 import re
+from importlib import import_module
 from itertools import pairwise
 from textwrap import dedent
 
@@ -124,10 +125,13 @@ def directives():
 
 def named_by(name):
     """Return what a dotted name stands for."""
-    value = public.room("")
-    for part in name.split(".")[1:]:
-        value = getattr(value, part)
-    return value
+    place, _, last = name.rpartition(".")
+    if not place:
+        return public.room("")
+    try:
+        return getattr(named_by(place), last)
+    except AttributeError:  # a function hides the file of its name
+        return getattr(import_module(place), last)
 
 
 def test_every_public_name_is_on_one_page():
