@@ -141,7 +141,11 @@ def _split_items(text: str) -> str:
     parts = re.split(r"^(?=\S.*:$)", text, flags=re.M)
     for number, part in enumerate(parts):
         if part.startswith(("Args:", "Attributes:")):
-            parts[number] = items.sub(_one_item_each, part)
+            part = items.sub(_one_item_each, part)
+        if part.startswith(("Args:", "Attributes:", "Raises:")):
+            # In a table every cell begins with a capital letter.
+            begin = re.compile(r"^(    [\w*, ]+:\s+)([a-z])(?=[a-z]*[ ,;.:])", re.M)
+            parts[number] = begin.sub(lambda found: found[1] + found[2].upper(), part)
     return "".join(parts)
 
 
@@ -164,10 +168,14 @@ def _list_fields(kind: griffe.Class) -> None:
     if not fields or kind.docstring is None:
         return
     rows = ""
-    for part in fields:
-        rows += f"{part.name}:\n" + indent(part.docstring.value, "    ") + "\n"
-        part.docstring = None
     text = kind.docstring.value
+    for part in fields:
+        # The docstring of the class may have said it already.
+        if not re.search(rf"^    (?:\w+, )*{part.name}(?:, \w+)*:", text, re.M):
+            rows += f"{part.name}:\n" + indent(part.docstring.value, "    ") + "\n"
+        part.docstring = None
+    if not rows:
+        return
     if re.search(r"^Attributes:$", text, re.M):
         kind.docstring.value = re.sub(
             r"^Attributes:\n", lambda _: "Attributes:\n" + indent(rows, "    "), text, flags=re.M
