@@ -8,6 +8,7 @@ DOCS_COMPLETE=1         makes it an error if a page cannot be run because a pack
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,8 +22,16 @@ try:
 except ImportError as problem:
     raise SystemExit(NEEDS.format(problem)) from None
 
+KEYWORDS = tomllib.loads((Path(__file__).parent / "keywords.toml").read_text(encoding="utf-8"))
 RESULTS = {}  # by page, as docs/ names it
 ABSENT = {}  # the packages that are missing, by the page that needs them
+
+
+def on_config(config):
+    """Leave out the links to the repository where nobody says where it is."""
+    if not config["repo_url"]:
+        config["repo_url"] = config["edit_uri"] = None
+    return config
 
 
 def on_files(files, *, config):
@@ -55,7 +64,8 @@ def tell_absent():
 
 
 def on_page_markdown(markdown, *, page, config, files):
-    """Complete a page before it is rendered."""
+    """Complete a page before it is rendered, and add the words that others search it by."""
+    page.meta["tags"] = [*page.meta.get("tags", ()), *KEYWORDS.get(page.file.src_uri, ())]
     try:
         return complete(markdown, page.file.src_uri)
     except ImportError as problem:  # of a block that is run, or of the command line

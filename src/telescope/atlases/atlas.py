@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
+from ..field_words import FieldNames
 from ..files import import_optional
+from ..guesses import OF_ATLAS
 from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kinds_of
 from ..recording import Heads, list_names, natural_order, open_recording
-from ..traces import FirstThatFits, PrintedTable
+from ..traces import FirstThatFits, PlainTable, PrintedTable
 from ..words import check_index, counted, hint
 from .exact import ExactSum
 from .folder import download, is_atlas, read_folder, upload, write_card, write_folder
@@ -114,7 +115,7 @@ class Profile(NamedTuple):
     shares: tuple[float, ...]
 
 
-class Atlas(PrintedTable):
+class Atlas(PrintedTable, FieldNames):
     """Every head of a model, measured over a corpus. `ts.atlas` makes one, `ts.open` opens a saved
     one.
 
@@ -149,6 +150,8 @@ class Atlas(PrintedTable):
         >>> atlas.push_to_hub("me/my-atlas")  # doctest: +SKIP
         >>> ts.Atlas.from_hub("me/my-atlas")  # doctest: +SKIP
     """
+
+    _theirs = OF_ATLAS
 
     def __init__(
         self, sums: AtlasSums, about: Mapping[str, Any], *rests: Mapping[str, Any]
@@ -439,7 +442,7 @@ class Atlas(PrintedTable):
     def __rich__(self) -> FirstThatFits:
         return FirstThatFits(lambda: map(self._table, EXCERPTS))
 
-    def _table(self, length: int) -> Table:
+    def _table(self, length: int) -> PlainTable:
         model = self.about.get("model", {}).get("class", "a model")
         skipped = f", {self.skipped_count:,} skipped" if self.skipped_count else ""
         title = (
@@ -447,7 +450,7 @@ class Atlas(PrintedTable):
             f"{counted(self.tokens, 'token')}{skipped}"
         )
         caption = f"not measured: {list_names(self.left_out)}" if self.left_out else None
-        table = Table(title=title, caption=caption, box=None, pad_edge=False)
+        table = PlainTable(title=title, caption=caption, box=None, pad_edge=False)
         table.title_justify = table.caption_justify = "left"
         for name in ("kind", "heads", "clearest", "share", "strongest text"):
             table.add_column(
@@ -458,7 +461,7 @@ class Atlas(PrintedTable):
             own = heads.where(kind=kind)
             if not own:
                 continue
-            best = own[0]  # the table has the clearest head of a kind first
+            best = own[0]  # the clearest of its kind
             share = "" if kind == "mixed" else f"{getattr(best, kind):.0%}"
             texts = [] if kind == "mixed" else self.evidence(best.layer, best.number, kind)
             excerpt = " ".join(texts[0].excerpt.split())[:length] if texts else ""
@@ -473,14 +476,13 @@ class Atlas(PrintedTable):
                 f'there is no attention "{layer}" in this atlas; {hint(str(layer), self.layers)}'
             )
         numbers = [number for own, number in self.places if own == layer]
-        number = (
-            numbers[check_index("head", head, len(numbers), f'"{layer}"')] if head < 0 else head
-        )
-        if (layer, number) not in self.places:
+        if head < 0:
+            head = numbers[check_index("head", head, len(numbers), f'"{layer}"')]
+        if (layer, head) not in self.places:
             raise ValueError(
                 f'there is no head {head} of "{layer}"; there are {numbers[0]} to {numbers[-1]}'
             )
-        return self.places.index((layer, number))
+        return self.places.index((layer, head))
 
     @cached_property
     def _numbers(self) -> dict[str, Float[Tensor, "statistic heads"]]:

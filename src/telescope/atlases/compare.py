@@ -12,12 +12,13 @@ from typing import Any, overload
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
+from ..field_words import FieldNames
 from ..files import import_optional
+from ..guesses import OF_TABLE
 from ..measures import HABITS, Head
-from ..traces import FirstThatFits, PrintedTable
+from ..traces import FirstThatFits, PlainTable, PrintedTable
 from .atlas import Atlas
 from .sums import error_of_sum
 
@@ -69,7 +70,7 @@ class HeadChange:
         return self.after - self.before
 
 
-class Comparison(PrintedTable, Sequence[HeadChange]):
+class Comparison(PrintedTable, FieldNames, Sequence[HeadChange]):
     """The heads of two atlases, those that changed the most first; printed, a table.
 
     Example:
@@ -80,6 +81,8 @@ class Comparison(PrintedTable, Sequence[HeadChange]):
         >>> changes[0].change, len(changes.to_dict()) == len(changes.table())
         (0.0, True)
     """
+
+    _theirs = OF_TABLE
 
     def __init__(self, changes: Sequence[HeadChange]) -> None:
         self._changes = tuple(changes)
@@ -116,10 +119,10 @@ class Comparison(PrintedTable, Sequence[HeadChange]):
         """
         return FirstThatFits(lambda: map(self._table, range(len(SPARED) + 1)))
 
-    def _table(self, fewer: int) -> Table:
+    def _table(self, fewer: int) -> PlainTable:
         spared = SPARED[:fewer]
         caption = f"no room for {', '.join(spared)}: a wider screen or JSON has them"
-        table = Table(
+        table = PlainTable(
             box=None, pad_edge=False, caption=caption if spared else None, caption_justify="left"
         )
         shares = [

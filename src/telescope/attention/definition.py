@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..words import suggests
 from .mask import Everyone, Mask, Pairs, everyone
-from .masks import Causal
+from .masks import Causal, Window
 from .normalizers import softmax
 from .scores import Bias, OfPositions, Score, SumOfBiases, dot
 from .values import (
@@ -425,6 +425,14 @@ Attention.__init__ = suggests(  # type: ignore[method-assign]
     num_heads="the heads into the tensors, (batch, heads, n, d)",
     dropout="dropout= of ts.attend",
 )(Attention.__init__)
+
+Window.__init__ = suggests(  # type: ignore[method-assign]
+    "window",
+    "one size looks both ways, and ts.causal & ts.window(size) looks back",
+    window_size="size=",
+    left="ts.causal & ts.window(size), which looks back",
+    right="ts.window(size), which looks both ways",
+)(Window.__init__)
 
 
 def _wrong_mask(given: Any) -> str:

@@ -8,13 +8,13 @@ Positions are aligned at the end: the last query is at the position of the last 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from operator import and_, or_
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .values import Value, is_tracing, pick
+from .values import Part, is_tracing, pick
 
 Indices = int | range  # a number n stands for range(n)
 Device = torch.device | None
@@ -296,7 +296,7 @@ class Spans:
         return Spans.unknown(at, keys)
 
 
-class Mask(Value):
+class Mask(Part):
     """Decide which keys each query may attend to.
 
     A subclass defines `sees`, and `check` if it fits only some sizes. `spans` and `for_last_query`
@@ -418,12 +418,11 @@ class Mask(Value):
         # ~~a is a itself, so that engines recognise it.
         return self.mask if isinstance(self, Opposite) else Opposite(self)
 
-    def __bool__(self) -> NoReturn:
-        """Raise a TypeError: `a and b` would silently return one of the two masks."""
-        raise TypeError(
-            f"a mask, {type(self).__name__}, has no truth value, so that `and`, `or` and `not` do "
-            "not combine masks; a & b, a | b and ~a do, and `mask is None` asks if there is one"
-        )
+    def __rand__(self, other: Any) -> "Mask":
+        return _join(Both, self, other)
+
+    def __ror__(self, other: Any) -> "Mask":
+        return _join(Either, self, other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -516,8 +515,7 @@ def _join(kind: type[Combination], left: Mask, right: Mask) -> Mask:
         )
     # `everyone` is neutral for & and absorbs |.
     if everyone in (left, right):
-        rest = right if left == everyone else left
-        return rest if kind is Both else everyone
+        return everyone if kind is Either else right if left == everyone else left
     # A combination of the same kind is taken apart.
     first, second = (mask.masks if type(mask) is kind else (mask,) for mask in (left, right))
     return kind(first + second)

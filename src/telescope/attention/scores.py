@@ -15,9 +15,9 @@ from .mask import Pairs
 from .masks import with_four_axes
 from .values import (
     Keys,
+    Part,
     Queries,
     Scores,
-    Value,
     check_shape,
     format_shape,
     grouped_matmul,
@@ -28,7 +28,7 @@ from .values import (
 )
 
 
-class Score(Value):
+class Score(Part):
     """Compute score(queries, keys), how well each query matches each key.
 
     A subclass sets `formula`. It defines `as_dot` if rewritten queries and keys give the score as a
@@ -228,7 +228,7 @@ additive = Additive
 Added = Float[Tensor, "#batch #head #query #key"]
 
 
-class Bias(Value):
+class Bias(Part):
     """Add a number to the score of each pair of a query and a key.
 
     A subclass defines `__call__`, and `check` if it fits only some sizes. For a bias of the two

@@ -6,17 +6,16 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from .streams import CallColumns, End, Spot, Streams
 
 
 @dataclass(frozen=True, eq=False)
-class Lens:
+class Lens(PrintedTable):
     """The next token as each state of the residual stream would have it (the logit lens). Returned
     by `recording.lens`.
 
@@ -72,9 +71,9 @@ class Lens:
         """
         return frame(self.columns, library)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         title = f'after "{self.after}", the token "{self.token}"'
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        table = PlainTable(box=None, pad_edge=False, title=title, title_justify="left")
         for name in self.columns:
             right = name not in ("state", "likeliest")
             table.add_column(name, justify="right" if right else "left", no_wrap=True)

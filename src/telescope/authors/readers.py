@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
 from ..attention import Attention
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import hint, whole_number
 from .following import Author, Written
 from .labels import Labels
@@ -52,7 +51,7 @@ class Reader(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Readers:
+class Readers(PrintedTable):
     """The later heads whose score of one query and one key has a part that a head wrote. Returned
     by `recording.readers`.
 
@@ -106,9 +105,9 @@ class Readers:
         names = Reader._fields
         return frame({name: [getattr(row, name) for row in self.rows] for name in names}, library)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         title = f"what {self.author} wrote, in the scores of {self.query} against {self.key}"
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        table = PlainTable(box=None, pad_edge=False, title=title, title_justify="left")
         for name in Reader._fields:
             side: Any = "left" if name == "layer" else "right"
             table.add_column(name, justify=side, no_wrap=True)

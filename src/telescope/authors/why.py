@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from ..attention import Attention, dot
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import whole_number
 from .following import REST, Written
 from .labels import Labels
@@ -56,7 +55,7 @@ class Term(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Why:
+class Why(PrintedTable):
     """One score before softmax, as the sum of its terms. Returned by `recording.why`.
 
     `terms[a, b]` is what author a of the query side and author b of the key side have to do with
@@ -169,9 +168,9 @@ class Why:
         return f"{start}: {', '.join(parts)}"
 
     def __rich__(self) -> Group:
-        table = Table(box=None, pad_edge=False)
+        table = PlainTable(box=None, pad_edge=False)
         for name, side in (("of the query", "left"), ("of the key", "left"), ("score", "right")):
-            table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
+            table.add_column(name, justify=side, no_wrap=True)
         shown = self._clear(8, 1e-6)
         for term in shown:
             table.add_row(term.query_author, term.key_author, f"{term.value:+.4f}")

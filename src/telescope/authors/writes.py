@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import whole_number
 from .following import SplitHead, Written
 from .labels import Labels
@@ -44,7 +43,7 @@ class Wrote(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Writes:
+class Writes(PrintedTable):
     """What each author of the residual stream adds to some logits after one token. Returned by
     `recording.writes`.
 
@@ -104,8 +103,10 @@ class Writes:
         columns = {name: [row.values[name] for row in rows] for name in self.tokens}
         return frame({"author": [row.author for row in rows]} | columns, library)
 
-    def __rich__(self) -> Table:
-        table = Table(box=None, pad_edge=False, title=f'after "{self.after}"', title_justify="left")
+    def __rich__(self) -> PlainTable:
+        table = PlainTable(
+            box=None, pad_edge=False, title=f'after "{self.after}"', title_justify="left"
+        )
         table.add_column("author", no_wrap=True)
         for token in self.tokens:
             table.add_column(token, justify="right", no_wrap=True)
@@ -207,7 +208,7 @@ class Push(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Pushes:
+class Pushes(PrintedTable):
     """The tokens that one head pushes up and down at one query. Returned by `recording.pushes`.
 
     Softmax ignores what all logits have alike. So every value is what the head adds to the logit of
@@ -250,9 +251,9 @@ class Pushes:
             {name: [getattr(one, name) for one in every] for name in Push._fields}, library
         )
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         title = f'{self.layer}, head {self.head}, after "{self.after}"'
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        table = PlainTable(box=None, pad_edge=False, title=title, title_justify="left")
         for name in ("token", "pushed", "key", "of it"):
             right = name in ("pushed", "of it")
             table.add_column(name, justify="right" if right else "left", no_wrap=True)

@@ -5,14 +5,13 @@ from functools import cached_property
 from math import nan
 from typing import Any
 
-from rich.table import Table
 from torch import nn
 
 from ..files import Columns, Names, frame
 from ..interception.found import find_attentions
 from ..measures import Head
 from ..recording import Layers, list_names, select_layers
-from ..traces import render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import check_index, hint
 from .factors import Composition, Factors, compose
 from .layer_weights import Biases, LayerWeights
@@ -113,7 +112,7 @@ class HeadCircuits:
         return f"{self.layer}, head {self.number}"
 
 
-class Circuits(Mapping[Key, HeadCircuits]):
+class Circuits(PrintedTable, Mapping[Key, HeadCircuits]):
     """The circuits of every head of a model: circuits[layer, head]. Returned by `ts.circuits`.
 
     Printed, it is a table; `rows` and `table()` have its numbers:
@@ -311,7 +310,7 @@ class Circuits(Mapping[Key, HeadCircuits]):
             columns[name] = [nan if one is None else one for one in own_scores]
         return columns
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         # Each sentence stands once below the table.
         reasons = {
             f"no {name}: {sentence}": None
@@ -320,7 +319,7 @@ class Circuits(Mapping[Key, HeadCircuits]):
         }
         unread = [f"not read: {name} {reason}" for name, reason in self.left_out.items()]
         caption = "\n".join([*reasons, *unread]) or None
-        table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+        table = PlainTable(box=None, pad_edge=False, caption=caption, caption_justify="left")
         for name in ("layer", "head", *COLUMNS):
             side: Any = "left" if name == "layer" else "right"
             table.add_column(name.replace("_", " "), justify=side, no_wrap=True)

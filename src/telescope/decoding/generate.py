@@ -10,12 +10,26 @@ from torch import Tensor, nn
 
 from ..layers import OnlyReal, StepsToFollow, step_observers
 from ..models import Model
+from ..words import suggests
 from . import request
 from .request import TextLine, Token, Written
 from .sampling import Filter, TokenChooser, mark_seen, min_p, temperature, top_k, top_p
 from .writers import Prompt, Prompts, Writer, start_writer
 
+# What others call the options, and ours.
+GUESSES = {
+    "max_tokens": "max_new_tokens=",
+    "max_length": "max_new_tokens=",
+    "num_beams": "ts.decoding.beam(model, prompts, beams=...)",
+    "beams": "ts.decoding.beam(model, prompts, beams=...)",
+    "do_sample": "temperature=0 for the likeliest token, or a temperature above",
+    "greedy": "temperature=0",
+    "stop_strings": "stop=",
+    "eos_token_id": "end=",
+}
 
+
+@suggests("generate", **GUESSES)
 def generate(
     model: Model,
     prompts: Prompts,
@@ -74,6 +88,7 @@ def generate(
     return [line.written() for line in lines]
 
 
+@suggests("stream", **GUESSES)
 def stream(
     model: Model,
     prompt: Prompt,

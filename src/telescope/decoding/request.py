@@ -245,7 +245,8 @@ class TextLine:
 
 class IncrementalDecoder:
     """Decode tokens to text one by one. Text once returned never changes, and all of it joined is
-    the whole text.
+    the whole text, without bytes that are no character: the tokens of a model that is hardly
+    trained, or that was stopped within a character, need not be text.
 
     Text that might be the beginning of a stop string is held back; after a stop string `stopped` is
     True.
@@ -289,7 +290,7 @@ class IncrementalDecoder:
         text.
         """
         # Only the tail is decoded: tokens whose text was returned are dropped.
-        self._held_back += text[len(self._decoded) :]
+        self._held_back += text[len(self._decoded) :].replace(INCOMPLETE, "")
         self._ids = self._ids[self._read :] or self._ids
         self._decoded, self._read = self._tokenizer.decode(self._ids), len(self._ids)
         # The stop string that begins first ends the text.

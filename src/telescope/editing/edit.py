@@ -149,7 +149,12 @@ def _checked_edit(given: Any) -> Edit:
     if not isinstance(one, Edit):
         makers = [*dict.fromkeys(kind._made_by or name for name, kind in KINDS.items())]
         known = f"there are ts.{', ts.'.join(makers)}"
+        if isinstance(given, list | tuple):
+            raise TypeError(
+                f"edit takes edits one by one, not a {type(given).__name__}: ts.edit(model, *edits)"
+            )
         nearest = hint(given, makers) if isinstance(given, str) else known
+        nearest = f"write ts.{given}(...)" if given in makers else nearest
         raise TypeError(f"{given!r} is no edit; {nearest}")
     if one._kept_by_name and isinstance(getattr(one, one._kept_by_name), str):
         raise ValueError(

@@ -41,10 +41,13 @@ from .prompts import Place
 from .spans import Span
 
 Heads = SupportsIndex | Sequence[SupportsIndex] | None
+"""Numbers of heads, -1 for the last; None is all."""
 # What a caller may guess, and what is written here.
 GUESSES = {"layer": "layers=, a name, a number or a list", "head": "heads=, a number or a list"}
-GUESSED_KEYS = GUESSES | {"key": "keys=", "query": "queries="}
-"""Numbers of heads, -1 for the last; None is all."""
+GUESSED_KEYS = GUESSES | {
+    **{"key": "keys=", "query": "queries="},
+    **dict.fromkeys(("token", "tokens", "text", "word", "words", "position", "positions"), "keys="),
+}
 Shared = TypeVar("Shared")
 
 # --------------------------------------------------------------------------------------- every edit

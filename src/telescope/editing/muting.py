@@ -20,7 +20,13 @@ MEANS = ("zero", "mean")
 class MuteEdits:
     """`ts.mute`: make edits that multiply the context of heads."""
 
-    @suggests("mute", **GUESSES, factor="times=", value="by=")
+    @suggests(
+        "mute",
+        "one edit takes several heads of a layer: mute(0, heads=[1, 2])",
+        **GUESSES,
+        factor="times=",
+        value="by=",
+    )
     def __call__(
         self, layers: Layers = None, heads: Heads = None, *, times: float = 0.0, by: By = "zero"
     ) -> Mute | Ablate:

@@ -351,7 +351,8 @@ def make_patch(
     """Return the edit of `ts.patch`, after a check of every argument."""
     if not isinstance(recording, Recording):
         raise TypeError(
-            f"patch takes a recording of ts.watch or ts.open, not {type(recording).__name__}"
+            f"patch takes a recording of ts.watch or ts.open, not {type(recording).__name__}; "
+            'with ts.watch(model, keep="steps") as recording: model(other) makes one'
         )
     if what not in PARTS:
         raise ValueError(f'there is no what="{what}"; {hint(str(what), PARTS)}')

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from math import isnan
 from warnings import warn
 
-from rich.table import Table
-
 from ..recording import list_names
-from ..traces import FirstThatFits, render_text
+from ..traces import FirstThatFits, PlainTable, PrintedTable, render_text
 from ..words import hint
 
 COLLAPSED = 0.05  # nats: mean entropy of a head whose queries attend to one key each
@@ -133,7 +131,7 @@ DEFAULT_RULES = (Rule("logit", above=100.0), Rule("entropy", below=0.001))
 
 
 @dataclass(frozen=True)
-class HealthReport:
+class HealthReport(PrintedTable):
     """The health of every layer at one step of a training. Printed, a table.
 
     Attributes:
@@ -189,8 +187,8 @@ class HealthReport:
         """Return the table; on a narrow screen its headings have several lines."""
         return FirstThatFits(lambda: map(self._table, (" ", "\n")))
 
-    def _table(self, space: str) -> Table:
-        table = Table(
+    def _table(self, space: str) -> PlainTable:
+        table = PlainTable(
             title=f"attention at step {self.step:,}", box=None, pad_edge=False, title_justify="left"
         )
         for name in (

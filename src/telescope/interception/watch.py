@@ -37,6 +37,7 @@ from torch import Tensor, distributed, nn
 
 from ..anatomy import Modules, find_output_projections
 from ..authors import StreamLog
+from ..guesses import OF_KEEP
 from ..recording import (
     ALSO,
     KEEP,
@@ -233,7 +234,8 @@ def watch(
         5.0
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
+        way = ": ts.load(name) loads a shipped one" if isinstance(model, str) else ""
+        raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}{way}")
     # Refuse options that do not fit before the model is touched.
     options = _keep_options(keep, top, map, query_selection(queries), store, also)
     divided = tensor_parallel_size(model) > 1
@@ -343,7 +345,9 @@ def _keep_options(
     also: str | Iterable[str],
 ) -> KeepOptions:
     if keep not in KEEP:
-        raise ValueError(f'there is no keep="{keep}"; {hint(str(keep), KEEP)}')
+        ours = OF_KEEP.get(str(keep))
+        way = f'what others call {keep} is keep="{ours}"' if ours else hint(str(keep), KEEP)
+        raise ValueError(f'there is no keep="{keep}"; {way}')
     options: dict[str, Any] = {
         name: value for name, value in (("top", top), ("map", map)) if value is not None
     }

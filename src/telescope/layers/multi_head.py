@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..attention import Attention, Mask, Rotary, dot, softmax
+from ..words import suggests
 from .attend import (
     Attend,
     DefinedLayer,
@@ -132,6 +133,20 @@ class MultiHeadAttention(DefinedLayer):
         (Attention(), torch.Size([1, 2, 16, 4]))
     """
 
+    @suggests(
+        "MultiHeadAttention",
+        embed_dim="d_model=",
+        hidden_size="d_model=",
+        dim="d_model=",
+        num_heads="heads=",
+        n_heads="heads=",
+        num_kv_heads="key_heads=",
+        kdim="d_memory=",
+        head_dim="d_k=",
+        causal="attention=ts.Attention(mask=ts.causal)",
+        is_causal="attention=ts.Attention(mask=ts.causal)",
+        batch_first="nothing: the batch is always first",
+    )
     def __init__(
         self,
         d_model: int,

@@ -113,6 +113,11 @@ def heads_grid(
     """
     # A recording has a row of maps for each attention that was called.
     if isinstance(seen, Recording):
+        if columns is not None:
+            raise ValueError(
+                f"columns={columns} is of one attention; a recording has a row for each attention, "
+                "and a column for each head"
+            )
         rows = [
             (name, matrices_of(watched, tokens, batch))
             for name, watched in seen.items()

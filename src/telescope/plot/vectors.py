@@ -48,6 +48,16 @@ def geometry(
         >>> [text.get_text() for text in picture.axes[0].texts if text.get_text()]
         ['a', 'b', 'c']
     """
+    # Vectors by themselves have no heads and no batch; whatever holds them has its own `after`.
+    is_holder = isinstance(before, Trace | Watched | RecordedCall)
+    if is_holder and after is not None:
+        raise ValueError(
+            f"after= belongs to vectors before; a {type(before).__name__} has both: leave it out"
+        )
+    if not isinstance(before, Trace) and head != 0:
+        raise ValueError(f"head={head} is of a Trace; {type(before).__name__} has no heads to draw")
+    if not is_holder and batch != 0:
+        raise ValueError(f"batch={batch} is of a Trace or a recording; pass vectors[{batch}]")
     # Take the vectors before and after from whatever holds them.
     if isinstance(before, Trace):
         first = before.head(head)

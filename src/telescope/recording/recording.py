@@ -2,25 +2,26 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from jaxtyping import Bool
-from rich.table import Table
 from torch import Tensor
 
 from ..authors import StreamLog
-from ..field_words import OF_RECORDING, FieldNames
+from ..field_words import FieldNames
 from ..files import frame
+from ..guesses import OF_RECORDING
 from ..measures import IsMark, punctuation_test
 from ..token_kinds import TokenNames, space_of_sides
-from ..traces import PrintedTable
-from ..words import format_bytes, hint
+from ..traces import PlainTable, PrintedTable
+from ..words import format_bytes, suggests
 from .attention_call import AttentionCall, KeepOptions
 from .call_tokens import with_kinds
 from .find_sources import find_sources
-from .heads import Heads, heads_of
+from .heads import Heads
+from .measured_heads import heads_of
 from .memory import check_memory
-from .names import HeadNumbers, Layers, UnknownNameError, attentions_inside, describe_unwatched
+from .names import HeadNumbers, Layers, UnknownNameError, attention_named
 from .printing import table_of
 from .queries_keys_call import QueriesKeysCall, StepsCall
 from .recorded_call import RecordedCall, nbytes_of
@@ -85,6 +86,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
     """
 
     _theirs = OF_RECORDING
+    _rest = ".names lists them all"
 
     def __init__(
         self,
@@ -238,40 +240,25 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
             count = len(self._watched)
             self._expected_bytes = check_memory(KEEP, self.keep, count, call, self._options)
 
-    def __getitem__(self, name: str) -> Watched:
-        """Return the attention of this name, or the only attention inside this path of the model.
+    def __getitem__(self, name: str | SupportsIndex) -> Watched:
+        """Return the attention of this name, the only attention inside this path of the model, or
+        the only attention of the layer with this number, -1 for the last.
 
-        Raise a KeyError that lists the attentions inside the path if there are several, or suggests
-        a name.
+        Raise a KeyError that lists the attentions if there are several, or suggests a name.
         """
         # A further pass through a shared layer has a name once it is recorded.
         self._queue.collect()
-        if name in self._watched:
-            return self._watched[name]
-        inside = attentions_inside(self._watched, str(name))
-        # A path with one attention inside stands for that attention.
-        if len(inside) == 1:
-            return self._watched[inside[0]]
-        if inside:
-            raise UnknownNameError(
-                f'there are {len(inside)} attentions in "{name}": {", ".join(inside)}'
-            )
-        # Tell an attention that was not watched from a name that does not exist.
-        unwatched = [path for path in self.left_out if path == name] or attentions_inside(
-            self.left_out, str(name)
-        )
-        if unwatched:
-            raise UnknownNameError(f'"{name}" was not watched: {describe_unwatched(unwatched)}')
-        raise UnknownNameError(
-            f'no attention watched is "{name}"; {hint(str(name), self._watched)}'
-        )
+        return self._watched[attention_named(name, [*self._watched], self.left_out)]
 
     def __contains__(self, name: object) -> bool:
-        """Return whether recording[name] works: for full names and for paths that hold one
-        attention alone.
+        """Return whether recording[name] works: for full names, paths that hold one attention
+        alone, and numbers of layers with one attention.
         """
         self._queue.collect()
-        return name in self._watched or len(attentions_inside(self._watched, str(name))) == 1
+        try:
+            return attention_named(name, [*self._watched], self.left_out) in self._watched
+        except UnknownNameError:
+            return False
 
     def __iter__(self) -> Iterator[str]:
         self._queue.collect()
@@ -281,9 +268,19 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         self._queue.collect()
         return len(self._watched)
 
+    @suggests(
+        "heads",
+        "it is a table of every head: .where(kind=...) or .sort(column) selects",
+        kind="heads().where(kind=...)",
+        layer="heads().where(layer=...)",
+        layers="heads().where(layer=...)",
+        number="heads().where(number=...)",
+        sort="heads().sort(column)",
+        top="heads()[:5]",
+    )
     def heads(self, *, segments: Any = None) -> Heads:
-        """Return a table of every head with its kind and habits, the clearest head of each kind
-        first.
+        """Return a table of every head with its kind and habits, the most telling heads first; see
+        `Heads.sort`.
 
         Args:
             segments: names of spans of the text, or a number for each token: adds the share of the
@@ -342,7 +339,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
             span: the positions of the tokens, a range, a slice or a pair (start, stop), counted
                 from the first token of the sequence or, in an encoder-decoder, of the decoder's
                 input; padding does not count. It may include the token after the last query, which
-                the last query wrote.
+                the last query wrote: that is -1, the last.
             how: "weights": the mean weight of layers, heads and rows; keep="queries-keys".
                 "carried": weights times ‖W_O v‖; keep="queries-keys", also="norms".
                 "rollout": weights multiplied through all layers, with the residual connection
@@ -360,7 +357,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
                 their values have one gradient, unless `ts.watch(heads=...)` recorded some of them
                 alone.
             sequence: which sequence of the batch.
-            model: for "hidden", the model that was recorded.
+            model: for "hidden", the model that was recorded; the others do not run it.
 
         Raises:
             ValueError: if the span or the segments do not fit the text, or if too little was kept,
@@ -462,7 +459,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
     def _calls(self) -> dict[str, list[RecordedCall]]:
         return {name: watched.calls for name, watched in self.items()}
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         title = f'{self.model}, keep="{self.keep}": {format_bytes(self.nbytes)}'
         watched = dict(self)
         return table_of(title, watched, self.edits, self._left_out, self.other_layers)

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..field_words import FieldNames
 from ..files import frame
-from ..traces import render_text, token_label
+from ..guesses import OF_SOURCES
+from ..printed import STYLE, html_of
+from ..traces import PlainTable, render_text, token_label
 from ..words import whole_number
 from .recorded_call import RecordedCall
 
@@ -159,9 +161,14 @@ def _positions(name: Any, span: Any, count: int) -> list[int]:
 
 
 def span_positions(what: str, span: Any, count: int) -> list[int]:
-    """Return the positions of a span in a text of `count` tokens, as they are given; a slice is cut
-    to the text.
+    """Return the positions of a span in a text of `count` tokens. Negative ones count from the end,
+    -1 is the last; those outside of the text stay as they are, and a slice is cut to the text.
     """
+    return [i + count if -count <= i < 0 else i for i in _given_positions(what, span, count)]
+
+
+def _given_positions(what: str, span: Any, count: int) -> list[int]:
+    """Return the positions of a span, as they are given."""
     if isinstance(span, slice):
         return list(range(*span.indices(count)))
     if isinstance(span, range):
@@ -170,7 +177,9 @@ def span_positions(what: str, span: Any, count: int) -> list[int]:
         return [whole_number(what, span)]
     # A tuple of two is start and stop; two single positions are given as a list.
     if isinstance(span, tuple) and len(span) == 2:
-        return list(range(whole_number(what, span[0]), whole_number(what, span[1])))
+        start, stop = (whole_number(what, one) for one in span)
+        # (5, -1) ends before the last token, as in a slice; (-3, 0) are the last three.
+        return list(range(start, stop + count if stop < 0 <= start else stop))
     if isinstance(span, Iterable) and not isinstance(span, str):
         return [whole_number(what, one) for one in span]
     raise TypeError(
@@ -225,7 +234,7 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Sources:
+class Sources(FieldNames):
     """Where the tokens of a span come from: a ranked table, which prints as one and draws as a text
     in a notebook.
 
@@ -253,6 +262,8 @@ class Sources:
         ... )
         (4, 'rollout', True)
     """
+
+    _theirs = OF_SOURCES
 
     how: str
     span: range
@@ -302,6 +313,11 @@ class Sources:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Source:
+        if isinstance(index, str):
+            raise TypeError(
+                f'sources are ranked rows, and no ["{index}"]; .shares["{index}"] is the share of '
+                "a segment"
+            )
         return self.rows[index]
 
     @property
@@ -335,11 +351,11 @@ class Sources:
             "rows": [row._asdict() for row in self.rows],
         }
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         written = _one_line("".join(self.answer))
         named = f'"{written}"' if written else "the next token"
         title = f"sources of {named}, by {self.how}\n{KINDS[self.how]}"
-        table = Table(
+        table = PlainTable(
             title=title,
             box=None,
             pad_edge=False,
@@ -367,7 +383,7 @@ class Sources:
 
     def _repr_html_(self) -> str:
         """Return the text of the context, each token on a background as strong as its score, then
-        the answer.
+        the answer, and the table of the segments.
         """
         scores = self.token_scores()
         # The largest score has the strongest background, whatever its sign.
@@ -378,7 +394,7 @@ class Sources:
         return (
             f'<div style="white-space: pre-wrap; line-height: 1.7">{words}<hr>'
             f"<strong>{escape(''.join(self.answer))}</strong><br><small>{escape(self.how)}: "
-            f"{escape(KINDS[self.how])}</small></div>"
+            f"{escape(KINDS[self.how])}</small></div>{STYLE}{html_of(self.__rich__())}"
         )
 
     def token_scores(self) -> list[float]:

@@ -1,12 +1,13 @@
 """`Watched`: one attention of a watched model, with its recorded calls."""
 
 from collections.abc import Collection, Iterable
-from typing import SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 from jaxtyping import Float
 from torch import Tensor
 
-from ..field_words import OF_WATCHED, FieldNames
+from ..field_words import FieldNames
+from ..guesses import OF_WATCHED
 from ..surveys import Peak, Survey, Top
 from ..token_kinds import Tokens
 from ..traces import Trace
@@ -207,6 +208,12 @@ class Watched(FieldNames):
         post-norm model.
         """
         return self.call.after
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(
+            f'"{self.name}" has no [{index!r}]; .head(number) is the survey of a head, .weights '
+            "are those of all heads, .calls[number] is a call"
+        )
 
     def __repr__(self) -> str:
         name, heads, size, definition, calls = self._cells()

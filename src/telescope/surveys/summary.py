@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from ..attention import Attention, Bias, Pairs, Spans, softmax
 from ..engines import torch_modes
+from ..printed import PlainTable, PrintedTable
 from ..words import hint
 from .device import to_host
 
@@ -159,10 +160,53 @@ class Largest(NamedTuple):
     query: Int[Tensor, "batch heads key"]
 
 
-class Statistics:
-    """The numbers of a survey by their public names, read from its summary."""
+class Statistics(PrintedTable):
+    """The numbers of a survey by their public names, read from its summary; a notebook shows a
+    table of the heads.
+    """
+
+    _rest = ".entropy, .peak and .received have them all"
 
     summary: Summary
+
+    def __rich__(self) -> PlainTable:
+        """Return a table with a row for each head: means over the queries that see a key, and the
+        key that receives most.
+        """
+        table = PlainTable(title=repr(self), box=None, pad_edge=False, title_justify="left")
+        sequences, heads, _ = self.received.shape
+        columns = ["head", "mean entropy", "mean peak", "most received by", "share of all"]
+        for name in ["sequence", *columns] if sequences > 1 else columns:
+            table.add_column(name, justify="right", no_wrap=True)
+
+        # Queries that see nothing have no entropy; their largest key is none.
+        entropy = self.entropy.double()
+        sees = torch.ones_like(entropy) if self.lse is None else (self.lse > -torch.inf).double()
+        count = sees.sum(-1)
+        has_peak = bool(self.summary.top_keys.shape[-1])
+        peak = self.peak.weight.double() if has_peak else torch.full_like(entropy, torch.nan)
+        most = self.received.double().amax(-1) if self.received.shape[-1] else count * torch.nan
+        keys = self.received.argmax(-1) if self.received.shape[-1] else torch.zeros_like(count)
+        numbers = [
+            (entropy * sees).sum(-1) / count,
+            (peak * sees).sum(-1) / count,
+            keys.double(),
+            most / self.received.double().sum(-1),
+        ]
+        rows = torch.stack(numbers, -1).tolist()
+        for sequence in range(sequences):
+            for head in range(heads):
+                mean, largest, key, share = rows[sequence][head]
+                named = [f"{sequence}", f"{head}"] if sequences > 1 else [f"{head}"]
+                # Only NaN differs from itself: nothing is known.
+                cells = (
+                    f"{mean:.4g}" if mean == mean else "",
+                    f"{largest:.4g}" if largest == largest else "",
+                    f"key {key:.0f}" if share == share else "",
+                    f"{share:.1%}" if share == share else "",
+                )
+                table.add_row(*named, *cells)
+        return table
 
     @property
     def lse(self) -> PerQuery | None:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from ..attention import Attention, Mask, everyone, key_heads_of, restrict_to_heads, softmax
 from ..engines import attend, check, check_without_values, torch_modes
+from ..field_words import FieldNames
 from ..files import frame
-from ..words import check_index, whole_number
+from ..guesses import OF_SURVEY, of_definition
+from ..words import check_index, suggests, whole_number
 from .dispatch import ENGINES, pool, summarize, weigh
 from .reference import check_lse, check_sums, masked_rows
 from .requests import (
@@ -45,7 +47,7 @@ from .summary import (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Survey(Statistics):
+class Survey(Statistics, FieldNames):
     """Exact numbers for each query and each key of an attention, as `survey` returns them.
 
     .lse .received .entropy .peak .top are computed already, and so are .weighted .carried .largest
@@ -100,6 +102,7 @@ class Survey(Statistics):
         torch.Size([1, 1, 6])
     """
 
+    _theirs = OF_SURVEY
     queries: Queries
     keys: Keys
     values: Float[Tensor, "batch key_heads key d_v"] | None
@@ -337,6 +340,12 @@ class Survey(Statistics):
         )
 
 
+@suggests(
+    "survey",
+    "the definition is one argument: ts.survey(q, k, ts.Attention(mask=...), top=8)",
+    **of_definition("ts.survey(q, k"),
+    **dict.fromkeys(("topk", "top_k", "k"), "top="),
+)
 @torch.no_grad()
 def survey(
     queries: Float[Tensor, "batch heads query d_q"],

@@ -14,8 +14,11 @@ from torch import Tensor
 
 from ..attention import Attention, Keys, Queries, Score, Values, key_heads_of, restrict_to_heads
 from ..engines import STEPS, check, formulas, reference, repeat_key_heads, torch_modes
+from ..field_words import FieldNames
+from ..guesses import OF_TRACE, of_definition
+from ..printed import render_text
 from ..token_kinds import TokenPlace, Tokens, names_of_sides, token_name
-from ..words import check_index, hint
+from ..words import check_index, hint, suggests
 from .render import (
     ROWS,
     TableRow,
@@ -30,7 +33,6 @@ from .render import (
     render_html,
     render_steps,
     render_table,
-    render_text,
     shortest_numbers,
     table_rows,
     visible_indices,
@@ -48,6 +50,12 @@ PAIR_STEPS = tuple(name for name in STEPS if name not in _AXES)
 """The steps with a number for each pair of a query and a key, from scores to weights."""
 
 
+@suggests(
+    "trace",
+    "the definition is one argument: ts.trace(q, k, v, ts.Attention(mask=...), tokens)",
+    **of_definition("ts.trace(q, k, v"),
+    **dict.fromkeys(("words", "labels", "names"), "tokens="),
+)
 def trace(
     queries: Queries,
     keys: Keys,
@@ -98,7 +106,7 @@ def trace(
 
 
 @dataclass(frozen=True, eq=False)
-class Trace(reference.AttentionSteps):
+class Trace(reference.AttentionSteps, FieldNames):
     """Every step of one attention, as `trace` returns it.
 
     Each step is an attribute: .queries .keys .values .scores .scaled .capped .biased .masked
@@ -150,6 +158,8 @@ class Trace(reference.AttentionSteps):
         >>> steps.to_json(indent=None)[0], "weights" in str(steps.to_dict())
         ('{', True)
     """
+
+    _theirs = OF_TRACE
 
     attention: Attention
     query_tokens: tuple[str, ...]

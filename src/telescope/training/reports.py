@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ..files import import_optional
-from ..words import describe_error
+from ..words import describe_error, format_duration
 from .events import (
     Event,
     Finished,
@@ -136,14 +136,6 @@ def format_event(event: Event) -> str | None:
 def format_counts(counts: Mapping[str, int]) -> str:
     """Return counts by name as text: "3 empty, 12 too long"."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in words: "2 h 51 min", "4 min", "12 s"."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _format_count(number: float) -> str:

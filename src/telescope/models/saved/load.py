@@ -158,15 +158,15 @@ def load(
 
 
 def find_model(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a model, by its path or by the name under which it is shipped; else raise
-    a LoadError.
-    """
+    """Return the path of a model, by its path or by a shipped name; else raise a LoadError."""
     if (folder := find_shipped(path)) is not None:
         return folder
     name = os.fspath(path)
-    # A bare name that is nowhere: probably a shipped model, misspelt.
+    # A bare name that is nowhere: probably a shipped model, misspelt; OWNER/NAME is one of a hub.
     if Path(path).name == name and paths.is_missing(name):
         raise _unknown_model_error(name)
+    if name.count("/") == 1 and name[0] not in "./~" and not Path(name).parent.exists():
+        raise LoadError(f"{name} does not exist; from a hub, transformers' from_pretrained loads")
     return paths.check_exists(path)
 
 
