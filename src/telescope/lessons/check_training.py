@@ -7,10 +7,12 @@ from math import log
 import torch
 from torch.nn.functional import cross_entropy
 
-from .material import Case, Cases, Solution, WrongAnswer, call, exercise, normal, passed
+from .calling import Solution, WrongAnswer, call, passed
+from .comparing import Case, Cases, exercise
+from .material import normal
 
 
-@exercise("next_token_loss", "agrees with the loss of ts.models.GPT")
+@exercise("next_token_loss(logits, ids)", "agrees with the loss of ts.models.GPT")
 def next_token_loss() -> Cases:
     """Check next_token_loss(logits, ids): the mean of -ln p of each token but the first, by the
     logits before it.
@@ -60,7 +62,7 @@ def baseline(function: Solution) -> None:
         (["Rome", "Oslo", "Lima", "Cairo", "Paris"], 0.2),
     )
     for answers, right in cases:
-        found = call("baseline", function, list(answers))
+        found = call("baseline(answers)", function, list(answers))
         if not isinstance(found, int | float):
             raise WrongAnswer(
                 f"baseline should return a number, and returned a {type(found).__name__}"
