@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.answers import looking_inside, one_attention, several_heads, whole_models
+from support.answers import looking_inside, one_attention, several_heads, training, whole_models
 from support.answers.right import RIGHT
 from telescope.lessons import WrongAnswer, check
 
@@ -21,6 +21,7 @@ WRONG = {
     **several_heads.WRONG,
     **whole_models.WRONG,
     **looking_inside.WRONG,
+    **training.WRONG,
 }
 VALUES = {check.negative_weight, check.even_weights, check.towards}  # take numbers, not a function
 LONGEST = 600  # characters of a reply
