@@ -18,7 +18,7 @@ FAST := tests/golden tests/properties/test_imports.py tests/properties/test_publ
 	tests/properties/recording/test_marks.py tests/properties/attention/test_positions.py \
 	tests/properties/text/test_pieces.py tests/faults/attention/test_bad_input.py \
 	tests/faults/layers/test_layer_faults.py $(addprefix --ignore=tests/golden/,cli/test_cli_edits.py \
-	text/test_corpora.py tasks/test_explain_sentence.py explorer/test_explorer_notebook.py tasks/test_recall.py \
+	text/test_corpora.py test_pages.py lessons tasks/test_explain_sentence.py explorer/test_explorer_notebook.py tasks/test_recall.py \
 	models/test_shipped.py models/test_stories.py tasks/test_use.py)
 
 # Interpreters that `make test-pythons` looks for; `make test` runs on $(PYTHON).
@@ -88,10 +88,11 @@ lessons: .venv/ready-for-lessons
 	$(BIN)/python tools/blocks.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/blocks.py --execute
 
-# The site, in site/: strict, so that a broken link or anchor is an error; lessons are run, and show what they printed.
+# The site, in site/: strict, so that a broken link or anchor is an error. Pages are run, and show what they printed; a page
+# that has not changed is taken from .cache/pages/.
 docs: .venv/ready-for-docs
 	$(BIN)/codespell docs lessons README.md CONTRIBUTING.md CHANGELOG.md --skip "*.svg,*.png"
-	OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
+	DOCS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 # A wheel in dist/, installed into an environment of its own, and used from another folder.
@@ -103,6 +104,7 @@ wheel: .venv/ready-for-wheel
 	ls -l dist
 	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" explain --example journey --plain >"$(CURDIR)/.venv/wheel/journey"
 	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" explain "Good morning." --plain >"$(CURDIR)/.venv/wheel/sentence"
+	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" lessons "$(CURDIR)/.venv/wheel/lessons" && ls "$(CURDIR)/.venv/wheel/lessons"
 	tail -n 5 .venv/wheel/journey && head -n 3 .venv/wheel/sentence
 
 format: .venv/ready-to-test
@@ -120,7 +122,7 @@ page: web/node_modules
 	npm run --prefix web build
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .cache
 
 web/node_modules: web/package-lock.json
 	$(QUIETLY) "installing the tools of web/" npm ci --prefix web --no-audit --no-fund --fetch-retries 0

@@ -1,24 +1,71 @@
-"""Hooks of mkdocs: results below the code of lessons, the reference from docstrings, the help of
+"""Hooks of mkdocs: results below the code of every page, the reference from docstrings, the help of
 every command, and the page's eight lessons as files.
+
+DOCS_WITHOUT_RESULTS=1  runs nothing: a quick look at the text
+DOCS_COMPLETE=1         makes it an error if a page cannot be run because a package is absent;
+                        `make docs` sets it
 """
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 NEEDS = "the site needs the library and the extra docs: pip install -e '.[docs]' ({})"
 try:
     import blocks
-    import names
+    import pages
+    import reference
 
     import telescope  # noqa: F401  the reference is made from it
 except ImportError as problem:
     raise SystemExit(NEEDS.format(problem)) from None
 
+KEYWORDS = tomllib.loads((Path(__file__).parent / "keywords.toml").read_text(encoding="utf-8"))
+RESULTS = {}  # by page, as docs/ names it
+ABSENT = {}  # the packages that are missing, by the page that needs them
+
+
+def on_config(config):
+    """Leave out the links to the repository where nobody says where it is."""
+    if not config["repo_url"]:
+        config["repo_url"] = config["edit_uri"] = None
+    return config
+
+
+def on_files(files, *, config):
+    """Run every page with code before the first is rendered."""
+    RESULTS.clear()
+    ABSENT.clear()
+    if "DOCS_WITHOUT_RESULTS" in os.environ:
+        return
+    found = {Path(file.abs_src_path): file.src_uri for file in files.documentation_pages()}
+    texts = {path: path.read_text(encoding="utf-8") for path in found}
+    for path in [path for path, text in texts.items() if pages.runs(text)]:
+        if absent := blocks.missing(texts[path]):
+            ABSENT[found[path]] = absent
+    tell_absent()
+    run = [path for path in found if pages.runs(texts[path]) and found[path] not in ABSENT]
+    try:
+        for path, results in pages.all_results(run).items():
+            RESULTS[found[path]] = results
+    except pages.PageError as problem:
+        raise SystemExit(str(problem)) from None
+
+
+def tell_absent():
+    """Say which pages are built without results; with DOCS_COMPLETE, that is an error."""
+    for name, packages in ABSENT.items():
+        line = f"{name} is built without results: {', '.join(packages)} not installed"
+        print(line, file=sys.stderr)
+    if ABSENT and "DOCS_COMPLETE" in os.environ:
+        raise SystemExit("DOCS_COMPLETE is set, and pages cannot be run; `make docs` installs all")
+
 
 def on_page_markdown(markdown, *, page, config, files):
-    """Complete a page before it is rendered."""
+    """Complete a page before it is rendered, and add the words that others search it by."""
+    page.meta["tags"] = [*page.meta.get("tags", ()), *KEYWORDS.get(page.file.src_uri, ())]
     try:
         return complete(markdown, page.file.src_uri)
     except ImportError as problem:  # of a block that is run, or of the command line
@@ -46,20 +93,21 @@ def write_handouts(folder):
 
 
 def complete(markdown, name):
-    """Return the text of a page with what it is to show: the reference, the help of commands, or
-    results.
+    """Return the text of a page with what it is to show: results, the reference, or the help of
+    commands.
     """
+    if name in ABSENT:
+        markdown = blocks.without_results(markdown, ABSENT[name])
+    else:
+        markdown = blocks.with_results(markdown, RESULTS.get(name, []))
     if name.startswith("reference/"):
-        return names.expand(markdown).replace(
-            "{{ commands }}", commands() if "{{ commands }}" in markdown else ""
-        )
-    if (
-        name.startswith("lessons/")
-        and not name.endswith("index.md")
-        and "DOCS_WITHOUT_RESULTS" not in os.environ
-    ):
+        made = {"{{ commands }}": commands, "{{ names }}": reference.index}
+        for place, make in made.items():
+            markdown = markdown.replace(place, make()) if place in markdown else markdown
+        return markdown
+    if name.startswith("lessons/") and not name.endswith("index.md"):
         there = f"As a notebook: `lessons/{Path(name).stem}.ipynb`.\n\n## The question"
-        return blocks.with_results(markdown, name).replace("## The question", there, 1)
+        return markdown.replace("## The question", there, 1)
     return markdown
 
 
@@ -72,7 +120,7 @@ def commands():
     group = typer.main.get_command(app)
     parts = []
     for path, command in _commands(group, ("telescope",)):
-        context = typer.Context(command, info_name=" ".join(path), terminal_width=96)
+        context = typer.Context(command, info_name=" ".join(path), terminal_width=80)
         parts.append(f"## {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```")
     return "\n\n".join(parts)
 

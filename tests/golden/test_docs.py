@@ -1,90 +1,21 @@
-"""The pages of the site: their code runs, their commands run, every public name is in the reference, links lead on."""
+"""The pages of the site: each is in the navigation, links lead on. test_pages.py runs their code, test_reference.py
+looks for every public name."""
 
 import re
-import shlex
 from importlib import import_module
 
 import pytest
-import torch
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
-import telescope as ts
-from support.repository import HOME, blocks, names
+from support import public
+from support.repository import HOME
 
 DOCS = HOME / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name not in ("lessons", "decisions")]
 every_page = pytest.mark.parametrize(
     "page", sorted(DOCS.rglob("*.md")), ids=lambda path: path.relative_to(DOCS).as_posix()
 )
-WITH_CODE = [page for page in PAGES if re.search(r"^```(python|console)", page.read_text(encoding="utf-8"), re.M)]
 NAV = (HOME / "mkdocs.yml").read_text(encoding="utf-8")
-ROOMS = ("", "layers", "models", "decoding", "training", "plot", "explorer", "health", "callbacks")
-
-
-def needs(text):
-    """Return the packages of extras that the blocks of a page use."""
-    wanted = {
-        "transformers": "from transformers",
-        "accelerate": "telescope train",
-        "sacrebleu": "telescope evaluate",
-        "pandas": ".table()",
-        "pyarrow": "to_parquet",
-        "duckdb": "import duckdb",
-    }
-    return [package for package, sign in wanted.items() if sign in text]
-
-
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: path.relative_to(DOCS).as_posix())
-def test_every_block_of_a_page_runs(page, command, tmp_path, monkeypatch):
-    """In order, in one namespace and one folder, as a reader would; a block that is not run says why."""
-    text = page.read_text(encoding="utf-8")
-    for package in needs(text):
-        pytest.importorskip(package, reason="an extra is not installed")
-    monkeypatch.chdir(tmp_path)
-    threads, namespace = torch.get_num_threads(), {"__name__": "__main__"}
-    torch.set_num_threads(1)
-    try:
-        for block in blocks.blocks(text):
-            if block.skipped is not None:
-                continue
-            if block.language == "python":
-                blocks.run(block.code, namespace, page.name)
-            elif block.language == "console":
-                for line in re.findall(r"^\$ telescope (.+)$", block.code, flags=re.M):
-                    code, printed, complaint = command(*shlex.split(line, comments=True))
-                    assert code == 0, complaint
-                    assert printed or complaint  # train reports on standard error
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_most_blocks_are_run():
-    found = [block for page in PAGES for block in blocks.blocks(page.read_text(encoding="utf-8"))]
-    run = [block for block in found if block.language in ("python", "console") and block.skipped is None]
-    skipped = [block for block in found if block.skipped is not None]
-    assert len(run) > 25
-    assert len(skipped) <= 14
-
-
-def test_every_public_name_is_in_the_reference():
-    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
-    shown = names.mentioned(text)
-    for room in ROOMS:
-        module = getattr(ts, room) if room else ts
-        public = {f"ts.{room}.{name}".replace("..", ".") for name in module.__all__}
-        rooms = {f"ts.{name}" for name in ("decoding", "layers", "models")}
-        elsewhere = {"ts.LoadError", "ts.export", "ts.load"}  # ts.models has them
-        elsewhere |= {"ts.health.Health", "ts.health.HealthReport", "ts.health.qk_clip"}  # these are public names
-        assert public - rooms - elsewhere <= shown, sorted(public - rooms - elsewhere - shown)
-
-
-def test_docstrings_become_markdown():
-    page = names.expand("::: telescope: attend, Survey")
-    assert "## `ts.attend`" in page
-    assert "| `heads` |" in names.expand("::: telescope.layers: MultiHeadAttention")
-    assert "```pycon\n>>> " in page
-    assert "- `.rows(i)` Return the weights of these queries" in page
-    assert "0x" not in page
 
 
 @every_page
@@ -109,10 +40,7 @@ def test_lines_are_short(page):
 
 
 def test_the_stable_modules_are_those_of_the_reference():
-    """Each module of the list has an `__all__`, and each that the reference shows is in the list."""
-    listed = re.findall(r"`(telescope(?:\.\w+)?)`", (DOCS / "reference/stability.md").read_text())
+    """Each module of the list has an `__all__`, and test_reference.py looks for all of its names."""
+    listed = set(re.findall(r"`(telescope(?:\.\w+)?)`", (DOCS / "reference/stability.md").read_text(encoding="utf-8")))
     assert all(import_module(name).__all__ for name in listed)
-    shown = {
-        found[1] for page in (DOCS / "reference").glob("*.md") for found in names.DIRECTIVE.finditer(page.read_text())
-    }
-    assert shown == set(listed)
+    assert listed == {f"telescope.{name}".rstrip(".") for name in public.ROOMS}

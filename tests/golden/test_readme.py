@@ -61,7 +61,9 @@ def test_the_install_line_of_the_readme_brings_all_that_the_readme_shows(tmp_pat
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("a page is served") == 2
     assert "softmax(mask(q·k / √d_k)) v, mask = causal & window(4)" in done.stdout
-    assert "blocks." in done.stdout
+    # What the README says of head 5: it is the first of its kind, and the loss needs it most.
+    assert re.search(r"^blocks\.2\.self +5 +induction", done.stdout, flags=re.M)
+    assert re.search(r"^as it is +1\.99\d*\nmute head 5 of blocks\.2\.self +2\.946$", done.stdout, flags=re.M)
 
 
 def test_the_readme_names_the_pythons_of_the_package():

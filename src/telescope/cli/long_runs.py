@@ -4,17 +4,16 @@ reads the folders that they leave.
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from math import isnan
 from pathlib import Path
-from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..words import hint
-from .common import AsJson, Device, Plain, print_all, print_json
+from .common import AsJson, Device, Plain, print_all, print_json, refuse
+
+SHOWN = 20  # heads of a printed comparison, unless --heads says how many
 
 DataFolder = Annotated[
     str | None,
@@ -67,6 +66,7 @@ def train(
 
 
 def recipe(
+    context: typer.Context,
     task: Annotated[
         str, typer.Argument(help="What the model will do: translate, summarize or generate.")
     ],
@@ -91,6 +91,8 @@ def recipe(
     from ..files import atomic_file, check_can_write
     from ..tasks.learning.new_recipe import new_recipe
 
+    if train is None:
+        refuse(context, "data", "is the folder in which --train is looked up; add --train")
     # Check first, write last: a mistake leaves no half of a file.
     place = Path(file or f"{task}.toml")
     check_can_write(place)
@@ -107,6 +109,7 @@ def recipe(
 
 
 def evaluate(
+    context: typer.Context,
     folders: Annotated[
         list[str],
         typer.Argument(
@@ -143,6 +146,10 @@ def evaluate(
         raise ValueError(
             "--predict and --score are the two halves of evaluate; leave both out to run the whole"
         )
+    if score:
+        refuse(context, "data", "holds the texts to answer, and --score reads answers")
+    if predict:
+        refuse(context, "as_json", "prints figures, and --predict measures none; leave one out")
     # The answers of several folders would overwrite each other.
     if out is not None and len(folders) > 1:
         raise ValueError(
@@ -254,26 +261,20 @@ def atlas(
     # A number counts layers, also from the end; any other text is a name or a pattern.
     is_number = layers is not None and layers.lstrip("-").isdecimal()
 
-    # Of several processes the first one reports and prints.
-    is_first = os.environ.get("RANK", "0") == "0"
-    try:
-        found = make_atlas(
-            loaded,
-            texts,
-            tokenizer=tokenizer,
-            out=out,
-            replace=replace,
-            report=_reporter() if is_first else None,
-            length=length,
-            batch=batch,
-            packed=packed,
-            column=column,
-            layers=int(layers) if layers is not None and is_number else layers,
-        )
-    finally:
-        if is_first and sys.stderr.isatty():
-            print(file=sys.stderr)  # after the line that was rewritten
-    if not is_first:
+    found = make_atlas(
+        loaded,
+        texts,
+        tokenizer=tokenizer,
+        out=out,
+        replace=replace,
+        length=length,
+        batch=batch,
+        packed=packed,
+        column=column,
+        layers=int(layers) if layers is not None and is_number else layers,
+    )
+    # Of several processes the first one prints.
+    if os.environ.get("RANK", "0") != "0":
         return
     if as_json:
         print_json({"texts": found.texts, "tokens": found.tokens, "heads": [*found.rows()]})
@@ -291,8 +292,14 @@ def compare(
         Path, typer.Argument(help="Folder of another atlas, of a model of the same shape.")
     ],
     heads: Annotated[
-        int, typer.Option(help="How many heads to show, those that changed the most.", min=1)
-    ] = 20,
+        int | None,
+        typer.Option(
+            help="How many heads to show, those that changed the most: 20 unless given, and all "
+            "with --json.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
@@ -303,39 +310,6 @@ def compare(
     # JSON holds every head, a screen those that changed the most.
     found = compare_atlases(Atlas.open(before), Atlas.open(after))
     if as_json:
-        print_json(found.to_dict())
+        print_json(found[:heads].to_dict())
     else:
-        print_all([found[:heads]], plain)
-
-
-def _reporter() -> Callable[[Any], None]:
-    """Return a report to standard error: one line that is rewritten on a terminal, a line a minute
-    elsewhere.
-    """
-    from ..training import format_duration
-
-    # When a line was last printed, in seconds of `monotonic`.
-    last = 0.0
-
-    def report(progress: Any) -> None:
-        nonlocal last
-        now = monotonic()
-        on_terminal = sys.stderr.isatty()
-        # A log file gets a line a minute, a terminal five a second.
-        if now - last < (0.2 if on_terminal else 60.0):
-            return
-        last = now
-        # Write the time left, the bar, 24 characters wide, and how many texts were skipped.
-        seconds = progress.seconds_left  # NaN before the first texts are done
-        left = "" if isnan(seconds) else f"{format_duration(seconds)} left"
-        bar = ("█" * round(24 * progress.done)).ljust(24, "░")
-        skipped = f"  {progress.skipped:,} skipped" if progress.skipped else ""
-        line = (
-            f"{progress.texts:,} texts  {progress.tokens:,} tokens  "
-            f"{progress.tokens_per_second:,.0f} tokens/s  {bar} {progress.done:.0%}  "
-            f"{left}{skipped}"
-        )
-        # On a terminal the next line overwrites this one.
-        print(line, end="\r" if on_terminal else "\n", file=sys.stderr, flush=True)
-
-    return report
+        print_all([found[: heads or SHOWN]], plain)

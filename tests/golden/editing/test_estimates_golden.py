@@ -109,3 +109,13 @@ def test_the_difference_of_logits():
     assert found.columns["difference"] == [0.5 * (4 - 3)]
     found = ts.effect(Table().eval(), torch.zeros(2, 2, 4), [], tokens=[0], against=[1], how="gradient")
     assert found.columns == {"edit": [None], "difference": [0.5], "exact": [0.5], "verified": [True]}
+
+
+def test_a_table_of_effects_is_cut_as_a_list_is():
+    table = ts.Effects({"edit": [None, "one", "two"], "loss": [1.0, 2.0, 3.0]})
+    assert table[1] == {"edit": "one", "loss": 2.0}
+    assert table[-1]["loss"] == 3.0
+    assert table[:2].columns == {"edit": [None, "one"], "loss": [1.0, 2.0]}
+    assert [row["loss"] for row in table] == [1.0, 2.0, 3.0]
+    with pytest.raises(IndexError):
+        table[3]
