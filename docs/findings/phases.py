@@ -96,12 +96,13 @@ def train_one(blocks: int, share: float, steps: int, rows: int, every: int) -> d
     )
     seen: list[dict[str, float]] = []
 
+    @torch.no_grad()
     def measure(now: Any) -> dict[str, float]:
         """Return the loss on text, on random tokens that come twice, and the shares of heads."""
         device = next(now.parameters()).device
         text = validation.to(device)
         once = torch.randint(config.vocabulary, (8, 64), generator=torch.Generator().manual_seed(0))
-        with torch.no_grad(), ts.watch(now) as recording:
+        with ts.watch(now) as recording:
             now(torch.cat([once, once], 1).to(device))
         heads = recording.heads()
         found = measure_repeats(now)

@@ -24,7 +24,9 @@ def test_claims_are_the_numbers_of_the_script(page):
     text = page.read_text(encoding="utf-8")
     assert len(blocks.CLAIM.findall(text)) >= 5
     for package in blocks.missing(text):
-        pytest.importorskip(package) if package in ("gguf", "transformers") else pytest.skip(f"{package} is not installed")
+        pytest.importorskip(package) if package in ("gguf", "transformers") else pytest.skip(
+            f"{package} is not installed"
+        )
     # Some claims are of what the page's own code computes.
     for _ in blocks.run_page(text, page.name):
         pass
