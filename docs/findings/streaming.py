@@ -40,7 +40,7 @@ PENALTIES = (0.05,)  # of the mean gate; the first is that of the page
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 KEPT = ts.window(RECENT) | ts.prefix(SINKS)
 
-# ---------------------------------------------------------------------------------------- passkeys
+# ----------------------------------------------------------------------------------------- passkeys
 
 
 class Passkeys:
@@ -95,7 +95,7 @@ class Passkeys:
         return torch.stack(ids).to(device()), torch.stack(marks).to(device())
 
 
-# ------------------------------------------------------------------------------------------- gates
+# -------------------------------------------------------------------------------------------- gates
 
 
 def gated(
@@ -161,7 +161,7 @@ def optimise(
     return gates.detach().cpu(), course
 
 
-# ------------------------------------------------------------------- what the library says by itself
+# ------------------------------------------------------------------ what the library says by itself
 
 
 def cheap_measures(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -193,7 +193,7 @@ def cheap_measures(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def streaming_edits(model: Any, chosen: torch.Tensor) -> list[Any]:
-    """Return the edits that let some key heads, (layers, key heads) bool, see a window and sinks."""
+    """Return the edits that let some key heads, (layers, key heads), see a window and sinks."""
     count = model.config.num_attention_heads // model.config.num_key_value_heads
     edits = []
     for layer, own in enumerate(chosen):
@@ -252,7 +252,7 @@ def sweep(
     return found
 
 
-# ------------------------------------------------------------------------------------- the whole page
+# ----------------------------------------------------------------------------------- the whole page
 
 
 def draw(gates: torch.Tensor, found: dict[str, Any]) -> None:
