@@ -43,7 +43,8 @@ def test_the_first_token_is_a_sink_that_cannot_be_spared():
     ids = torch.tensor([tokenizer("\n\n".join(passages()))["input_ids"][:160]])
     first = sinks.shares(model, ids)
     found = common.read("sinks")["share"]
-    assert abs(float(first.mean()) - found["all"]) < 0.1
+    # A shorter text has fewer other keys, so that the first gets a little more.
+    assert 0 < float(first.mean()) - found["all"] < 0.15
     # The same heads are the clearest ones.
     assert common.spearman(first.flatten().tolist(), torch.tensor(found["heads"]).flatten().tolist()) > 0.8
     edits = [ts.hide(range(4), slice(100, None)), ts.hide(range(40, 44), slice(100, None))]
