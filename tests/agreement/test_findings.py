@@ -45,8 +45,8 @@ def test_the_first_token_is_a_sink_that_cannot_be_spared():
     found = common.read("sinks")["share"]
     # A shorter text has fewer other keys, so that the first gets a little more.
     assert 0 < float(first.mean()) - found["all"] < 0.15
-    # The same heads are the clearest ones.
-    assert common.spearman(first.flatten().tolist(), torch.tensor(found["heads"]).flatten().tolist()) > 0.8
+    # Another text, and mostly the same order of heads.
+    assert common.spearman(first.flatten().tolist(), torch.tensor(found["heads"]).flatten().tolist()) > 0.6
     edits = [ts.hide(range(4), slice(100, None)), ts.hide(range(40, 44), slice(100, None))]
     losses = ts.effect(model, ids, edits, "loss", labels=common.labels_from(ids, 101)).columns["loss"]
     assert losses[1] - losses[0] > 0.3
