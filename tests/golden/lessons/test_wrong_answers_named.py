@@ -145,7 +145,7 @@ RESULTS = {
     "a pair": (torch.zeros(3), torch.zeros(3)),
     "a pair of texts": ("a", "b"),
     "a pair of NaN": (torch.full((4, 3), torch.nan), torch.full((4, 3), torch.nan)),
-    "numpy": torch.zeros(3, 5).numpy(),
+    "numpy": torch.ones(3, 5).numpy(),
 }
 functions = pytest.mark.parametrize(
     "judge", [judge for judge in WRONG if judge not in VALUES], ids=lambda judge: judge.__name__
