@@ -459,9 +459,9 @@ WRONG = [
     (check.next_token_loss, lambda x, ids: F.cross_entropy(x[:-1].softmax(-1), ids[1:]), "applied twice"),
     (check.next_token_loss, lambda x, ids: F.nll_loss(x[:-1], ids[1:]), "not normalised"),
     (check.baseline, lambda answers: 1 / len(set(answers)), "a blind guess hits 1 of"),
-    (check.baseline, lambda answers: max(map(answers.count, answers)), "divide the count"),
-    (check.baseline, lambda answers: 100 * max(map(answers.count, answers)) / len(answers), "not percent"),
-    (check.baseline, lambda answers: answers.count(answers[-1]) / len(answers), "take the largest count"),
+    (check.baseline, lambda answers: max(map(answers.count, answers)), "this is a count"),
+    (check.baseline, lambda answers: 100 * max(map(answers.count, answers)) / len(answers), "in percent"),
+    (check.baseline, lambda answers: answers.count(answers[-1]) / len(answers), "share of the last answer"),
     (check.baseline, lambda answers: answers[0], "should return a number"),
     (check.attend_in_blocks, lambda q, k, v, block: weigh(q @ k.mT, v), "not divided by √d_k"),
     (
