@@ -93,7 +93,8 @@ def baseline(function: Solution) -> None:
 
 def _about_share(answers: list[str], found: float) -> str:
     """Return what is wrong with a share."""
-    total, kinds = len(answers), len(set(answers))
+    total = len(answers)
+    kinds = len(set(answers))
     counts = [answers.count(answer) for answer in answers]
     largest = max(counts)
     known = {
