@@ -22,6 +22,7 @@ from .check_attention import (
     weight_free,
 )
 from .check_authors import attributed, held_norm, split_score
+from .check_latent import kept_weight, latent_context
 from .check_looking import (
     attend_in_blocks,
     bytes_of_weights,
@@ -80,6 +81,8 @@ __all__ = [
     "held_norm",
     "hidden",
     "induction_share",
+    "kept_weight",
+    "latent_context",
     "layer_norm",
     "luong",
     "masked_softmax",
