@@ -44,11 +44,11 @@ IN_ORDER = (
     "Cell 1 installs what is missing."
 )
 READS = re.compile(r"<!-- reads: (.+?) -->")
-COMMAND = re.compile(r"^\$ (.+(?:\\\n.+)*)$", re.M)
+COMMAND = re.compile(r"^\$ ((?:.+\\\n)*.+)$", re.M)
 # Letters in a line that fit the column of a page on a screen of 1280 pixels, in the usual size and
 # in two smaller ones (docs/site.css); longer lines of output are wrapped.
 COLUMNS = 88
-WIDTHS = ((96, ""), (110, " .wide"), (126, " .wider"))
+WIDTHS = ((96, ""), (110, " .wide"), (122, " .wider"))
 WRAPPED = " .wrapped"
 
 
@@ -130,8 +130,19 @@ def run(code, names, name="page", line=1):
         if hasattr(value, "_repr_png_"):
             result.pictures.append(base64.b64encode(png_of(value)).decode())
         else:
-            result.value = f"{value}\n"
+            result.value = f"{text_of(value)}\n"
     return result
+
+
+def text_of(value):
+    """Return a value as text. A table that can leave columns out is as wide as the page's column,
+    and its last line names what it left out.
+    """
+    if not hasattr(value, "__rich__"):
+        return str(value)
+    from telescope.traces.render import render_text
+
+    return render_text(value.__rich__(), WIDTHS[0][0])
 
 
 def png_of(picture):

@@ -8,21 +8,30 @@ DOCS_COMPLETE=1         makes it an error if a page cannot be run because a pack
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 NEEDS = "the site needs the library and the extra docs: pip install -e '.[docs]' ({})"
 try:
     import blocks
-    import names
     import pages
+    import reference
 
     import telescope  # noqa: F401  the reference is made from it
 except ImportError as problem:
     raise SystemExit(NEEDS.format(problem)) from None
 
+KEYWORDS = tomllib.loads((Path(__file__).parent / "keywords.toml").read_text(encoding="utf-8"))
 RESULTS = {}  # by page, as docs/ names it
 ABSENT = {}  # the packages that are missing, by the page that needs them
+
+
+def on_config(config):
+    """Leave out the links to the repository where nobody says where it is."""
+    if not config["repo_url"]:
+        config["repo_url"] = config["edit_uri"] = None
+    return config
 
 
 def on_files(files, *, config):
@@ -55,7 +64,8 @@ def tell_absent():
 
 
 def on_page_markdown(markdown, *, page, config, files):
-    """Complete a page before it is rendered."""
+    """Complete a page before it is rendered, and add the words that others search it by."""
+    page.meta["tags"] = [*page.meta.get("tags", ()), *KEYWORDS.get(page.file.src_uri, ())]
     try:
         return complete(markdown, page.file.src_uri)
     except ImportError as problem:  # of a block that is run, or of the command line
@@ -91,9 +101,10 @@ def complete(markdown, name):
     else:
         markdown = blocks.with_results(markdown, RESULTS.get(name, []))
     if name.startswith("reference/"):
-        return names.expand(markdown).replace(
-            "{{ commands }}", commands() if "{{ commands }}" in markdown else ""
-        )
+        made = {"{{ commands }}": commands, "{{ names }}": reference.index}
+        for place, make in made.items():
+            markdown = markdown.replace(place, make()) if place in markdown else markdown
+        return markdown
     if name.startswith("lessons/") and not name.endswith("index.md"):
         there = f"As a notebook: `lessons/{Path(name).stem}.ipynb`.\n\n## The question"
         return markdown.replace("## The question", there, 1)
@@ -109,7 +120,7 @@ def commands():
     group = typer.main.get_command(app)
     parts = []
     for path, command in _commands(group, ("telescope",)):
-        context = typer.Context(command, info_name=" ".join(path), terminal_width=96)
+        context = typer.Context(command, info_name=" ".join(path), terminal_width=80)
         parts.append(f"## {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```")
     return "\n\n".join(parts)
 

@@ -1,7 +1,7 @@
 """Run the pages of the site side by side, each in a folder of its own, and remember what they gave.
 
-A page is run again when its text, a file that it reads, the library, these tools or a package that
-it builds on has changed; otherwise what it gave is read from .cache/pages/. The site
+A page is run again when its text, a file that it reads, the library, the way of running or a package
+that it builds on has changed; otherwise what it gave is read from .cache/pages/. The site
 (tools/hooks.py) and the tests (tests/golden/test_pages.py) share that folder.
 
 `python tools/pages.py docs/how-to/draw.md` runs one page and prints what its blocks gave.
@@ -9,6 +9,7 @@ it builds on has changed; otherwise what it gave is read from .cache/pages/. The
 
 import builtins
 import hashlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -197,17 +198,27 @@ def key_of(text):
 
 @cache
 def surroundings():
-    """Return a digest of the library, of the tools that run pages and of the packages' versions."""
+    """Return a digest of the library, of the functions that run pages and of the packages' versions."""
     digest = hashlib.sha256()
     files = [path for path in sorted(LIBRARY.rglob("*")) if path.is_file()]
-    tools = [Path(__file__), Path(blocks.__file__)]
-    for file in tools + [path for path in files if "__pycache__" not in path.parts]:
+    for file in [path for path in files if "__pycache__" not in path.parts]:
         digest.update(file.relative_to(ROOT).as_posix().encode())
         digest.update(file.read_bytes())
+    for function in WAY:
+        digest.update(inspect.getsource(function).encode())
+    digest.update(repr(ENVIRONMENT).encode())
     digest.update(platform.python_version().encode())
     for package in PACKAGES:
         digest.update(f"{package} {_version(package)}".encode())
     return digest.hexdigest()
+
+
+# The functions that decide what a page gives; others only show it.
+WAY = (
+    *(blocks.blocks, blocks.run, blocks.png_of, blocks.run_page),
+    *(blocks.run_console, blocks.run_command, blocks.matches),
+    *(run_file, fresh_state, set_warnings, working_folder),
+)
 
 
 def _version(package):

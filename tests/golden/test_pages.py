@@ -136,7 +136,7 @@ def test_results_are_remembered_by_what_they_depend_on(tmp_path, monkeypatch):
 
 
 def test_output_with_long_lines_is_set_in_smaller_letters():
-    for length, name in ((96, ""), (97, " .wide"), (126, " .wider"), (127, " .wrapped")):
+    for length, name in ((96, ""), (97, " .wide"), (122, " .wider"), (123, " .wrapped")):
         first = blocks.output("x" * length, "text").splitlines()[0]
         assert first == f"```{{ .text .output{name} }}"
 

@@ -52,6 +52,7 @@ EXAMPLES = {
         "evaluate runs/seed-0 runs/seed-1 runs/seed-2",
     ),
     "watch": (
+        'watch --text "To be, or not to be"',
         "watch --model shakespeare --text play.txt",
         "watch --model DIR --text book.txt --tokens 4096 --keep queries-keys --out run.telescope",
     ),

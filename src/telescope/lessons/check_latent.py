@@ -8,18 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .material import (
-    Case,
-    Cases,
-    Solution,
-    WrongAnswer,
-    call,
-    causal_matrix,
-    compare,
-    exercise,
-    normal,
-    passed,
-)
+from .calling import Solution, WrongAnswer, call, passed
+from .comparing import Case, Cases, compare, exercise
+from .material import causal_matrix, normal
 
 
 def latent_context(function: Solution) -> None:
@@ -37,7 +28,7 @@ def latent_context(function: Solution) -> None:
     weights = (raw / sqrt(d)).softmax(-1)
     of_latents = weights @ c
     with _Shapes() as formed:
-        found = call("latent_context", function, q, c, W_uk, W_uv)
+        found = call("latent_context(q, c, W_uk, W_uv)", function, q, c, W_uk, W_uv)
     compare(
         "latent_context",
         found,
@@ -90,7 +81,7 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-@exercise("kept_weight", "no future key, and every query's own budget")
+@exercise("kept_weight(weights, index, k)", "no future key, and every query's own budget")
 def kept_weight() -> Cases:
     """Check kept_weight(weights, index, k): the share of each query's weight that lies on the k keys
     with the largest index, among those that it may see.
