@@ -99,11 +99,6 @@ def test_a_lesson_has_the_form_of_all_lessons(lesson):
     for heading in ("## The question", "## What to notice", "## Exercises"):
         assert heading in text
     exercises = re.split(rf"^### {number}\.\d ", text, flags=re.M)[1:]
-    of_exercises = re.findall(r"^Difficulty .+ (\d+) minutes$", text, flags=re.M)
-    if number >= 15:
-        # What is left is for reading.
-        assert sum(map(int, of_exercises)) + 4 <= int(minutes)
-        assert text.count("<summary>Hint</summary>") == len(exercises)
     assert 2 <= len(exercises) <= 3
     for exercise in exercises:
         assert re.search(r"^Difficulty [●○]{5} · importance [●○]{5} · \d+ minutes$", exercise, flags=re.M)
