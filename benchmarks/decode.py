@@ -139,7 +139,7 @@ def watched(model: Model, ids: Tensor, case: Case, top: int) -> Callable[[], obj
     def run() -> object:
         with ts.watch(model, top=top) as recording:
             written = write()
-        recording.flush()
+        recording._flush()
         return written
 
     return run

@@ -90,7 +90,7 @@ def recorded(n: int, place: Path, *, sums: bool) -> Path:
         0.0,
         query_ids=ids[None],
     )
-    recording.record(
+    recording._record(
         "blocks.0.self", ran._replace(lse=torch.cat(parts)[None, None] if sums else None)
     )
     recording.save(place, replace=True)

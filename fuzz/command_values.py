@@ -55,6 +55,7 @@ FITTING: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "after"): ("{places}/atlas", "{places}/other-atlas"),
     ("", "heads"): ("1", "5"),
     ("", "runs"): ("{places}/run.telescope", "{places}/atlas", "{places}"),
+    ("lessons", "folder"): ("my-lessons", "deep/my-lessons"),
     ("serve", "model"): ("{places}/gpt", "{places}/translator"),
     ("", "recipe"): ("{places}/small.toml",),
     ("", "data"): ("{places}",),

@@ -52,7 +52,6 @@ UNUSED = (
     "__main__",
     "huggingface",
     "telescope.plot",
-    "telescope.lessons",
     "telescope.callbacks",
 )  # and slow to import
 IMPORTED_LATE = (

@@ -19,8 +19,10 @@ import base64
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
+import symtable
 import sys
 import time
 from dataclasses import dataclass, field
@@ -35,8 +37,14 @@ FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```[ ]*$", re.M | re.S)
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*$")
 CLAIM = re.compile(r"<!-- assert: (.+?) -->", re.S)
 NEEDS = re.compile(r"<!-- needs: ([\w ]+) -->")
+COMMENT = re.compile(r"<!--.*?-->\n?", re.S)
+COLAB = "https://colab.research.google.com"
+IN_ORDER = (
+    "Run the cells in order: Shift+Enter runs a cell and goes on to the next one. "
+    "Cell 1 installs what is missing."
+)
 READS = re.compile(r"<!-- reads: (.+?) -->")
-COMMAND = re.compile(r"^\$ (.+(?:\\\n.+)*)$", re.M)
+COMMAND = re.compile(r"^\$ ((?:.+\\\n)*.+)$", re.M)
 # Letters in a line that fit the column of a page on a screen of 1280 pixels, in the usual size and
 # in two smaller ones (docs/site.css); longer lines of output are wrapped.
 COLUMNS = 88
@@ -122,8 +130,19 @@ def run(code, names, name="page", line=1):
         if hasattr(value, "_repr_png_"):
             result.pictures.append(base64.b64encode(png_of(value)).decode())
         else:
-            result.value = f"{value}\n"
+            result.value = f"{text_of(value)}\n"
     return result
+
+
+def text_of(value):
+    """Return a value as text. A table that can leave columns out is as wide as the page's column,
+    and its last line names what it left out.
+    """
+    if not hasattr(value, "__rich__"):
+        return str(value)
+    from telescope.traces.render import render_text
+
+    return render_text(value.__rich__(), WIDTHS[0][0])
 
 
 def png_of(picture):
@@ -286,33 +305,47 @@ def without_results(page, absent):
     return f"{heading}\n\n{note}\n{rest}"
 
 
-def notebook(page):
+def notebook(page, name=""):
     """Return a page as a notebook: text and folded solutions are Markdown cells, all other Python
     is code.
+
+    The first cell of code installs what is missing. Each later one says which cells it needs.
     """
-    cells, end = [], 0
+    cells = []
+    sources = []
 
     def add_text(text):
-        text = text.replace(' markdown="1"', "").strip()
+        text = COMMENT.sub("", text.replace(' markdown="1"', "")).strip()
         if text:
             cells.append({"cell_type": "markdown", "metadata": {}, "source": _lines(text)})
 
+    def add_code(code):
+        earlier = needed_cells(sources, code)
+        sources.append(code)
+        said = f"# Cell {len(sources)}" + (f": needs {earlier}" if earlier else "")
+        cells.append(
+            {
+                "cell_type": "code",
+                "execution_count": None,
+                "metadata": {},
+                "outputs": [],
+                "source": _lines(f"{said}.\n{code}"),
+            }
+        )
+
+    # The title, the cell that sets the notebook up, and then the page.
+    title, heading, rest = page.partition("\n## ")
+    add_text(f"{badge(name)}{title.strip()}\n\n{IN_ORDER}")
+    add_code(setup_code(page, name))
+    page = heading + rest
+    end = 0
     for block in blocks(page):
         if block.hidden:
             add_text(page[end : block.start])
             end = block.stop
         elif block.language == "python" and not block.folded and block.skipped is None:
             add_text(page[end : block.start])
-            source = _lines(block.code.strip())
-            cells.append(
-                {
-                    "cell_type": "code",
-                    "execution_count": None,
-                    "metadata": {},
-                    "outputs": [],
-                    "source": source,
-                }
-            )
+            add_code(block.code.strip())
             end = block.stop
     add_text(page[end:])
     for number, cell in enumerate(cells):
@@ -320,6 +353,66 @@ def notebook(page):
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
+def badge(name):
+    """Return the link that opens a notebook in Colab; nothing unless TELESCOPE_REPOSITORY says
+    where the notebooks are published, as "owner/name" on GitHub.
+    """
+    repository = os.environ.get("TELESCOPE_REPOSITORY", "").strip("/")
+    repository = repository.removeprefix("https://github.com/")
+    if not repository:
+        return ""
+    target = f"{COLAB}/github/{repository}/blob/main/lessons/{name}.ipynb"
+    return f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({target})\n\n"
+
+
+def setup_code(page, name):
+    """Return the first cell of a notebook: it installs what is missing, and lets a cell that is run
+    too early say so.
+    """
+    needed = ["telescope", "matplotlib", *(["transformers", "gguf"] if NEEDS.search(page) else [])]
+    return (
+        "from importlib.util import find_spec\n\n"
+        f"if not all(map(find_spec, {json.dumps(needed)})):\n"
+        "    %pip install --quiet 'telescope-attention[lessons]'\n\n"
+        "from telescope.lessons.notebooks import follow\n\n"
+        f'follow("{name}")'
+    )
+
+
+def needed_cells(sources, code):
+    """Return the cells of code that have to be run before this one: "cells 2, 3 and 5"."""
+    from telescope.lessons.notebooks import defined_names
+
+    needed = set()
+    waiting = used_names(code)
+    # From the last cell to the first: a cell that is needed needs others.
+    for number in range(len(sources), 0, -1):
+        found = waiting & defined_names(sources[number - 1])
+        if found:
+            needed.add(number)
+            waiting = waiting - found | used_names(sources[number - 1])
+    *most, last = ["", *map(str, sorted(needed))]
+    noun = "cell" if len(needed) < 2 else "cells"
+    return f"{noun} {', '.join(most[1:])}{' and ' if most[1:] else ''}{last}" if last else ""
+
+
+def used_names(code):
+    """Return the names that a cell of code uses and does not define."""
+    from telescope.lessons.notebooks import defined_names
+
+    try:
+        table = symtable.symtable(code, "cell", "exec")
+    except SyntaxError:  # a line of IPython's own, as %pip
+        return set()
+    found = {name.get_name() for name in table.get_symbols() if name.is_referenced()}
+    waiting = table.get_children()
+    while waiting:
+        scope = waiting.pop()
+        found |= {name.get_name() for name in scope.get_symbols() if name.is_global()}
+        waiting += scope.get_children()
+    return found - defined_names(code)
 
 
 def solved(book):
@@ -334,6 +427,7 @@ def solved(book):
                 len(cells) if "raise NotImplementedError" in source or "= ..." in source else None
             )
         elif stub is not None and "<details" in source:
+            # A hint is folded too; it has no code.
             (solution,) = [block.code for block in blocks(source) if block.folded]
             cells[stub] = {**cells[stub], "source": _lines(solution.strip())}
             stub = None
@@ -351,7 +445,10 @@ def write_notebooks(folder=NOTEBOOKS):
 def notebook_text(page):
     """Return the file of a lesson's notebook."""
     return (
-        json.dumps(notebook(page.read_text(encoding="utf-8")), indent=1, ensure_ascii=False) + "\n"
+        json.dumps(
+            notebook(page.read_text(encoding="utf-8"), page.stem), indent=1, ensure_ascii=False
+        )
+        + "\n"
     )
 
 

@@ -26,10 +26,11 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 LONG = 100  # characters of a line
-LONG_FILE = 450  # lines
+LONG_FILE = 450  # lines, without the sections of docstrings that the reference shows
+SECTIONS = ("Args:", "Attributes:", "Returns:", "Yields:", "Raises:", "Example:", "Examples:")
 # What --check still accepts. These numbers only go down: whoever removes one lowers the number.
 PACKED_TODAY = 3
-LONG_LINES_TODAY = 24
+LONG_LINES_TODAY = 10
 LONG_FILES_TODAY = {
     "models/model.py",
     "recording/recorded_call.py",
@@ -87,6 +88,23 @@ def is_packed(node: ast.AST) -> bool:
     return assigned != {ast.unparse(part) for part in node.value.elts}
 
 
+def lines_of_sections(lines: list[str]) -> int:
+    """Return how many lines are sections of docstrings, such as "Args:" and what is indented below
+    it.
+    """
+    count = 0
+    indent = -1  # of the section's title; -1 outside of sections
+    for line in lines:
+        text = line.lstrip()
+        depth = len(line) - len(text)
+        if text in SECTIONS:
+            indent = depth
+        elif text and depth <= indent:
+            indent = -1
+        count += indent >= 0
+    return count
+
+
 def check() -> list[str]:
     """Return a line for each packed assignment, long line and long file of the package, where these
     are more than today.
@@ -104,8 +122,9 @@ def check() -> list[str]:
         for number, line in enumerate(lines, start=1):
             if len(line) > LONG:
                 long_lines.append(f"{name}:{number}: {len(line)} characters; at most {LONG}")
-        if len(lines) > LONG_FILE and name not in LONG_FILES_TODAY:
-            long_files.append(f"{name}: {len(lines)} lines; at most {LONG_FILE}")
+        length = len(lines) - lines_of_sections(lines)
+        if length > LONG_FILE and name not in LONG_FILES_TODAY:
+            long_files.append(f"{name}: {length} lines; at most {LONG_FILE}")
     found = long_files
     if len(packed) > PACKED_TODAY:
         found += packed

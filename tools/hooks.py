@@ -17,8 +17,8 @@ NEEDS = "the site needs the library and the extra docs: pip install -e '.[docs]'
 try:
     import blocks
     import charts
-    import names
     import pages
+    import reference
 
     import telescope  # noqa: F401  the reference is made from it
 except ImportError as problem:
@@ -108,9 +108,10 @@ def complete(markdown, name):
         markdown = blocks.with_results(markdown, RESULTS.get(name, []))
     markdown = charts.with_charts(markdown)
     if name.startswith("reference/"):
-        return names.expand(markdown).replace(
-            "{{ commands }}", commands() if "{{ commands }}" in markdown else ""
-        )
+        made = {"{{ commands }}": commands, "{{ names }}": reference.index}
+        for place, make in made.items():
+            markdown = markdown.replace(place, make()) if place in markdown else markdown
+        return markdown
     if name.startswith("lessons/") and not name.endswith("index.md"):
         there = f"As a notebook: `lessons/{Path(name).stem}.ipynb`.\n\n## The question"
         return markdown.replace("## The question", there, 1)
@@ -126,7 +127,7 @@ def commands():
     group = typer.main.get_command(app)
     parts = []
     for path, command in _commands(group, ("telescope",)):
-        context = typer.Context(command, info_name=" ".join(path), terminal_width=96)
+        context = typer.Context(command, info_name=" ".join(path), terminal_width=80)
         parts.append(f"## {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```")
     return "\n\n".join(parts)
 

@@ -604,7 +604,7 @@ def _compare(checked: Checked, seen: ts.Survey, engine: str, given: str) -> None
         unit=unit,
     )
     if (
-        checked.attention.has_no_tensors
+        checked.attention._has_no_tensors
         and queries > 1
         and keys >= queries
         and not given

@@ -166,7 +166,7 @@ def _compare_texts(case: ModelCase, together: Recording, alone: Recording, i: in
         )
         case.near(f"top weights of {layer}", survey.top.weights[i][:, rows], own.top.weights[0])
         case.near(
-            f"shares of {layer}", there.shares(there.places())[i], here.shares(here.places())[0]
+            f"shares of {layer}", there._shares(there._places())[i], here._shares(here._places())[0]
         )
 
 
@@ -231,7 +231,7 @@ def _compare_recordings(case: ModelCase, got: Recording, exact: Recording, width
         there = got[layer].call
         case.equal(
             f"length of the prompt in {layer}",
-            (here.facts.prompt, there.facts.prompt),
+            (here._facts.prompt, there._facts.prompt),
             (width, width),
         )
         case.near(f"received of {layer}", there.survey().received, here.survey().received)

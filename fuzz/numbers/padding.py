@@ -63,9 +63,11 @@ def check_numbers(case: ModelCase, texts: Texts, dice: random.Random) -> None:
             )
             if norms:
                 exact = own.parts["norms"].tensor[0]
-                case.near(f"norms of {layer}", call.parts["norms"].tensor[i][:, columns], exact)
-            if own.streaming() is not None and not own.across:
-                case.near(f"streaming of {layer}", call.streaming()[i][:, rows], own.streaming()[0])
+                case.near(f"norms of {layer}", call._kept["norms"].tensor[i][:, columns], exact)
+            if own._streaming() is not None and not own.across:
+                case.near(
+                    f"streaming of {layer}", call._streaming()[i][:, rows], own._streaming()[0]
+                )
 
 
 def _compare_keys(case: ModelCase, layer: str, got: Tensor, exact: Any, first: int) -> None:

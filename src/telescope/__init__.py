@@ -44,7 +44,8 @@ def __getattr__(name: str) -> Any:
     # Other libraries have other words for what is here.
     from .field_words import missing_name
 
-    raise AttributeError(missing_name(name, __dir__()))
+    # Only what is for callers: this module has other names, too.
+    raise AttributeError(missing_name(name, [*import_module(".public", __name__).__all__, *LAZY]))
 
 
 def __dir__() -> list[str]:

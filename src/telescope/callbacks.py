@@ -34,6 +34,19 @@ class TransformersCallback:
         >>> from telescope.callbacks import TransformersCallback
         >>> TransformersCallback(every=100, tau=100.0).every
         100
+        >>> from types import SimpleNamespace
+        >>> import telescope as ts, torch
+        >>> config = ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)
+        >>> model = ts.models.GPT(config)
+        >>> callback = TransformersCallback(
+        ...     every=1, probe={"ids": torch.tensor([[1, 2, 3]])}
+        ... )
+        >>> state = SimpleNamespace(global_step=1, log_history=[])
+        >>> # As the Trainer calls them
+        >>> callback.on_train_begin(None, state, None, model=model)
+        >>> callback.on_step_end(None, state, None)
+        >>> state.log_history[0]["attention/alerts"]
+        0.0
     """
 
     def __init__(self, every: int = 50, *, probe: Any = None, **options: Any) -> None:
@@ -44,7 +57,11 @@ class TransformersCallback:
         self.trainer: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Take the model and, unless a probe was given, the first batch of the training data."""
+        """Take the model and, unless a probe was given, the first batch of the training data.
+
+        Args:
+            args, state, control, given: what the Trainer passes.
+        """
         self.trainer = _trainer_of(self)
         self.health = Health(given["model"], self.every, log=None, **self.options)
         if self.probe is None:
@@ -57,7 +74,11 @@ class TransformersCallback:
                 self.probe = next(iter(data))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure, if it is time, and log."""
+        """Measure, if it is time, and log.
+
+        Args:
+            args, state, control, given: what the Trainer passes.
+        """
         if self.health is None or state.global_step % self.every:
             return
         self.health.steps = state.global_step
@@ -101,6 +122,19 @@ class LightningCallback:
         >>> from telescope.callbacks import LightningCallback
         >>> LightningCallback(every=100).every
         100
+        >>> from types import SimpleNamespace
+        >>> import telescope as ts, torch
+        >>> config = ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)
+        >>> model = ts.models.GPT(config)
+        >>> trainer = SimpleNamespace(loggers=[], global_step=1, callback_metrics={})
+        >>> callback = LightningCallback(
+        ...     every=1, run=lambda module, batch: module(batch)
+        ... )
+        >>> callback.on_train_batch_end(
+        ...     trainer, model, None, torch.tensor([[1, 2, 3]]), batch_idx=0
+        ... )
+        >>> trainer.callback_metrics["attention/alerts"].item()
+        0.0
     """
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
@@ -127,7 +161,11 @@ class LightningCallback:
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Measure, if it is time, and log."""
+        """Measure, if it is time, and log.
+
+        Args:
+            trainer, pl_module, outputs, batch, batch_idx: what the Trainer passes.
+        """
         if self.health is None:
             self.health = Health(pl_module, self.every, run=self._run, **self.options)
         report = self.health.step(batch)

@@ -5,6 +5,7 @@ by the glossary.
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from .guesses import OF_PACKAGE
 from .words import closest_name
 
 
@@ -36,6 +37,8 @@ WORDS = (
             "ablate_heads",
             "prune",
             "mask_head",
+            "head_mask",
+            "prune_heads",
         ),
     ),
     FieldWord(
@@ -43,7 +46,7 @@ WORDS = (
         "Replace what a head writes by its mean, so that later layers see nothing unusual.",
         '`ts.mute(layer, head, by="mean")`',
         "Wang et al. 2022",
-        ("mean_ablation", "mean_ablate"),
+        ("mean_ablation", "mean_ablate", "mean"),
     ),
     FieldWord(
         "attention knock-out",
@@ -71,6 +74,7 @@ WORDS = (
             "causal_tracing",
             "interchange_intervention",
             "path_patching",
+            "patch_activations",
             "intervene",
             "intervention",
         ),
@@ -127,7 +131,18 @@ WORDS = (
         "Everything that a model computed of a text, kept by the names of its parts.",
         '`ts.watch(model, keep="steps")`',
         "Nanda and Bloom 2022 (TransformerLens)",
-        ("run_with_cache", "activation_cache", "add_hook", "trace_model", "record"),
+        (
+            "run_with_cache",
+            "activation_cache",
+            "cache",
+            "capture",
+            "hook",
+            "hooks",
+            "add_hook",
+            "register_forward_hook",
+            "trace_model",
+            "record",
+        ),
     ),
     FieldWord(
         "score of one edge",
@@ -240,14 +255,31 @@ WORDS = (
         "The gradient of an answer with respect to parts of its context, here times the weight.",
         '`ts.watch(model, also="gradients")`, then `recording.sources(span, "gradient")`',
         "Simonyan et al. 2014",
-        ("saliency", "saliency_map", "grad_times_attention", "gradient", "integrated_gradients"),
+        (
+            "saliency",
+            "saliency_map",
+            "grad_times_attention",
+            "gradient",
+            "integrated_gradients",
+            "integratedgradients",
+            "layerintegratedgradients",
+            "inputxgradient",
+        ),
     ),
     FieldWord(
         "context attribution",
         "Which parts of the context an answer comes from, by leaving each out.",
         '`recording.sources(span, "hidden", model=model)`',
         "Cohen-Wang et al. 2024 (ContextCite)",
-        ("attribution", "attribute", "context_attribution", "context_cite", "attributions"),
+        (
+            "attribution",
+            "attribute",
+            "context_attribution",
+            "context_cite",
+            "attributions",
+            "llmattribution",
+            "featureablation",
+        ),
     ),
     FieldWord(
         "word alignment",
@@ -268,68 +300,33 @@ WORDS = (
         "Lines or colours for the weights between tokens.",
         "`ts.explorer.show(recording)` or `ts.plot`",
         "Vig 2019 (BertViz)",
-        ("visualize", "visualise", "show", "head_view", "model_view", "heatmap"),
+        (
+            "visualize",
+            "visualise",
+            "show",
+            "view",
+            "head_view",
+            "model_view",
+            "neuron_view",
+            "heatmap",
+        ),
     ),
 )
-
-OF_RECORDING = {
-    **dict.fromkeys(
-        ("pattern", "patterns", "attentions", "attention", "attention_weights", "weights"),
-        'recording[layer].weights, for keep="queries-keys"',
-    ),
-    **dict.fromkeys(("layers", "attention_names"), "recording.names"),
-    **dict.fromkeys(("plot", "show", "head_view", "heatmap"), "ts.explorer.show(recording)"),
-    **dict.fromkeys(("rollout", "saliency", "attribution", "attribute"), "recording.sources(span)"),
-    **dict.fromkeys(("induction", "induction_heads", "head_table", "kinds"), "recording.heads()"),
-    **dict.fromkeys(("logit_lens",), "recording.lens()"),
-    **dict.fromkeys(("logit_attribution", "dla", "direct_logit_attribution"), "recording.writes"),
-    **dict.fromkeys(("to_pandas", "to_df", "dataframe", "df"), "recording.table()"),
-    **dict.fromkeys(("to_polars",), 'recording.table(library="polars")'),
-    **{
-        name: f"recording[layer].{name}"
-        for name in ("entropy", "top", "received", "peak", "trace", "survey", "before", "after")
-    },
-}
-"""What others call parts of a recording, and ours."""
-OF_WATCHED = {
-    **dict.fromkeys(
-        ("pattern", "attentions", "attention", "attention_weights", "attn", "matrix", "probs"),
-        '.weights, for keep="queries-keys"',
-    ),
-    **dict.fromkeys(("map", "heatmap"), ".survey().map(rows, columns)"),
-    **dict.fromkeys(("rows", "row"), ".survey().rows(i)"),
-    **dict.fromkeys(("scores", "logits"), '.trace().scores, for keep="steps"'),
-    **dict.fromkeys(("q", "queries"), '.call.queries, for keep="queries-keys"'),
-    **dict.fromkeys(("k", "keys"), '.call.keys, for keep="queries-keys"'),
-    **dict.fromkeys(("v", "values"), '.call.values, for keep="steps"'),
-    **dict.fromkeys(("resid_pre", "hidden_before"), '.before, for keep="steps"'),
-    **dict.fromkeys(("resid_post", "hidden_after"), '.after, for keep="steps"'),
-    **dict.fromkeys(("to_pandas", "to_df", "table"), ".survey().table()"),
-    **dict.fromkeys(
-        ("tokens", "words", "text"), ".call.key_ids, and recording.decode(ids) is text"
-    ),
-}
-"""What others call parts of one watched attention, and ours."""
-OF_TABLE = {
-    **dict.fromkeys(("to_pandas", "to_df", "dataframe", "df", "to_frame"), ".table()"),
-    **dict.fromkeys(("to_polars",), '.table(library="polars")'),
-    **dict.fromkeys(("sort_values", "sort_by", "nlargest"), ".sort(column)"),
-    **dict.fromkeys(("filter", "query", "select"), ".where(column=least)"),
-    **dict.fromkeys(("head",), "a slice: table[:5]"),
-}
-"""What others call the methods of a table of heads, and ours."""
 
 
 def missing_name(name: str, known: Iterable[str]) -> str:
     """Return the error about a name that the package does not have."""
+    said = f'telescope has no "{name}"'
     wanted = name.lower()
     for one in WORDS:
         if wanted in one.names:
-            return f'telescope has no "{name}"; what others call {one.word} is {_plain(one.call)}'
+            return f"{said}; what others call {one.word} is {_plain(one.call)}"
+    if wanted in OF_PACKAGE:
+        return f"{said}; what others call {name} is {OF_PACKAGE[wanted]}"
     closest = closest_name(name, known)
     if closest is None:
-        return f'telescope has no "{name}"; dir(telescope) lists what it has'
-    return f'telescope has no "{name}"; did you mean "{closest}"?'
+        return f"{said}; dir(telescope) lists what it has"
+    return f'{said}; did you mean "{closest}"?'
 
 
 class FieldNames:
@@ -337,6 +334,10 @@ class FieldNames:
 
     _theirs: ClassVar[Mapping[str, str]] = {}
     """What others call the parts of this class, and ours."""
+
+    def _ours(self, name: str) -> str | None:
+        """Return what is written here for a name of others, if that is known."""
+        return self._theirs.get(name)
 
     # Hidden from type checkers, which would take any attribute to be there.
     if not TYPE_CHECKING:
@@ -347,12 +348,14 @@ class FieldNames:
             # A property that raised an AttributeError of its own raises it again.
             if hasattr(kind, name):
                 return object.__getattribute__(self, name)
-            said = f"a {kind.__name__} has no attribute {name!r}"
+            article = "an" if kind.__name__[0] in "AEIO" else "a"
+            said = f"{article} {kind.__name__} has no attribute {name!r}"
             # Copies, pickles and notebooks ask for names with an underscore, and read no sentence.
             if name.startswith("_"):
                 raise AttributeError(said)
-            if name in kind._theirs:
-                raise AttributeError(f"{said}; what others call {name} is {kind._theirs[name]}")
+            ours = self._ours(name)
+            if ours:
+                raise AttributeError(f"{said}; what others call {name} is {ours}")
             closest = closest_name(name, [one for one in dir(kind) if not one.startswith("_")])
             raise AttributeError(f'{said}; did you mean "{closest}"?' if closest else said)
 

@@ -54,6 +54,8 @@ def suggests(
             raise TypeError(f"{function.__name__} takes any argument: nothing can be suggested")
         # Tuples: torch.compile reads them as constants.
         names = tuple(one.name for one in parameters)
+        # A method's own object is no argument to its callers.
+        own_self = names[:1] == ("self",)
         most = sum(one.kind is not Parameter.KEYWORD_ONLY for one in parameters)
 
         @wraps(function)
@@ -62,7 +64,10 @@ def suggests(
                 if name not in names:
                     raise TypeError(_unknown_argument(own, name, names, theirs))
             if way and len(args) > most:
-                raise TypeError(f"{own} takes {most} by position, and was given {len(args)}; {way}")
+                raise TypeError(
+                    f"{own} takes {most - own_self} by position, and was given "
+                    f"{len(args) - own_self}; {way}"
+                )
             return function(*args, **kwargs)
 
         return call
@@ -114,6 +119,17 @@ def check_index(what: str, given: Any, count: int, of: str = "") -> int:
     return number % count
 
 
+def direction(rising: bool | None, descending: bool | None) -> bool | None:
+    """Return whether the smallest comes first; None where neither says so."""
+    if descending is None:
+        return rising
+    if rising is not None and rising == descending:
+        raise ValueError(
+            f"rising={rising} and descending={descending} are two directions; pass one of them"
+        )
+    return not descending
+
+
 def one_line(sentence: str) -> str:
     """Return `sentence` on one line of at most `MAX_LENGTH` characters, for errors that quote a
     file.
@@ -130,6 +146,14 @@ def format_bytes(bytes: float) -> str:
         if bytes < 1024:
             return f"{bytes:.1f} {unit}"
     return f"{bytes / 1024:,.1f} GiB"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in words: "2 h 51 min", "4 min", "12 s"."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def describe_error(error: Exception) -> str:

@@ -46,7 +46,7 @@ def assert_alike(found, expected):
         assert recording[name].call.heads == other[name].call.heads
         for part in ("entropy", "received"):
             assert_close(getattr(recording[name], part), getattr(other[name], part), atol=1e-5, rtol=1e-5)
-        norms, whole_norms = (of[name].call.parts["norms"].tensor for of in (recording, other))
+        norms, whole_norms = (of[name].call._kept["norms"].tensor for of in (recording, other))
         assert_close(norms, whole_norms, atol=1e-6, rtol=1e-5)
         assert_close(recording[name].head(3).peak.weight, other[name].head(3).peak.weight, atol=1e-5, rtol=1e-5)
     assert torch.equal(atlas.sums.distribution.count, whole_atlas.sums.distribution.count)

@@ -13,7 +13,18 @@ import torch
 import telescope as ts
 from support.repository import HOME
 from telescope import field_words
-from telescope.field_words import OF_RECORDING, OF_TABLE, OF_WATCHED, WORDS, glossary
+from telescope.field_words import WORDS, glossary
+from telescope.guesses import (
+    OF_ATLAS,
+    OF_HEAD,
+    OF_PACKAGE,
+    OF_RECORDING,
+    OF_SOURCES,
+    OF_SURVEY,
+    OF_TABLE,
+    OF_TRACE,
+    OF_WATCHED,
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +83,30 @@ def test_the_calls_of_the_table_exist(recording):
     assert not [name for name in OF_RECORDING if hasattr(recording, name)]
     assert not [name for name in OF_WATCHED if hasattr(recording["blocks.0.self"], name)]
     assert not [name for name in OF_TABLE if hasattr(recording.heads(), name)]
+
+
+def test_the_ways_of_other_objects_exist(recording):
+    """What is named first is there, and no word of others hides what is there."""
+    layer = recording["blocks.0"]
+    objects = {
+        "head": (recording.heads()[0], OF_HEAD),
+        "survey": (layer.survey(), OF_SURVEY),
+        "trace": (layer.trace(), OF_TRACE),
+        "sources": (recording.sources(-1), OF_SOURCES),
+        "atlas": (ts.Atlas, OF_ATLAS),
+        "effects": (ts.Effects, OF_TABLE),
+        "comparison": (ts.Comparison, OF_TABLE),
+    }
+    for one, ours in objects.values():
+        assert not [name for name in ours if hasattr(one, name)]
+    for one, ours in list(objects.values())[:5]:
+        for way in ours.values():
+            if way.startswith("."):
+                assert hasattr(one, re.findall(r"\.(\w+)", way)[0]), way
+    assert not [name for name in OF_PACKAGE if hasattr(ts, name)]
+    for way in OF_PACKAGE.values():
+        for name in re.findall(r"\bts\.(\w+)", way):
+            assert hasattr(ts, name), way
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ ROOT = Path(telescope.__file__).parent
 
 # From the ground up. A room may import what stands in the lines above its own, not what stands beside it.
 HOUSE = [
-    ["words"],
-    ["attention", "token_kinds", "field_words"],
+    ["words", "printed"],
+    ["guesses"],
+    ["field_words"],
+    ["attention", "token_kinds"],
     ["engines", "files"],
     ["layers", "traces", "surveys"],
     ["models", "tiles", "anatomy", "measures"],

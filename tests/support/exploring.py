@@ -58,7 +58,7 @@ def recorded(n, *, heads=2, d=16, batch=1, attention=ts.Attention(mask=ts.causal
     texts = tokens or [chr(97 + i) * 3 for i in range(26)]
     recording = Recording("Made", ["blocks.0.self"], keep, KeepOptions(), lambda ids: "".join(texts[i] for i in ids))
     ids = (torch.arange(n) % len(texts)).expand(batch, n)
-    recording.record("blocks.0.self", AttentionCall(q, k, v, attention, tuple(range(heads)), 0.0, query_ids=ids))
+    recording._record("blocks.0.self", AttentionCall(q, k, v, attention, tuple(range(heads)), 0.0, query_ids=ids))
     return recording
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tools import blocks, names
+from tools import blocks
 
-__all__ = ["HOME", "PROJECT", "blocks", "distributions_of", "names", "requirements_of", "run_with_only"]
+__all__ = ["HOME", "PROJECT", "blocks", "distributions_of", "requirements_of", "run_with_only"]
 
 HOME = Path(__file__).parents[2]
 PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]

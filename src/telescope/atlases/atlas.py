@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
+from ..field_words import FieldNames
 from ..files import import_optional
+from ..guesses import OF_ATLAS
 from ..measures import BUCKETS, HABITS, OF_TEXTS, Head, bucket_limits, kinds_of
 from ..recording import Heads, list_names, natural_order, open_recording
-from ..traces import FirstThatFits, PrintedTable
+from ..traces import FirstThatFits, PlainTable, PrintedTable
 from ..words import check_index, counted, hint
 from .exact import ExactSum
 from .folder import download, is_atlas, read_folder, upload, write_card, write_folder
@@ -37,6 +38,19 @@ class Statistic:
 
     Of the measures of `heads()` the mean is over all queries of the corpus, and all other numbers
     are of the texts' values. Of entropy, peak and logit, everything is over all queries.
+
+    Attributes:
+        count: how many texts, or how many queries, were counted.
+        mean, std: the mean and the standard deviation.
+        low, high: the smallest and the largest value.
+
+    Example:
+        >>> import telescope as ts
+        >>> text = "To be, or not to be: that is the question."
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
+        >>> entropy = atlas.statistic("blocks.0.self", 0, "entropy")
+        >>> entropy.low <= entropy.mean <= entropy.high
+        True
     """
 
     count: int
@@ -53,6 +67,21 @@ class Statistic:
 class Evidence(NamedTuple):
     """A text in which a habit of a head is strong: the share of the weight, and where the text is
     from.
+
+    Attributes:
+        share: of the head's weight in this text, 0 to 1.
+        source: the file of the text; "" if it was given as a string.
+        line: of the file, from 1.
+        tokens: the length of the sequence.
+        excerpt: the beginning of the text.
+
+    Example:
+        >>> import telescope as ts
+        >>> text = "To be, or not to be: that is the question."
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
+        >>> best = atlas.evidence("blocks.0.self", 0, "previous")[0]
+        >>> best.text, best.first, best.excerpt[:6]
+        (0, 0, 'To be,')
     """
 
     share: float
@@ -67,13 +96,26 @@ class Evidence(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """Shares of a head's weight by distance, position or token class, and the name of each."""
+    """Shares of a head's weight by distance, position or token class, and the name of each.
+
+    Attributes:
+        labels: the name of each share, such as "3 to 4" tokens.
+        shares: sum to one; NaN where nothing is known.
+
+    Example:
+        >>> import telescope as ts
+        >>> text = "To be, or not to be: that is the question."
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
+        >>> profile = atlas.profile("blocks.0.self", 0)
+        >>> profile.labels[:3], round(sum(profile.shares), 6)
+        (('0', '1', '2'), 1.0)
+    """
 
     labels: tuple[str, ...]
     shares: tuple[float, ...]
 
 
-class Atlas(PrintedTable):
+class Atlas(PrintedTable, FieldNames):
     """Every head of a model, measured over a corpus. `ts.atlas` makes one, `ts.open` opens a saved
     one.
 
@@ -82,15 +124,34 @@ class Atlas(PrintedTable):
     is a summary of its heads by kind.
 
     Example:
-        >>> import telescope as ts
-        >>> atlas = ts.atlas(ts.load("shakespeare"), ["To be, or not to be: that is the question. " * 3])
-        >>> atlas.layers
-        ('blocks.0.self', 'blocks.1.self', 'blocks.2.self', 'blocks.3.self')
-        >>> atlas.statistic("blocks.0.self", 0, "entropy").count
-        47
+        >>> import tempfile, telescope as ts
+        >>> speech = "To be, or not to be: that is the question. "
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [speech * 3, speech * 2])
+        >>> atlas.texts, atlas.layers[0], len(atlas.heads()) == len([*atlas.rows()])
+        (2, 'blocks.0.self', True)
+        >>> atlas.statistic(
+        ...     "blocks.0.self", 0, "entropy"
+        ... ).count == atlas.tokens - atlas.texts
+        True
         >>> atlas.profile("blocks.0.self", 0, "distance").labels[:5]
         ('0', '1', '2', '3 to 4', '5 to 8')
+        >>> best = atlas.evidence("blocks.0.self", 0, "previous")[0]
+        >>> best.excerpt[:6]
+        'To be,'
+        >>> longest = max(atlas.map_sizes())
+        >>> atlas.map("blocks.0.self", 0, longest).shape
+        torch.Size([32, 32])
+        >>> len(atlas.standard_error("previous")) == len(atlas.table())
+        True
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     atlas.save(f"{folder}/my.atlas")
+        ...     ts.Atlas.open(f"{folder}/my.atlas").texts
+        2
+        >>> atlas.push_to_hub("me/my-atlas")  # doctest: +SKIP
+        >>> ts.Atlas.from_hub("me/my-atlas")  # doctest: +SKIP
     """
+
+    _theirs = OF_ATLAS
 
     def __init__(
         self, sums: AtlasSums, about: Mapping[str, Any], *rests: Mapping[str, Any]
@@ -152,7 +213,16 @@ class Atlas(PrintedTable):
         return Heads(found, self.layers, left_out=self.left_out).sort()
 
     def statistic(self, layer: str, head: int, name: str) -> Statistic:
-        """Return one statistic of a head: a habit, "spread", "entropy", "peak" or "logit"."""
+        """Return one statistic of a head: a habit, "spread", "entropy", "peak" or "logit".
+
+        Args:
+            layer: the name of the attention.
+            head: the number of the head; -1 is the last.
+            name: a habit of `recording.heads()`, "spread", "entropy", "peak" or "logit".
+
+        Raises:
+            ValueError: the atlas has no such attention, head or statistic.
+        """
         if name not in STATISTICS:
             raise ValueError(f'there is no statistic "{name}"; {hint(name, STATISTICS)}')
         i = STATISTICS.index(name)
@@ -173,6 +243,14 @@ class Atlas(PrintedTable):
 
         Distances are measured on at most 32 queries of each sequence, spread evenly over it;
         positions and classes on all queries. In cross-attention distances are unknown, and NaN.
+
+        Args:
+            layer: the name of the attention.
+            head: the number of the head; -1 is the last.
+            by: "distance", "position" or "class".
+
+        Raises:
+            ValueError: the atlas has no such attention, head or profile.
         """
         place = self._index(layer, head)
         labels, sums = self._profiles(by)
@@ -188,6 +266,14 @@ class Atlas(PrintedTable):
 
         Texts with fewer than eight queries that count are left out; four for "same" and
         "induction".
+
+        Args:
+            layer: the name of the attention.
+            head: the number of the head; -1 is the last.
+            habit: such as "induction".
+
+        Raises:
+            ValueError: the atlas has no such attention or head, or there is no such habit.
         """
         if habit not in HABITS:
             raise ValueError(f'there is no habit "{habit}"; {hint(habit, HABITS)}')
@@ -219,6 +305,14 @@ class Atlas(PrintedTable):
 
         A row is one query of each text, and rows sum to one. Without `longest`, the class with the
         most texts.
+
+        Args:
+            layer: the name of the attention.
+            head: the number of the head; -1 is the last.
+            longest: one of `map_sizes()`; None is the class with the most texts.
+
+        Raises:
+            ValueError: there is no map of texts of this length, or none at all.
         """
         sizes = self.map_sizes()
         if not sizes:
@@ -259,7 +353,7 @@ class Atlas(PrintedTable):
         """Return a pandas data frame with a row for each head; see `rows`."""
         return import_optional("pandas", "table()", "atlas").DataFrame([*self.rows()])
 
-    def check_not_empty(self) -> None:
+    def _check_not_empty(self) -> None:
         """Raise a ValueError if no text could be read."""
         if not self.sums.texts:
             first = next(iter(self.skipped.values()), "it has no texts")
@@ -270,6 +364,10 @@ class Atlas(PrintedTable):
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Write the atlas to a folder, as a whole or not at all: JSON, Parquet tables and a card.
         See docs/atlas.md.
+
+        Args:
+            path: the folder.
+            replace: whether an atlas that is there already is written over.
         """
         rest = {
             "skipped": {
@@ -289,6 +387,12 @@ class Atlas(PrintedTable):
     def open(cls, path: str | os.PathLike[str]) -> "Atlas":
         """Open a folder that `save` wrote; a LoadError if it holds no atlas, is damaged, or is of
         another version.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            LoadError: the folder holds no atlas, a damaged one, or one of another version.
         """
         return cls(*read_folder(path))
 
@@ -297,6 +401,10 @@ class Atlas(PrintedTable):
         private=False.
 
         Return the address of the upload. Further options are those of `HfApi.upload_folder`.
+
+        Args:
+            repo: the name of the repository, "account/name".
+            options: those of `HfApi.upload_folder`, and `private`.
         """
         with TemporaryDirectory() as folder:
             self.save(Path(folder) / "atlas")
@@ -306,6 +414,10 @@ class Atlas(PrintedTable):
     def from_hub(cls, repo: str, **options: Any) -> "Atlas":
         """Download an atlas from the Hugging Face hub, and open it; the options are those of
         `snapshot_download`.
+
+        Args:
+            repo: the name of the repository, "account/name".
+            options: those of `snapshot_download`.
         """
         return cls.open(download(repo, **options))
 
@@ -330,7 +442,7 @@ class Atlas(PrintedTable):
     def __rich__(self) -> FirstThatFits:
         return FirstThatFits(lambda: map(self._table, EXCERPTS))
 
-    def _table(self, length: int) -> Table:
+    def _table(self, length: int) -> PlainTable:
         model = self.about.get("model", {}).get("class", "a model")
         skipped = f", {self.skipped_count:,} skipped" if self.skipped_count else ""
         title = (
@@ -338,7 +450,7 @@ class Atlas(PrintedTable):
             f"{counted(self.tokens, 'token')}{skipped}"
         )
         caption = f"not measured: {list_names(self.left_out)}" if self.left_out else None
-        table = Table(title=title, caption=caption, box=None, pad_edge=False)
+        table = PlainTable(title=title, caption=caption, box=None, pad_edge=False)
         table.title_justify = table.caption_justify = "left"
         for name in ("kind", "heads", "clearest", "share", "strongest text"):
             table.add_column(
@@ -349,7 +461,7 @@ class Atlas(PrintedTable):
             own = heads.where(kind=kind)
             if not own:
                 continue
-            best = own[0]  # the table has the clearest head of a kind first
+            best = own[0]  # the clearest of its kind
             share = "" if kind == "mixed" else f"{getattr(best, kind):.0%}"
             texts = [] if kind == "mixed" else self.evidence(best.layer, best.number, kind)
             excerpt = " ".join(texts[0].excerpt.split())[:length] if texts else ""
@@ -364,14 +476,13 @@ class Atlas(PrintedTable):
                 f'there is no attention "{layer}" in this atlas; {hint(str(layer), self.layers)}'
             )
         numbers = [number for own, number in self.places if own == layer]
-        number = (
-            numbers[check_index("head", head, len(numbers), f'"{layer}"')] if head < 0 else head
-        )
-        if (layer, number) not in self.places:
+        if head < 0:
+            head = numbers[check_index("head", head, len(numbers), f'"{layer}"')]
+        if (layer, head) not in self.places:
             raise ValueError(
                 f'there is no head {head} of "{layer}"; there are {numbers[0]} to {numbers[-1]}'
             )
-        return self.places.index((layer, number))
+        return self.places.index((layer, head))
 
     @cached_property
     def _numbers(self) -> dict[str, Float[Tensor, "statistic heads"]]:
@@ -393,6 +504,12 @@ class Atlas(PrintedTable):
 
         NaN where fewer than two groups have queries that count, and in an atlas of an earlier
         version.
+
+        Args:
+            name: a habit.
+
+        Raises:
+            ValueError: there is no such habit.
         """
         if name not in HABITS:
             raise ValueError(f'there is no standard error of "{name}"; {hint(str(name), HABITS)}')

@@ -12,12 +12,13 @@ from typing import Any, overload
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
+from ..field_words import FieldNames
 from ..files import import_optional
+from ..guesses import OF_TABLE
 from ..measures import HABITS, Head
-from ..traces import FirstThatFits, PrintedTable
+from ..traces import FirstThatFits, PlainTable, PrintedTable
 from .atlas import Atlas
 from .sums import error_of_sum
 
@@ -27,7 +28,23 @@ SPARED = ("moved", "errors", "after", "before")
 
 @dataclass(frozen=True)
 class HeadChange:
-    """One head in two atlases: its kinds, and the habit whose share changed the most."""
+    """One head in two atlases: its kinds, and the habit whose share changed the most.
+
+    Attributes:
+        layer: the name of the attention.
+        number: of the head in the attention.
+        kind_before, kind_after: the head's kind in each atlas.
+        habit: the habit whose share changed the most.
+        before, after: the share of that habit in each atlas.
+
+    Example:
+        >>> import telescope as ts
+        >>> text = "To be, or not to be: that is the question. " * 3
+        >>> atlas = ts.atlas(ts.load("shakespeare"), [text])
+        >>> head = ts.compare(atlas, atlas)[0]
+        >>> head.before == head.after, head.change
+        (True, 0.0)
+    """
 
     layer: str
     number: int
@@ -53,16 +70,19 @@ class HeadChange:
         return self.after - self.before
 
 
-class Comparison(PrintedTable, Sequence[HeadChange]):
+class Comparison(PrintedTable, FieldNames, Sequence[HeadChange]):
     """The heads of two atlases, those that changed the most first; printed, a table.
 
     Example:
         >>> import telescope as ts
-        >>> model, texts = ts.load("shakespeare"), ["To be, or not to be: that is the question. " * 3]
-        >>> atlas = ts.atlas(model, texts)
-        >>> ts.compare(atlas, atlas)[0].change
-        0.0
+        >>> model = ts.load("shakespeare")
+        >>> atlas = ts.atlas(model, ["To be, or not to be: that is the question. " * 3])
+        >>> changes = ts.compare(atlas, atlas)
+        >>> changes[0].change, len(changes.to_dict()) == len(changes.table())
+        (0.0, True)
     """
+
+    _theirs = OF_TABLE
 
     def __init__(self, changes: Sequence[HeadChange]) -> None:
         self._changes = tuple(changes)
@@ -99,10 +119,10 @@ class Comparison(PrintedTable, Sequence[HeadChange]):
         """
         return FirstThatFits(lambda: map(self._table, range(len(SPARED) + 1)))
 
-    def _table(self, fewer: int) -> Table:
+    def _table(self, fewer: int) -> PlainTable:
         spared = SPARED[:fewer]
         caption = f"no room for {', '.join(spared)}: a wider screen or JSON has them"
-        table = Table(
+        table = PlainTable(
             box=None, pad_edge=False, caption=caption if spared else None, caption_justify="left"
         )
         shares = [
@@ -136,14 +156,23 @@ def compare(before: Atlas, after: Atlas) -> Comparison:
     If both have read the same texts, `errors` are those of the difference text by text: what texts
     have in common cancels.
 
+    Args:
+        before: the atlas that changes are counted from.
+        after: the other atlas.
+
+    Returns:
+        A `Comparison`: a `HeadChange` for each head, those that changed the most first.
+
     Raises:
         ValueError: if the two have other layers or other numbers of heads.
 
     Example:
         >>> import telescope as ts
         >>> model = ts.load("shakespeare")
-        >>> prose = ts.atlas(model, ["What is the city but the people? The people are the city."])
-        >>> names = ts.atlas(model, ["ROMEO:\\nJULIET:\\nROMEO:\\nJULIET:\\nROMEO:\\nJULIET:\\nROMEO:\\nJULIET:\\n"])
+        >>> prose = ts.atlas(
+        ...     model, ["What is the city but the people? The people are the city."]
+        ... )
+        >>> names = ts.atlas(model, ["ROMEO:\\nJULIET:\\n" * 4])
         >>> len(ts.compare(prose, names))
         16
     """

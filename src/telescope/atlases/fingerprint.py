@@ -420,7 +420,7 @@ class _Digest:
 
     def _recorded(self, recording: Recording, name: str) -> bytes:
         parts = [
-            {part: own.tensor for part, own in call.parts.items()} for call in recording[name].calls
+            {part: own.tensor for part, own in call._kept.items()} for call in recording[name].calls
         ]
         return joined(name.encode(), self.of(parts))
 

@@ -105,7 +105,7 @@ def measure_batch(
         # Layers are measured together where all of this agrees.
         own = (
             call.across,
-            call.facts.device,
+            call._facts.device,
             tokens,
             [tuple(part.shape) for part in _parts(call).values()],
         )
@@ -186,7 +186,7 @@ def _measure(
 
 def _parts(call: SummariesCall) -> dict[str, Tensor]:
     """Return the kept tensors of a call that are measured; the second axis of each is the heads."""
-    parts = {name: part.tensor for name, part in call.parts.items()}
+    parts = {name: part.tensor for name, part in call._kept.items()}
     chosen: dict[str, Tensor] = {}
     chosen |= {
         name: parts[name] for name in ("received", "entropy", "shares", "lse") if name in parts

@@ -12,7 +12,7 @@ atlas.py          Atlas                the tables, profiles, maps and evidence o
 
 import json
 import os
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +23,8 @@ from torch import nn
 
 from ..files import recover, resolve_path
 from ..recording import Layers
+from ..traces import Advance, showing_progress
+from ..words import counted, suggests
 from .atlas import Atlas
 from .fingerprint import check_same_run, fingerprint
 from .folder import REPLACE, check_can_save, is_atlas
@@ -52,6 +54,19 @@ class AtlasProgress:
 Report = Callable[[AtlasProgress], object]
 
 
+@suggests(
+    "atlas",
+    "the rest goes by name: ts.atlas(model, texts, tokenizer=..., out=...)",
+    layer="layers=",
+    batch_size="batch=",
+    max_length="length=",
+    max_tokens="length=",
+    path="out=",
+    folder="out=",
+    text="texts=, a list",
+    dataset="texts=, a list of texts or files",
+    device="model.to(device) before",
+)
 @torch.no_grad()
 def atlas(
     model: nn.Module,
@@ -68,6 +83,7 @@ def atlas(
     save_every: float = 20.0,
     shard: int = SHARD,
     report: Report | None = None,
+    progress: bool | None = None,
 ) -> Atlas:
     """Measure every head of a model over a corpus, in memory that does not grow with the corpus.
 
@@ -96,6 +112,8 @@ def atlas(
         save_every: seconds between two savings of what is done.
         shard: characters of the texts that are one unit of work.
         report: called with an `AtlasProgress` after each batch.
+        progress: whether to show how far the first process is, on standard error; None shows a bar
+            on a terminal, and a line a minute elsewhere, unless `report` is given.
 
     Returns:
         The `Atlas`.
@@ -108,7 +126,13 @@ def atlas(
     Example:
         >>> import telescope as ts
         >>> model = ts.load("shakespeare")
-        >>> atlas = ts.atlas(model, ["To be, or not to be, that is the question.", "What is in a name? That is all."])
+        >>> atlas = ts.atlas(
+        ...     model,
+        ...     [
+        ...         "To be, or not to be, that is the question.",
+        ...         "What is in a name? That is all.",
+        ...     ],
+        ... )
         >>> atlas.texts, len(atlas.heads())
         (2, 16)
     """
@@ -118,6 +142,9 @@ def atlas(
     encode = encoder_of(tokenizer)
     length = _check_length(model, length)
     layers = _ordered(layers)
+    # Both are about files.
+    if out is None and replace:
+        raise ValueError("replace=True replaces the atlas in a folder; pass the folder as out=")
     if batch < 1:
         raise ValueError(
             f"batch={batch} is how many sequences the model reads at once; it takes 1 or more"
@@ -162,7 +189,7 @@ def atlas(
     work = ShardReader(model, tokenizer, layers, length, batch, packed, encode)
     # Processes that run one model together write as one.
     writers = 1 if share.together else share.count
-    progress = (
+    checkpoint = (
         Progress(out, settings, share.rank, writers) if out is not None and share.writes else None
     )
     heart = None
@@ -171,49 +198,52 @@ def atlas(
     model.eval()
     try:
         # What an earlier attempt has finished is not read again.
-        done = share.broadcast(progress.finished() if progress is not None else set())
+        done = share.broadcast(checkpoint.finished() if checkpoint is not None else set())
         # A sign of life also tells the first process that this one has seen what is done: the
         # folder may then go.
-        heart = None if progress is None else Heartbeat(progress.folder, share.rank, writers)
-        clock = Stopwatch(corpus.size, report)
+        heart = None if checkpoint is None else Heartbeat(checkpoint.folder, share.rank, writers)
         saved = perf_counter()
         count = 0
-        # Every process walks through the whole corpus, so that all number the shards alike.
-        for count, texts_of_shard in enumerate(shards(corpus, shard), 1):
-            number = count - 1
-            if number in done or not share.has(number):
-                clock.skip(texts_of_shard)
-                continue
-            for tokens in work.read(texts_of_shard):
-                clock.read(tokens, work)
-                if heart is not None:
-                    heart.check()
-            clock.finish(texts_of_shard)
-            if progress is not None:
-                progress.done.numbers.add(number)
-            # One clock decides where processes save together: joining heads takes all of them.
-            if share.broadcast(perf_counter() - saved >= save_every):
-                _save(work, progress, share)
-                saved = perf_counter()
+        # A report of the caller's own stands for the bar.
+        shown = progress if report is None or progress else False
+        with showing_progress("atlas", shown if share.rank == 0 else False) as advance:
+            clock = Stopwatch(corpus.size, [_shown_by(advance), *([report] if report else [])])
+            # Every process walks through the whole corpus, so that all number the shards alike.
+            for count, texts_of_shard in enumerate(shards(corpus, shard), 1):
+                number = count - 1
+                if number in done or not share.has(number):
+                    clock.skip(texts_of_shard)
+                    continue
+                for tokens in work.read(texts_of_shard):
+                    clock.read(tokens, work)
+                    if heart is not None:
+                        heart.check()
+                clock.finish(texts_of_shard)
+                if checkpoint is not None:
+                    checkpoint.done.numbers.add(number)
+                # One clock decides where processes save together: joining heads takes all of them.
+                if share.broadcast(perf_counter() - saved >= save_every):
+                    _save(work, checkpoint, share)
+                    saved = perf_counter()
 
         # Save the last shards, then merge the sums of all processes.
-        _save(work, progress, share)
-        found = _merge(work, progress, heart, share, count, out, replace, settings)
+        _save(work, checkpoint, share)
+        found = _merge(work, checkpoint, heart, share, count, out, replace, settings)
     finally:
         model.train(was_training)
         if heart is not None:
             heart.stop()
-        if progress is not None:
-            progress.release()
+        if checkpoint is not None:
+            checkpoint.release()
     return found
 
 
 class Stopwatch:
     """Measure the speed of a run, and estimate the time left from the characters that remain."""
 
-    def __init__(self, size: int, report: Report | None) -> None:
+    def __init__(self, size: int, reports: Iterable[Report]) -> None:
         self.size = max(size, 1)
-        self.report = report
+        self.reports = tuple(reports)
         self.began = perf_counter()
         # Characters that are done or passed over, those read here, and tokens read here.
         self.passed = self.own = self.tokens = 0
@@ -225,25 +255,31 @@ class Stopwatch:
     def read(self, tokens: int, work: ShardReader) -> None:
         """Count a batch, and report."""
         self.tokens += tokens
-        if self.report is not None:
-            seconds = max(perf_counter() - self.began, 1e-9)
-            done = min(1.0, self.passed / self.size)
-            # Shards that are passed over take little time: wait for one of our own to estimate.
-            left = seconds * (1 - done) / done if self.own and done > 0 else float("nan")
-            figures = (
-                work.read_texts,
-                self.tokens,
-                work.skipped.count,
-                done,
-                self.tokens / seconds,
-                left,
-            )
-            self.report(AtlasProgress(*figures))
+        seconds = max(perf_counter() - self.began, 1e-9)
+        done = min(1.0, self.passed / self.size)
+        # Shards that are passed over take little time: wait for one of our own to estimate.
+        left = seconds * (1 - done) / done if self.own and done > 0 else float("nan")
+        speed = self.tokens / seconds
+        figures = (work.read_texts, self.tokens, work.skipped.count, done, speed, left)
+        for report in self.reports:
+            report(AtlasProgress(*figures))
 
     def finish(self, texts: list[Text]) -> None:
         """Count the characters of a shard that this process has read."""
         self.own += sum(len(text.text) for text in texts)
         self.passed += sum(len(text.text) for text in texts)
+
+
+def _shown_by(advance: Advance) -> Report:
+    """Return the report that a bar shows."""
+
+    def report(made: AtlasProgress) -> None:
+        skipped = f", {made.skipped:,} skipped" if made.skipped else ""
+        advance(
+            made.done, f"{counted(made.texts, 'text')}, {counted(made.tokens, 'token')}{skipped}"
+        )
+
+    return report
 
 
 def _save(work: ShardReader, progress: Progress | None, share: Share) -> None:
@@ -274,7 +310,7 @@ def _merge(
         sums = share.join_heads(work.sums)
         rest = work.rest()
         atlas = Atlas(sums, about, {**rest, "evidence": share.gather(rest["evidence"])})
-        atlas.check_not_empty()
+        atlas._check_not_empty()
         return atlas
     place = Path(out)
     # Of processes that run one model together, only the first one writes: the others wait.
@@ -287,7 +323,7 @@ def _merge(
         progress.check_disjoint(count)
         sums, headers = progress.merged()
         atlas = Atlas(sums, about, *headers)
-        atlas.check_not_empty()
+        atlas._check_not_empty()
         atlas.save(place, replace=replace)
         progress.remove()
         share.barrier()

@@ -178,7 +178,7 @@ class ShardReader:
         if not self.sums.layers:
             self.sums = AtlasSums(layers_of(recording))
             device = (
-                next(iter(recording.values())).calls[0].facts.device
+                next(iter(recording.values())).calls[0]._facts.device
                 if len(recording)
                 else self.device
             )

@@ -21,6 +21,7 @@ from .fingerprint import checksum, file_checksum
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PART = 1 << 16  # characters of a .txt file that are one text, and the rest of the line
+COLUMN = "text"  # that holds the text, unless another is named
 DEFAULT_LENGTH = 2048  # tokens of a sequence, where the model would take more
 Encode = Callable[[str], list[int]]
 Texts = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -50,7 +51,7 @@ class Corpus:
     there is no text.
     """
 
-    def __init__(self, texts: Texts, *, column: str = "text") -> None:
+    def __init__(self, texts: Texts, *, column: str = COLUMN) -> None:
         self.column = column
         self.listed: list[str] | None = None
         self.files: list[Path] = []
@@ -65,6 +66,12 @@ class Corpus:
             self._check_not_paths(self.listed)
         else:
             self.files = [file for path in given for file in _files(Path(path))]
+        # Texts in memory, and lines of a .txt file, have no columns.
+        if column != COLUMN and not any(file.suffix.lower() != ".txt" for file in self.files):
+            raise ValueError(
+                f'column="{column}" is of .jsonl and .parquet files, and texts= has none; leave '
+                "column= out"
+            )
         # The size is the whole of which a progress display shows the share.
         self.size = (
             sum(map(len, self.listed))
@@ -116,6 +123,11 @@ def _files(path: Path) -> list[Path]:
             raise ValueError(f"{path} holds no texts: no file in it ends in {', '.join(SUFFIXES)}")
         return found
     if not path.exists():
+        # One text by itself, in place of a list.
+        if " " in str(path):
+            raise ValueError(
+                f"{path} is no file; a text goes in a list: texts=[text], one string names a file"
+            )
         raise ValueError(
             f"{path} does not exist; texts are files ending in {', '.join(SUFFIXES)}, or folders "
             "of them"

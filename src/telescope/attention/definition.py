@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..words import suggests
 from .mask import Everyone, Mask, Pairs, everyone
-from .masks import Causal
+from .masks import Causal, Window
 from .normalizers import softmax
 from .scores import Bias, OfPositions, Score, SumOfBiases, dot
 from .values import (
@@ -64,6 +64,29 @@ class Attention(Value):
         softmax(mask(q·k / √64)) v, mask = causal & window(4)
         >>> attention == ts.Attention(scale=0.125, mask=ts.causal & ts.window(4))
         True
+        >>> attention.formula(d_k=64)
+        'softmax(mask(q·k / √64)) v'
+        >>> far = attention.with_extra_mask(~ts.window(2)).with_extra_bias(ts.alibi(1))
+        >>> far.mask, far.biases
+        (causal & window(4) & ~window(2), (alibi(1),))
+        >>> attention.to("cpu") == attention, attention.for_last_query().mask
+        (True, window(4))
+        >>> # It fits
+        >>> attention.check(batch=1, heads=2, queries=3, keys=3, d_q=4, d_k=4)
+        >>> import torch
+        >>> x = torch.eye(2)[None, None]
+        >>> at = ts.Pairs.block(2, 2, of=(2, 2))
+        >>> scaled = attention.scaled(attention.score(x, x), x)
+        >>> masked = attention.masked(
+        ...     attention.biased(attention.capped(scaled), at), at
+        ... )
+        >>> (
+        ...     torch.equal(masked, attention.masked_scores(x, x, at)),
+        ...     attention.scale_for(d_k=2),
+        ... )
+        (True, 0.125)
+        >>> attention.weights(masked)[0, 0].tolist()[0]
+        [1.0, 0.0]
     """
 
     # Factories: torch.compile of torch 2.11 cannot build a dataclass whose default values are
@@ -140,21 +163,47 @@ class Attention(Value):
     # -------------------------------------------------------------------------- the steps, in order
 
     def scaled(self, scores: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores times the scale for keys of this width."""
+        """Return the scores times the scale for keys of this width.
+
+        Args:
+            scores: (..., key), what the score function returned.
+            keys: (..., key, d_k); their width sets the scale where none is given.
+
+        Returns:
+            (..., key), the scores times the scale.
+        """
         return scores * self.scale_for(keys.shape[-1])
 
     def scale_for(self, d_k: int) -> float:
         """Return the given scale, or 1/√d_k. Without features every score is zero, and the scale is
         1.
+
+        Args:
+            d_k: the width of a key.
         """
         return self.scale if self.scale is not None else 1.0 / sqrt(d_k or 1)
 
     def capped(self, scaled: Tensor) -> Tensor:
-        """Return the scaled scores, kept within ±softcap."""
+        """Return the scaled scores, kept within ±softcap.
+
+        Args:
+            scaled: the scores times the scale.
+
+        Returns:
+            The same shape: softcap · tanh(scaled / softcap), or `scaled` itself without a softcap.
+        """
         return scaled if self.softcap is None else self.softcap * torch.tanh(scaled / self.softcap)
 
     def biased(self, capped: Tensor, at: Pairs) -> Tensor:
-        """Return the capped scores of the pairs `at` with the bias added."""
+        """Return the capped scores of the pairs `at` with the bias added.
+
+        Args:
+            capped: (batch, heads, query, key), the scores after the softcap.
+            at: which queries and keys these are.
+
+        Returns:
+            The same shape; -inf where the bias forbids a key.
+        """
         if self.bias is None:
             return capped
         assert isinstance(self.bias, Bias)
@@ -163,13 +212,25 @@ class Attention(Value):
         return (capped + added).masked_fill(added == -torch.inf, -torch.inf)
 
     def masked(self, biased: Tensor, at: Pairs) -> Tensor:
-        """Return the biased scores of the pairs `at`, with -inf where a query may not see a key."""
+        """Return the biased scores of the pairs `at`, with -inf where a query may not see a key.
+
+        Args:
+            biased: (batch, heads, query, key), the scores after the bias.
+            at: which queries and keys these are.
+        """
         if self.mask == everyone:
             return biased
         return biased.masked_fill(~self.mask.sees(at), -torch.inf)
 
     def weights(self, masked: Tensor) -> Tensor:
-        """Return the weights: the masked scores normalised over the keys, the last axis."""
+        """Return the weights: the masked scores normalised over the keys, the last axis.
+
+        Args:
+            masked: (batch, heads, query, key), the scores after the mask.
+
+        Returns:
+            The same shape; the weights of a query sum to one, or to less where there is a sink.
+        """
         if self.sink is None:
             return self.normalize(masked)
         # One sink for each head, broadcast over queries and keys.
@@ -179,6 +240,14 @@ class Attention(Value):
     def masked_scores(self, queries: Queries, keys: Keys, at: Pairs) -> Scores:
         """Return the scores of a block after every step up to the mask. `at` says which queries and
         keys these are.
+
+        Args:
+            queries: (batch, heads, query, d_q).
+            keys: (batch, heads, key, d_k).
+            at: which queries and keys these are.
+
+        Returns:
+            (batch, heads, query, key), with -inf where a query may not see a key.
         """
         # score → scale → softcap → bias → mask.
         capped = self.capped(self.scaled(self.score(queries, keys), keys))
@@ -189,11 +258,18 @@ class Attention(Value):
     def with_extra_mask(self, mask: Mask | None) -> "Attention":
         """Return this attention with `mask` as one more condition: a query sees what both masks
         allow.
+
+        Args:
+            mask: the condition to add; None adds nothing.
         """
         return self if mask is None else replace(self, mask=self.mask & mask)
 
     def with_extra_bias(self, bias: Bias) -> "Attention":
-        """Return this attention with `bias` added to the scores, beside the bias that it has."""
+        """Return this attention with `bias` added to the scores, beside the bias that it has.
+
+        Args:
+            bias: what is added to the scores besides.
+        """
         biases = (*self.biases, bias)
         return replace(self, bias=bias if len(biases) == 1 else SumOfBiases(biases))
 
@@ -206,17 +282,20 @@ class Attention(Value):
     def to(self, device: torch.device | str) -> "Attention":
         """Return this definition with its tensors on `device`; without this, `attend` copies them
         in every call.
+
+        Args:
+            device: such as "cuda".
         """
         copy: Attention = to_device(self, torch.device(device))
         return copy
 
     @cached_property
-    def has_no_tensors(self) -> bool:
+    def _has_no_tensors(self) -> bool:
         """Whether the definition holds no tensor, so that its content can never change."""
         return next(tensors(self), None) is None
 
     @cached_property
-    def is_torchs_own(self) -> bool:
+    def _is_torchs_own(self) -> bool:
         """Whether torch's fused kernel computes this as it is: dot product, softmax, and at most a
         causal mask.
         """
@@ -232,7 +311,7 @@ class Attention(Value):
         )
 
     @property
-    def kernel_obstacle(self) -> str | None:
+    def _kernel_obstacle(self) -> str | None:
         """Why no fused kernel runs this: its score is no dot product, or its weights no softmax."""
         if not self.score.is_dot_product:
             return f"the score {self.score.formula} is no dot product"
@@ -241,16 +320,16 @@ class Attention(Value):
         return None
 
     @property
-    def identity(self) -> Any:
+    def _identity(self) -> Any:
         """A hashable key that reads no numbers, as `identity_key` gives it; fast for a definition
         without tensors.
 
         It is unique only while the definition lives: keep the definition with the key.
         """
         # Without tensors the content cannot change, so that the object itself is the key.
-        return id(self) if self.has_no_tensors else identity_key(self)
+        return id(self) if self._has_no_tensors else identity_key(self)
 
-    def clone(self) -> "Attention":
+    def _clone(self) -> "Attention":
         """Return a copy that owns its tensors: decoding writes to masks in place, and training to
         weights.
         """
@@ -275,7 +354,16 @@ class Attention(Value):
         return self if mask is self.mask else replace(self, mask=mask)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int, d_q: int, d_k: int) -> None:
-        """Raise a ValueError where this definition does not fit an attention of these sizes."""
+        """Raise a ValueError where this definition does not fit an attention of these sizes.
+
+        Args:
+            batch, heads: the number of sequences and of query heads.
+            queries, keys: the number of queries and of keys.
+            d_q, d_k: the width of a query and of a key.
+
+        Raises:
+            ValueError: a part of the definition does not fit; the sentence names it.
+        """
         self.score.check(heads=heads, d_q=d_q, d_k=d_k)
         self.mask.check(batch=batch, heads=heads, queries=queries, keys=keys)
         if isinstance(self.bias, Bias):
@@ -288,7 +376,11 @@ class Attention(Value):
             )
 
     def formula(self, d_k: int | str = "d_k") -> str:
-        """Return the definition as a formula: "softmax(mask(q·k / √64)) v"."""
+        """Return the definition as a formula: "softmax(mask(q·k / √64)) v".
+
+        Args:
+            d_k: the width of a key, or a name for it.
+        """
         # From the inside out, in the order of the steps.
         inner = self.score.formula + _format_scale(self.scale, d_k)
         if self.softcap is not None:
@@ -333,6 +425,14 @@ Attention.__init__ = suggests(  # type: ignore[method-assign]
     num_heads="the heads into the tensors, (batch, heads, n, d)",
     dropout="dropout= of ts.attend",
 )(Attention.__init__)
+
+Window.__init__ = suggests(  # type: ignore[method-assign]
+    "window",
+    "one size looks both ways, and ts.causal & ts.window(size) looks back",
+    window_size="size=",
+    left="ts.causal & ts.window(size), which looks back",
+    right="ts.window(size), which looks both ways",
+)(Window.__init__)
 
 
 def _wrong_mask(given: Any) -> str:

@@ -8,13 +8,13 @@ Positions are aligned at the end: the last query is at the position of the last 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from operator import and_, or_
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .values import Value, is_tracing, pick
+from .values import Part, is_tracing, pick
 
 Indices = int | range  # a number n stands for range(n)
 Device = torch.device | None
@@ -26,6 +26,9 @@ Seen = Bool[Tensor, "#batch #head #query #key"]
 class Pairs:
     """Index the (query, key) pairs of a block of the matrix by tensors that broadcast to its shape.
 
+    Pairs that form no block have a batch axis in `row` and `key` too, or a key for each query.
+    Inside a compiled kernel all five are scalars, one pair at a time.
+
     Args:
         batch, head: Which sequence, and which query head.
         row: Which query, counted from zero, for what is stored query by query.
@@ -33,14 +36,16 @@ class Pairs:
             `key <= query` is causal with a cache too.
         key: The position of the key, counted from zero.
 
-    Pairs that form no block have a batch axis in `row` and `key` too, or a key for each query.
-    Inside a compiled kernel all five are scalars, one pair at a time.
-
     Example:
         >>> import telescope as ts
         >>> at = ts.Pairs.block(2, 3, of=(2, 3))
         >>> (at.query - at.key)[0, 0].tolist()
         [[1, 0, -1], [2, 1, 0]]
+        >>> import torch
+        >>> ts.Pairs.all(torch.zeros(1, 1, 2, 3)).key.flatten().tolist()
+        [0, 1, 2]
+        >>> at.pick(torch.tensor([[10, 11, 12]]), "head", "key").shape
+        torch.Size([1, 1, 1, 3])
     """
 
     batch: Int[Tensor, "#batch 1 1 1"]
@@ -68,6 +73,12 @@ class Pairs:
         """Return the pairs of `rows` x `columns` in a matrix of size `of` = (queries, keys).
 
         Pass the symbolic sizes of torch.export as numbers: a range would make them constants.
+
+        Args:
+            rows, columns: which queries and which keys; a number n stands for range(n).
+            of: (queries, keys), the size of the full matrix.
+            batch, heads: which sequences and heads; a number n stands for range(n).
+            device: where the tensors are made.
         """
         # Sizes of torch.export are symbols, which are neither int nor range.
         concrete = all(
@@ -92,7 +103,11 @@ class Pairs:
 
     @classmethod
     def all(cls, scores: Tensor) -> "Pairs":
-        """Return the pairs of a full matrix of scores (batch, head, query, key)."""
+        """Return the pairs of a full matrix of scores (batch, head, query, key).
+
+        Args:
+            scores: a tensor of the matrix's shape; its numbers are not read.
+        """
         batch, heads, queries, keys = scores.shape
         return cls.block(
             queries, keys, of=(queries, keys), batch=batch, heads=heads, device=scores.device
@@ -103,6 +118,11 @@ class Pairs:
 
         `axes` names the axes of the table, out of "batch", "head", "row", "query" and "key" in this
         order; an axis of size 1 holds for every index.
+
+        Args:
+            table: a tensor with the axes that are named.
+            axes: names of the axes of the table, out of "batch", "head", "row", "query" and "key"
+                in this order; an axis of size 1 holds for every index.
         """
         table = table.to(self.key.device)
         # Pairs that form no block are looked up one by one.
@@ -171,6 +191,27 @@ class Spans:
     """Bound the keys that each query sees: all of them lie in range(start, stop).
 
     `whole` is True if every query sees all keys of its range. An empty range has start = stop.
+
+    Attributes:
+        start: the first key of each range, an int64 tensor that broadcasts to (batch, head, query).
+        stop: one past the last key of each range.
+        whole: whether every query sees all keys of its range.
+
+    Example:
+        >>> import telescope as ts
+        >>> at = ts.Pairs.block(3, 3, of=(3, 3))
+        >>> found = ts.causal.spans(at, keys=3)
+        >>> found.stop.flatten().tolist(), found.whole
+        ([1, 2, 3], True)
+        >>> Spans = type(found)
+        >>> Spans.around(ts.window(2).block(3, 3)).start.flatten().tolist()
+        [0, 0, 1]
+        >>> Spans.between(found.start, found.stop + 1, keys=3).stop.flatten().tolist()
+        [2, 3, 3]
+        >>> Spans.unknown(at, keys=3).empty.any().item()
+        False
+        >>> found.outside(at, keys=3).start.flatten().tolist()
+        [1, 2, 3]
     """
 
     start: Int[Tensor, "#batch #head #query 1"]
@@ -179,14 +220,25 @@ class Spans:
 
     @classmethod
     def between(cls, start: Tensor, stop: Tensor, keys: int, *, whole: bool = True) -> "Spans":
-        """Return the spans range(start, stop), cut to the existing keys."""
+        """Return the spans range(start, stop), cut to the existing keys.
+
+        Args:
+            start: the first key of each range.
+            stop: one past the last key of each range.
+            keys: how many keys there are; ranges are cut to them.
+            whole: whether every query sees all keys of its range.
+        """
         # Cut to the keys that exist, and never let a span end before it starts.
         start = start.clamp(0, keys)
         return cls(start, torch.maximum(stop.clamp(0, keys), start), whole)
 
     @classmethod
     def around(cls, inside: Bool[Tensor, "#batch #head #query key"]) -> "Spans":
-        """Return spans around the True keys of each row; all keys of the matrix are given."""
+        """Return spans around the True keys of each row; all keys of the matrix are given.
+
+        Args:
+            inside: which keys each query sees.
+        """
         count = inside.sum(-1, keepdim=True)
         first = inside.int().argmax(-1, keepdim=True)
         behind = inside.flip(-1).int().argmax(-1, keepdim=True)
@@ -195,7 +247,12 @@ class Spans:
 
     @classmethod
     def unknown(cls, at: Pairs, keys: int) -> "Spans":
-        """Return spans over all keys, for a mask that has no tighter bound."""
+        """Return spans over all keys, for a mask that has no tighter bound.
+
+        Args:
+            at: the queries.
+            keys: how many keys there are.
+        """
         return cls(torch.zeros_like(at.query), torch.full_like(at.query, keys), False)
 
     @property
@@ -222,7 +279,12 @@ class Spans:
         return Spans(start, stop, whole)
 
     def outside(self, at: Pairs, keys: int) -> "Spans":
-        """Return spans of the other keys: tight where spans begin or end with all keys."""
+        """Return spans of the other keys: tight where spans begin or end with all keys.
+
+        Args:
+            at: the queries.
+            keys: how many keys there are.
+        """
         # Spans at the beginning: what remains is the rest behind them.
         if self.whole and bool((self.empty | (self.start == 0)).all()):
             start = torch.where(self.empty, 0, self.stop)
@@ -234,7 +296,7 @@ class Spans:
         return Spans.unknown(at, keys)
 
 
-class Mask(Value):
+class Mask(Part):
     """Decide which keys each query may attend to.
 
     A subclass defines `sees`, and `check` if it fits only some sizes. `spans` and `for_last_query`
@@ -251,20 +313,43 @@ class Mask(Value):
         ...         return at.key % 2 == 0
         >>> (ts.causal & Even()).block(3, 3)[0, 0].int().tolist()
         [[1, 0, 0], [1, 0, 0], [1, 0, 1]]
+        >>> mask.parts
+        (causal, window(2))
+        >>> mask.for_last_query(), mask.same_for_all_queries
+        (window(2), False)
+        >>> # Masks of positions fit every size
+        >>> mask.check(batch=1, heads=8, queries=3, keys=3)
+        >>> mask.spans(ts.Pairs.block(3, 3, of=(3, 3)), keys=3).start.flatten().tolist()
+        [0, 0, 1]
     """
 
     # Whether the mask comes from a tensor or a function, which may hide padding among other things.
     is_arbitrary: ClassVar[bool] = False
 
     def sees(self, at: Pairs) -> Seen:
-        """Return whether each query may attend to each key; an axis may have size 1."""
+        """Return whether each query may attend to each key; an axis may have size 1.
+
+        Args:
+            at: the positions of the queries and keys of a block, as tensors that broadcast.
+
+        Returns:
+            A bool tensor (batch, head, query, key), True = may attend.
+        """
         raise TypeError(
             f"{type(self).__name__} does not define which keys a query sees; add a method "
             "sees(self, at)"
         )
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        """Raise a ValueError where this mask does not fit an attention of these sizes."""
+        """Raise a ValueError where this mask does not fit an attention of these sizes.
+
+        Args:
+            batch, heads: the number of sequences and of query heads.
+            queries, keys: the number of queries and of keys.
+
+        Raises:
+            ValueError: the mask does not fit; the sentence says what would.
+        """
 
     @property
     def same_for_all_queries(self) -> bool:
@@ -281,7 +366,15 @@ class Mask(Value):
         return self
 
     def spans(self, at: Pairs, keys: int) -> Spans:
-        """Return a range around the keys that each query sees; engines skip the rest."""
+        """Return a range around the keys that each query sees; engines skip the rest.
+
+        Args:
+            at: the queries, and the positions that they have.
+            keys: how many keys there are.
+
+        Returns:
+            For each query a range in which all keys lie that it sees.
+        """
         return Spans.unknown(at, keys)
 
     def block(
@@ -325,12 +418,11 @@ class Mask(Value):
         # ~~a is a itself, so that engines recognise it.
         return self.mask if isinstance(self, Opposite) else Opposite(self)
 
-    def __bool__(self) -> NoReturn:
-        """Raise a TypeError: `a and b` would silently return one of the two masks."""
-        raise TypeError(
-            f"a mask, {type(self).__name__}, has no truth value, so that `and`, `or` and `not` do "
-            "not combine masks; a & b, a | b and ~a do, and `mask is None` asks if there is one"
-        )
+    def __rand__(self, other: Any) -> "Mask":
+        return _join(Both, self, other)
+
+    def __ror__(self, other: Any) -> "Mask":
+        return _join(Either, self, other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -423,8 +515,7 @@ def _join(kind: type[Combination], left: Mask, right: Mask) -> Mask:
         )
     # `everyone` is neutral for & and absorbs |.
     if everyone in (left, right):
-        rest = right if left == everyone else left
-        return rest if kind is Both else everyone
+        return everyone if kind is Either else right if left == everyone else left
     # A combination of the same kind is taken apart.
     first, second = (mask.masks if type(mask) is kind else (mask,) for mask in (left, right))
     return kind(first + second)
@@ -448,3 +539,10 @@ class Everyone(Mask):
 
 
 everyone = Everyone()
+"""The mask that hides nothing: every query may attend to every key.
+
+Example:
+    >>> import telescope as ts
+    >>> ts.Attention().mask is ts.everyone
+    True
+"""

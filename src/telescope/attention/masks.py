@@ -283,6 +283,15 @@ class FromTensor(Mask):
 
 # The public names: a value, and classes that are called like functions.
 causal = Causal()
+"""The mask of a decoder: a query sees the keys up to its own position.
+
+Masks combine: `causal & window(n)`, `causal | prefix(n)`, `~causal`.
+
+Example:
+    >>> import telescope as ts
+    >>> ts.causal.block(3, 3)[0, 0].int().tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+"""
 window = Window
 prefix = Prefix
 

@@ -47,7 +47,9 @@ def softmax(
 
     Example:
         >>> import telescope as ts, torch
-        >>> ts.softmax(torch.tensor([[0.0, 0.0, -torch.inf], [-torch.inf] * 3])).tolist()
+        >>> ts.softmax(
+        ...     torch.tensor([[0.0, 0.0, -torch.inf], [-torch.inf] * 3])
+        ... ).tolist()
         [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
     """
     if sink is not None:

@@ -79,6 +79,15 @@ def sinusoidal(
 class LinearScaling(Value):
     """Divide every frequency by `factor`: a text `factor` times as long has the same angles (Chen
     et al. 2023).
+
+    Args:
+        factor: how many times longer than in training a text may be.
+
+    Example:
+        >>> import telescope as ts
+        >>> from telescope.attention import LinearScaling
+        >>> ts.rotary(scaling=LinearScaling(4.0)).scaling.factor
+        4.0
     """
 
     factor: float
@@ -97,6 +106,20 @@ class Llama3Scaling(Value):
 
     Frequencies of fewer than `low` turns are divided by `factor`, those of more than `high` turns
     stay, and in between the divisor changes smoothly.
+
+    Args:
+        factor: what slow frequencies are divided by.
+        low: turns below which a frequency is slow.
+        high: turns above which a frequency stays as it is.
+        original: the length of the texts in training, in tokens.
+
+    Example:
+        >>> import telescope as ts
+        >>> from telescope.attention import Llama3Scaling
+        >>> ts.rotary(
+        ...     base=500_000.0, scaling=Llama3Scaling(factor=8.0)
+        ... ).scaling.original
+        8192
     """
 
     factor: float = 8.0
@@ -127,7 +150,19 @@ class Llama3Scaling(Value):
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """Rotate features by precomputed sines and cosines, made once for all layers."""
+    """Rotate features by precomputed sines and cosines, made once for all layers.
+
+    Attributes:
+        cos: (..., position, rotated), the cosine of each angle.
+        sin: the sines, in the same shape.
+        pairs: which features form a pair, "halves" or "neighbours".
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> rotation = ts.rotary().at(torch.arange(2), width=2)
+        >>> rotation(torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]]))[0, 0, 1]
+        tensor([0.5403, 0.8415])
+    """
 
     cos: Float[Tensor, "*batch position half"]
     sin: Float[Tensor, "*batch position half"]
@@ -174,6 +209,12 @@ class Rotary(Value):
         >>> ts.rotary()(torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]]))[0, 0]
         tensor([[1.0000, 0.0000],
                 [0.5403, 0.8415]])
+        >>> rotary = ts.rotary(fraction=0.5)
+        >>> rotary.check(width=8)  # 4 of the 8 features are rotated
+        4
+        >>> rotation = rotary.at(torch.arange(3), width=8)
+        >>> rotation(torch.ones(1, 1, 3, 8)).shape
+        torch.Size([1, 1, 3, 8])
     """
 
     base: float = 10_000.0
@@ -212,6 +253,11 @@ class Rotary(Value):
     ) -> Rotation:
         """Return the rotation of features of this width at these positions, to be used by several
         layers.
+
+        Args:
+            positions: (position,) or (batch, position), whole numbers.
+            width: of the features that are rotated.
+            dtype: of the sines and cosines.
         """
         # Frequencies fall from 1 to about 1/base radians per position.
         turned = self.check(width)
@@ -224,6 +270,12 @@ class Rotary(Value):
     def check(self, width: int) -> int:
         """Return how many of `width` features are rotated; raise a ValueError if that number is
         odd.
+
+        Args:
+            width: how many features a head has.
+
+        Raises:
+            ValueError: the number of rotated features is odd.
         """
         turned = round(width * self.fraction)
         if turned % 2:

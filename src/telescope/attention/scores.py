@@ -15,9 +15,9 @@ from .mask import Pairs
 from .masks import with_four_axes
 from .values import (
     Keys,
+    Part,
     Queries,
     Scores,
-    Value,
     check_shape,
     format_shape,
     grouped_matmul,
@@ -28,7 +28,7 @@ from .values import (
 )
 
 
-class Score(Value):
+class Score(Part):
     """Compute score(queries, keys), how well each query matches each key.
 
     A subclass sets `formula`. It defines `as_dot` if rewritten queries and keys give the score as a
@@ -42,13 +42,28 @@ class Score(Value):
         ...         return -queries, keys
         >>> Negative()(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 3, 2)).tolist()
         [[[[-2.0, -2.0, -2.0]]]]
+        >>> x = torch.ones(1, 1, 1, 2)
+        >>> (
+        ...     Negative().terms(x, x).flatten().tolist(),
+        ...     Negative().numbers_per_score(x, x),
+        ... )
+        ([-1.0, -1.0], 1)
+        >>> Negative().check(heads=1, d_q=2, d_k=2)  # it fits
     """
 
     formula: ClassVar[str]
     is_dot_product: ClassVar[bool] = True
 
     def as_dot(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys whose plain dot product is this score."""
+        """Return queries and keys whose plain dot product is this score.
+
+        Args:
+            queries: (batch, heads, query, d_q).
+            keys: (batch, heads, key, d_k).
+
+        Returns:
+            Queries and keys of one width.
+        """
         return queries, keys
 
     def __call__(self, queries: Queries, keys: Keys) -> Scores:
@@ -63,12 +78,22 @@ class Score(Value):
     def terms(
         self, queries: Queries, keys: Float[Tensor, "batch heads key d_k"]
     ) -> Float[Tensor, "batch heads query key term"]:
-        """Return the summands of every score, along a last axis."""
+        """Return the summands of every score, along a last axis.
+
+        Args:
+            queries: (batch, heads, query, d_q).
+            keys: (batch, heads, key, d_k).
+        """
         queries, keys = self.as_dot(queries, keys)
         return queries.unsqueeze(-2) * keys.unsqueeze(-3)
 
     def numbers_per_score(self, queries: Tensor, keys: Tensor) -> int:
-        """Return how many numbers one score takes in memory: 1 for a matrix product."""
+        """Return how many numbers one score takes in memory: 1 for a matrix product.
+
+        Args:
+            queries: (batch, heads, query, d_q).
+            keys: (batch, heads, key, d_k).
+        """
         if self.is_dot_product or 0 in (*queries.shape, *keys.shape):
             return 1
         # Run the terms of one pair, and count them.
@@ -76,7 +101,15 @@ class Score(Value):
         return max(1, self.terms(queries[:1, :, :1], one_key).shape[-1])
 
     def check(self, *, heads: int, d_q: int, d_k: int) -> None:
-        """Raise a ValueError where this score does not fit queries and keys of these widths."""
+        """Raise a ValueError where this score does not fit queries and keys of these widths.
+
+        Args:
+            heads: the number of query heads.
+            d_q, d_k: the width of a query and of a key.
+
+        Raises:
+            ValueError: the score does not fit; the sentence says what would.
+        """
         if d_q != d_k:
             raise ValueError(
                 f"queries have {d_q} features and keys have {d_k}; a dot product needs the same "
@@ -180,6 +213,13 @@ def _check_matrix(what: str, W: Tensor, heads: int, rows: int, columns: int, axe
 
 # The public names: a value, and classes that are called like functions.
 dot = Dot()
+"""The dot product q·k, the score of a definition that names no other.
+
+Example:
+    >>> import telescope as ts, torch
+    >>> ts.dot(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2)).item()
+    2.0
+"""
 general = General
 additive = Additive
 
@@ -188,7 +228,7 @@ additive = Additive
 Added = Float[Tensor, "#batch #head #query #key"]
 
 
-class Bias(Value):
+class Bias(Part):
     """Add a number to the score of each pair of a query and a key.
 
     A subclass defines `__call__`, and `check` if it fits only some sizes. For a bias of the two
@@ -201,6 +241,13 @@ class Bias(Value):
         ...         return -1.0 * at.head * (at.query - at.key).abs()
         >>> PerHead()(ts.Pairs.block(2, 2, of=(2, 2), heads=2))[0, 1].tolist()
         [[-0.0, -1.0], [-1.0, -0.0]]
+        >>> import torch
+        >>> bias = ts.alibi(2)
+        >>> bias.added(ts.Pairs.block(2, 2, of=(2, 2), heads=2), torch.float32).dtype
+        torch.float32
+        >>> bias.parts, bias.agrees(ts.alibi(2), of=(2, 2))
+        ((alibi(2),), True)
+        >>> bias.check(batch=1, heads=2, queries=3, keys=3)  # it fits
     """
 
     def __call__(self, at: Pairs) -> Added:
@@ -210,11 +257,24 @@ class Bias(Value):
         )
 
     def added(self, at: Pairs, dtype: torch.dtype) -> Added:
-        """Return the bias of the pairs `at` in `dtype`, that of the scores."""
+        """Return the bias of the pairs `at` in `dtype`, that of the scores.
+
+        Args:
+            at: the positions of the queries and keys of a block, as tensors that broadcast.
+            dtype: that of the scores.
+        """
         return self(at).to(dtype)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        """Raise a ValueError where this bias does not fit an attention of these sizes."""
+        """Raise a ValueError where this bias does not fit an attention of these sizes.
+
+        Args:
+            batch, heads: the number of sequences and of query heads.
+            queries, keys: the number of queries and of keys.
+
+        Raises:
+            ValueError: the bias does not fit; the sentence says what would.
+        """
 
     @property
     def parts(self) -> "tuple[Bias, ...]":
@@ -222,7 +282,12 @@ class Bias(Value):
         return (self,)
 
     def agrees(self, other: "Bias", of: tuple[int, int]) -> bool:
-        """Return whether `other` adds the same in a matrix of size `of` = (queries, keys)."""
+        """Return whether `other` adds the same in a matrix of size `of` = (queries, keys).
+
+        Args:
+            other: another bias.
+            of: (queries, keys), the size of the matrix.
+        """
         return self == other
 
 
@@ -323,7 +388,12 @@ class Relative(Bias):
             )
 
     def agrees(self, other: Bias, of: tuple[int, int]) -> bool:
-        """Return whether `other` adds the same at the distances that occur."""
+        """Return whether `other` adds the same at the distances that occur.
+
+        Args:
+            other: another bias.
+            of: (queries, keys), the size of the matrix.
+        """
         # Tables that were cut to different lengths still agree on the distances that occur.
         if not isinstance(other, Relative) or self == other:
             return self == other

@@ -10,7 +10,7 @@ from math import isfinite
 from numbers import Number, Real
 from operator import index
 from threading import Lock
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -42,6 +42,27 @@ class Value:
 
     def __hash__(self) -> int:
         return hash((type(self), *map(_hash_part, field_values(self))))
+
+
+# What a caller of `and`, `or` or `not` probably intended, by the kind of part.
+COMBINED = {
+    "mask": "masks; a & b, a | b and ~a do",
+    "score": "scores; a definition has one score",
+    "bias": "biases; attention.with_extra_bias(bias) adds one more",
+}
+
+
+class Part(Value):
+    """A part of a definition: a mask, a score or a bias. It has no truth value."""
+
+    def __bool__(self) -> NoReturn:
+        """Raise a TypeError: `a and b` would silently return one of the two."""
+        kind = next(one for one in type(self).__mro__ if Part in one.__bases__)
+        noun = kind.__name__.lower()
+        raise TypeError(
+            f"a {noun}, {type(self).__name__}, has no truth value, so that `and`, `or` and `not` "
+            f"do not combine {COMBINED[noun]}, and `{noun} is None` asks if there is one"
+        )
 
 
 def field_values(value: Any) -> list[Any]:

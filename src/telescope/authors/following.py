@@ -25,7 +25,16 @@ ROUNDINGS = 8  # of the model's dtype, that a sum of a few numbers may be off by
 
 
 class Author(NamedTuple):
-    """Who wrote a part of a residual stream."""
+    """Who wrote a part of a residual stream.
+
+    Attributes:
+        head: the number of a head; None for other kinds.
+
+    Example:
+        >>> from telescope.authors import Author
+        >>> Author("head", "blocks.0.self", 3).head
+        3
+    """
 
     kind: str
     """"embedding", "positions", "head", "bias", "attention", "feed-forward", "norm" or "rest"."""

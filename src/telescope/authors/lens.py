@@ -6,22 +6,34 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from .streams import CallColumns, End, Spot, Streams
 
 
 @dataclass(frozen=True, eq=False)
-class Lens:
+class Lens(PrintedTable):
     """The next token as each state of the residual stream would have it (the logit lens). Returned
     by `recording.lens`.
 
     A state goes through the model's last norm, as if no layer came after it, and through its
     unembedding. A row is the state that an attention was given, and the last row is the end.
+
+    Attributes:
+        states: the name of each state, from the first to the end.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> seen = recording.lens()
+        >>> len(seen.states), len(seen.table()) == len(seen.columns["rank"])
+        (3, True)
     """
 
     after: str
@@ -40,6 +52,9 @@ class Lens:
 
     @property
     def columns(self) -> dict[str, list[Any]]:
+        """The numbers of the table by the names of its columns: state, likeliest, probability,
+        rank, divergence.
+        """
         return {
             "state": [*self.states],
             "likeliest": [" ".join(names) for names in self.likeliest],
@@ -49,12 +64,16 @@ class Lens:
         }
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return a row for each state as a frame of pandas or polars."""
+        """Return a row for each state as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         return frame(self.columns, library)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         title = f'after "{self.after}", the token "{self.token}"'
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        table = PlainTable(box=None, pad_edge=False, title=title, title_justify="left")
         for name in self.columns:
             right = name not in ("state", "likeliest")
             table.add_column(name, justify="right" if right else "left", no_wrap=True)

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
 from ..attention import Attention
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import hint, whole_number
 from .following import Author, Written
 from .labels import Labels
@@ -22,7 +21,23 @@ COLUMNS = ("by_query", "by_key", "by_both")
 
 
 class Reader(NamedTuple):
-    """One later head, and what its score has of a head's writing."""
+    """One later head, and what its score has of a head's writing.
+
+    Attributes:
+        layer: the name of the later attention.
+        head: the number of the later head.
+        score: the whole score of the later head.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> reader = recording.readers(0, head=1, query=3, key=1).rows[0]
+        >>> reader.layer, reader.head
+        ('blocks.1.self', 0)
+    """
 
     layer: str
     head: int
@@ -36,9 +51,24 @@ class Reader(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Readers:
+class Readers(PrintedTable):
     """The later heads whose score of one query and one key has a part that a head wrote. Returned
     by `recording.readers`.
+
+    Attributes:
+        author: the head that wrote.
+        query, key: the tokens of the score.
+        rows: a `Reader` for each later head.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> found = recording.readers(0, head=1, query=3, key=1)
+        >>> len(found.rows), len(found.top(1)), len(found.sort("by_query").table())
+        (2, 1, 2)
     """
 
     author: str
@@ -47,25 +77,37 @@ class Readers:
     rows: tuple[Reader, ...]
 
     def sort(self, column: str = "by_key") -> "Readers":
-        """Return the rows in the order of the absolute values of a column, the largest first."""
+        """Return the rows in the order of the absolute values of a column, the largest first.
+
+        Args:
+            column: "by_query", "by_key", "by_both" or "score".
+        """
         if column not in COLUMNS:
             raise ValueError(f'there is no column "{column}"; {hint(column, COLUMNS)}')
         order = sorted(self.rows, key=lambda row: -abs(getattr(row, column)))
         return Readers(self.author, self.query, self.key, tuple(order))
 
     def top(self, count: int = 10) -> tuple[Reader, ...]:
-        """Return the heads whose scores have the largest parts, at both ends together."""
+        """Return the heads whose scores have the largest parts, at both ends together.
+
+        Args:
+            count: how many heads.
+        """
         count = whole_number("count", count)
         return tuple(sorted(self.rows, key=lambda row: -abs(_whole(row)))[:count])
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return a row for each later head as a frame of pandas or polars."""
+        """Return a row for each later head as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         names = Reader._fields
         return frame({name: [getattr(row, name) for row in self.rows] for name in names}, library)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         title = f"what {self.author} wrote, in the scores of {self.query} against {self.key}"
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        table = PlainTable(box=None, pad_edge=False, title=title, title_justify="left")
         for name in Reader._fields:
             side: Any = "left" if name == "layer" else "right"
             table.add_column(name, justify=side, no_wrap=True)

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from ..attention import Attention, dot
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import whole_number
 from .following import REST, Written
 from .labels import Labels
@@ -32,7 +31,23 @@ CLEAR = (
 
 
 class Term(NamedTuple):
-    """One term of a score."""
+    """One term of a score.
+
+    Attributes:
+        query_author: who wrote the part of the query.
+        key_author: who wrote the part of the key.
+        value: what the two parts add to the score.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> largest, second = recording.why(1, head=0, query=3, key=1).top(2)
+        >>> abs(largest.value) >= abs(second.value)
+        True
+    """
 
     query_author: str
     key_author: str
@@ -40,11 +55,36 @@ class Term(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Why:
+class Why(PrintedTable):
     """One score before softmax, as the sum of its terms. Returned by `recording.why`.
 
     `terms[a, b]` is what author a of the query side and author b of the key side have to do with
     it: the part of the query that a wrote, times the part of the key that b wrote, times the scale.
+
+    Attributes:
+        layer: the name of the attention.
+        head: the number of the head.
+        query, key: the two tokens.
+        query_authors, key_authors: the names of the authors of each side.
+        terms: (query author, key author), what each pair adds to the score.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> found = recording.why(1, head=0, query=3, key=1)
+        >>> abs(found.terms.sum().item() - found.score) < 1e-5
+        True
+        >>> sorted(found.by("query")) == sorted(found.query_authors)
+        True
+        >>> (
+        ...     len(found.top(3)),
+        ...     len(found.table()) == found.terms.numel(),
+        ...     len(found.sentence) > 0,
+        ... )
+        (3, True, True)
     """
 
     layer: str
@@ -66,7 +106,11 @@ class Why:
     """
 
     def by(self, side: str) -> dict[str, float]:
-        """Return the score summed to the authors of one side, "query" or "key", largest first."""
+        """Return the score summed to the authors of one side, "query" or "key", largest first.
+
+        Args:
+            side: "query" or "key".
+        """
         if side not in ("query", "key"):
             raise ValueError(f'there is no side "{side}"; there are query and key')
         names = self.query_authors if side == "query" else self.key_authors
@@ -74,7 +118,11 @@ class Why:
         return dict(sorted(zip(names, sums, strict=True), key=lambda one: -abs(one[1])))
 
     def top(self, count: int = 8) -> list[Term]:
-        """Return the largest terms by absolute value, the largest first."""
+        """Return the largest terms by absolute value, the largest first.
+
+        Args:
+            count: how many terms.
+        """
         count = min(whole_number("count", count), self.terms.numel())
         found = self.terms.abs().flatten().topk(max(count, 0)).indices.tolist()
         width = self.terms.shape[1]
@@ -90,7 +138,11 @@ class Why:
         return Term(self.query_authors[one], self.key_authors[other], value)
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return every term as a row of a frame of pandas or polars."""
+        """Return every term as a row of a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         every = self.top(self.terms.numel())
         names = ("query_author", "key_author", "value")
         return frame({name: [getattr(one, name) for one in every] for name in names}, library)
@@ -116,9 +168,9 @@ class Why:
         return f"{start}: {', '.join(parts)}"
 
     def __rich__(self) -> Group:
-        table = Table(box=None, pad_edge=False)
+        table = PlainTable(box=None, pad_edge=False)
         for name, side in (("of the query", "left"), ("of the key", "left"), ("score", "right")):
-            table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
+            table.add_column(name, justify=side, no_wrap=True)
         shown = self._clear(8, 1e-6)
         for term in shown:
             table.add_row(term.query_author, term.key_author, f"{term.value:+.4f}")

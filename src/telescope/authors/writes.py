@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from rich.table import Table
 from torch import Tensor
 
 from ..files import frame
-from ..traces import render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import whole_number
 from .following import SplitHead, Written
 from .labels import Labels
@@ -23,18 +22,48 @@ ROWS = 8192  # of the unembedding that are in float64 at a time
 
 
 class Wrote(NamedTuple):
-    """What one author adds to the logit of each token."""
+    """What one author adds to the logit of each token.
+
+    Attributes:
+        author: who wrote.
+        values: what the author adds to each logit that was asked for.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> len(recording.writes(tokens=[5]).top(1)[0].values)
+        1
+    """
 
     author: str
     values: dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
-class Writes:
+class Writes(PrintedTable):
     """What each author of the residual stream adds to some logits after one token. Returned by
     `recording.writes`.
 
     The values of a token, of all authors, add up to its logit, which `logits` has.
+
+    Attributes:
+        authors: the name of each author.
+        values: (author, token), what each author adds to each logit.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> found = recording.writes(tokens=[5])
+        >>> len(found.values) == len(found.authors)
+        True
+        >>> len(found.table()) > 0, len(found.top(2))
+        (True, 2)
     """
 
     after: str
@@ -51,7 +80,11 @@ class Writes:
     """The authors that were asked for; the others are summed when printed."""
 
     def top(self, count: int = 10) -> list[Wrote]:
-        """Return the authors that were asked for with the largest values in the last column."""
+        """Return the authors that were asked for with the largest values in the last column.
+
+        Args:
+            count: how many authors.
+        """
         last = self.values[:, -1].abs()
         order = sorted(self.shown, key=lambda i: -float(last[i]))
         return [self._row(i) for i in order[: whole_number("count", count)]]
@@ -61,13 +94,19 @@ class Writes:
         return Wrote(self.authors[number], dict(zip(self.tokens, values, strict=True)))
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return a row for each author as a frame of pandas or polars."""
+        """Return a row for each author as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         rows = [self._row(i) for i in range(len(self.authors))]
         columns = {name: [row.values[name] for row in rows] for name in self.tokens}
         return frame({"author": [row.author for row in rows]} | columns, library)
 
-    def __rich__(self) -> Table:
-        table = Table(box=None, pad_edge=False, title=f'after "{self.after}"', title_justify="left")
+    def __rich__(self) -> PlainTable:
+        table = PlainTable(
+            box=None, pad_edge=False, title=f'after "{self.after}"', title_justify="left"
+        )
         table.add_column("author", no_wrap=True)
         for token in self.tokens:
             table.add_column(token, justify="right", no_wrap=True)
@@ -140,7 +179,22 @@ def split_logits(
 
 
 class Push(NamedTuple):
-    """What a head adds to the logit of one token, and the key that carried most of it."""
+    """What a head adds to the logit of one token, and the key that carried most of it.
+
+    Attributes:
+        token: whose logit is pushed.
+        id: the token's number in the vocabulary.
+        key: the key that carried most of it.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> recording.pushes(-1, head=0, top=1).up[0].value > 0
+        True
+    """
 
     token: str
     id: int
@@ -154,11 +208,25 @@ class Push(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Pushes:
+class Pushes(PrintedTable):
     """The tokens that one head pushes up and down at one query. Returned by `recording.pushes`.
 
     Softmax ignores what all logits have alike. So every value is what the head adds to the logit of
     a token, less the mean over the vocabulary.
+
+    Attributes:
+        layer: the name of the attention.
+        head: the number of the head.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> found = recording.pushes(-1, head=0, top=2)
+        >>> len(found.up), len(found.down), len(found.table())
+        (2, 2, 4)
     """
 
     layer: str
@@ -173,15 +241,19 @@ class Pushes:
     """The tokens that are pushed down most, the first most."""
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return a row for each token as a frame of pandas or polars."""
+        """Return a row for each token as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         every = (*self.up, *self.down)
         return frame(
             {name: [getattr(one, name) for one in every] for name in Push._fields}, library
         )
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         title = f'{self.layer}, head {self.head}, after "{self.after}"'
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        table = PlainTable(box=None, pad_edge=False, title=title, title_justify="left")
         for name in ("token", "pushed", "key", "of it"):
             right = name in ("pushed", "of it")
             table.add_column(name, justify="right" if right else "left", no_wrap=True)

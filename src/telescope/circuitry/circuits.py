@@ -5,14 +5,13 @@ from functools import cached_property
 from math import nan
 from typing import Any
 
-from rich.table import Table
 from torch import nn
 
 from ..files import Columns, Names, frame
 from ..interception.found import find_attentions
 from ..measures import Head
 from ..recording import Layers, list_names, select_layers
-from ..traces import render_text
+from ..traces import PlainTable, PrintedTable, render_text
 from ..words import check_index, hint
 from .factors import Composition, Factors, compose
 from .layer_weights import Biases, LayerWeights
@@ -29,10 +28,17 @@ class HeadCircuits:
 
     Example:
         >>> import telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2))
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config)
         >>> head = ts.circuits(model)[0, 1]
         >>> head.layer, head.number, head.qk.singular_values.shape
         ('blocks.0.self', 1, torch.Size([4]))
+        >>> head.ov.matrix().shape, head.biases.query.shape
+        (torch.Size([8, 8]), torch.Size([4]))
+        >>> -1 <= head.copying <= 1, 0 <= head.previous_token <= 1
+        (True, True)
+        >>> head.induction is None or "induction" not in head.why_not
+        True
     """
 
     def __init__(self, scores: Scores, layer: str, number: int) -> None:
@@ -46,7 +52,8 @@ class HeadCircuits:
         1/√d_k and before a softcap. With rotary positions, that of a query and a key at the same
         place.
 
-        Raise a ValueError if the scores are no such product: where queries or keys are normalised.
+        Raises:
+            ValueError: if the scores are no such product: where queries or keys are normalised.
         """
         return self._weights.qk(self.number)
 
@@ -105,29 +112,34 @@ class HeadCircuits:
         return f"{self.layer}, head {self.number}"
 
 
-class Circuits(Mapping[Key, HeadCircuits]):
+class Circuits(PrintedTable, Mapping[Key, HeadCircuits]):
     """The circuits of every head of a model: circuits[layer, head]. Returned by `ts.circuits`.
 
     Printed, it is a table; `rows` and `table()` have its numbers:
 
-        copying         Σ Re λ / Σ |λ| of W_U W_O W_v W_E (Elhage et al. 2021), from -1 to 1
-        previous_token  the share of the positions that prefer the position before, by the positions
-                        alone that are added to the embeddings
-        induction       how far the head is the second of an induction circuit; see
-                        `HeadCircuits.induction`
-        qk_norm         the Frobenius norms of W_qᵀ W_k and of W_O W_v
-        ov_norm
+    - `copying`: Σ Re λ / Σ |λ| of W_U W_O W_v W_E (Elhage et al. 2021), from -1 to 1.
+    - `previous_token`: the share of the positions that prefer the position before, by the positions
+      alone that are added to the embeddings.
+    - `induction`: how far the head is the second of an induction circuit; see
+      `HeadCircuits.induction`.
+    - `qk_norm`, `ov_norm`: the Frobenius norms of W_qᵀ W_k and of W_O W_v.
 
     A number that has no meaning for a model is NaN, and the sentence below the table says why.
 
     Example:
         >>> import telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2))
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config)
         >>> circuits = ts.circuits(model)
         >>> len(circuits), [*circuits.rows[0]][:3]
         (4, ['layer', 'head', 'copying'])
-        >>> round(circuits.composition((0, 1), (1, 0), "k").by_chance, 3)  # 1 / √d_model
+        >>> # 1 / √d_model
+        >>> round(circuits.composition((0, 1), (1, 0), "k").by_chance, 3)
         0.354
+        >>> -1 <= circuits.matching((0, 1), (1, 0)) <= 1
+        True
+        >>> len(circuits.sort("copying").table())
+        4
     """
 
     def __init__(
@@ -228,6 +240,10 @@ class Circuits(Mapping[Key, HeadCircuits]):
 
         It is Σ Re λ / Σ |λ| of W_Eᵀ W_qᵀ W_k W_O W_v W_E, with W_O W_v of `one`: the second half of
         the test for induction heads of Elhage et al. (2021); `copying` is the first.
+
+        Args:
+            one: (layer, number) of the earlier head.
+            other: (layer, number) of the later head.
         """
         earlier = self._find(one)
         later = self._find(other)
@@ -245,7 +261,12 @@ class Circuits(Mapping[Key, HeadCircuits]):
         return [{name: column[i] for name, column in columns.items()} for i in range(len(self))]
 
     def sort(self, column: str, *, descending: bool = True) -> "Circuits":
-        """Return the table in the order of a column, NaN last."""
+        """Return the table in the order of a column, NaN last.
+
+        Args:
+            column: such as "copying".
+            descending: whether the largest number comes first.
+        """
         columns = self._columns()
         if column not in columns:
             raise ValueError(f'there is no column "{column}"; {hint(str(column), columns)}')
@@ -258,7 +279,11 @@ class Circuits(Mapping[Key, HeadCircuits]):
         return Circuits(self._scores, self.left_out, chosen)
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return the table as a frame of pandas or polars."""
+        """Return the table as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         columns: Columns = self._columns()
         return frame({**columns, "layer": Names.of(columns["layer"])}, library)
 
@@ -285,7 +310,7 @@ class Circuits(Mapping[Key, HeadCircuits]):
             columns[name] = [nan if one is None else one for one in own_scores]
         return columns
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         # Each sentence stands once below the table.
         reasons = {
             f"no {name}: {sentence}": None
@@ -294,7 +319,7 @@ class Circuits(Mapping[Key, HeadCircuits]):
         }
         unread = [f"not read: {name} {reason}" for name, reason in self.left_out.items()]
         caption = "\n".join([*reasons, *unread]) or None
-        table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+        table = PlainTable(box=None, pad_edge=False, caption=caption, caption_justify="left")
         for name in ("layer", "head", *COLUMNS):
             side: Any = "left" if name == "layer" else "right"
             table.add_column(name.replace("_", " "), justify=side, no_wrap=True)
@@ -338,9 +363,11 @@ def circuits(
 
     Example:
         >>> import telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2))
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config)
         >>> head = ts.circuits(model)[-1, 0]
-        >>> head.ov.directions.left.shape  # what the head writes, the strongest direction first
+        >>> # What the head writes, the strongest direction first
+        >>> head.ov.directions.left.shape
         torch.Size([4, 8])
         >>> -1 <= head.copying <= 1
         True

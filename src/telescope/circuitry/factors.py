@@ -13,7 +13,16 @@ LARGEST = 2**26  # numbers of a matrix that is formed: half a GiB
 
 
 class Directions(NamedTuple):
-    """The singular vectors of a matrix, as rows, the largest singular value first."""
+    """The singular vectors of a matrix, as rows, the largest singular value first.
+
+    Example:
+        >>> import torch
+        >>> from telescope.circuitry import Factors
+        >>> Factors(
+        ...     torch.eye(1, 3), 2.0 * torch.eye(1, 3)
+        ... ).directions.left.abs().tolist()
+        [[1.0, 0.0, 0.0]]
+    """
 
     left: Float[Tensor, "rank d_left"]
     """Of QK: what a query looks for. Of OV: what the head writes."""
@@ -28,14 +37,23 @@ class Factors:
     Of QK, x · leftᵀ right · y is the score of a query at x with a key at y, before it is scaled. Of
     OV, leftᵀ right · y is what a key at y adds to the stream, for each unit of weight.
 
-    left   the rows that a query reads (QK), or that the head writes (OV)
-    right  the rows that a key reads (QK), or a value (OV)
+    Attributes:
+        left: the rows that a query reads (QK), or that the head writes (OV).
+        right: the rows that a key reads (QK), or a value (OV).
 
     Example:
         >>> import torch
         >>> from telescope.circuitry import Factors
         >>> Factors(torch.eye(1, 3), 2.0 * torch.eye(1, 3)).singular_values.tolist()
         [2.0]
+        >>> factors = Factors(torch.eye(1, 3), 2.0 * torch.eye(1, 3))
+        >>> factors.matrix()[0].tolist(), factors.norm
+        ([2.0, 0.0, 0.0], 2.0)
+        >>> (
+        ...     factors.times(factors.transposed).matrix()[0, 0].item(),
+        ...     factors.directions.right.shape,
+        ... )
+        (4.0, torch.Size([1, 3]))
     """
 
     left: Float[Tensor, "rank d_left"]
@@ -63,7 +81,8 @@ class Factors:
     def matrix(self) -> Float[Tensor, "d_left d_right"]:
         """Return the whole matrix.
 
-        Raise a ValueError where it has more than 2**26 numbers: it is the factors that are small.
+        Raises:
+            ValueError: where it has more than 2**26 numbers: it is the factors that are small.
         """
         rows = self.left.shape[1]
         columns = self.right.shape[1]
@@ -81,7 +100,11 @@ class Factors:
         return Factors(self.right, self.left)
 
     def times(self, other: "Factors") -> "Factors":
-        """Return the factors of the product of this matrix with another."""
+        """Return the factors of the product of this matrix with another.
+
+        Args:
+            other: its rows have the width of this matrix's columns.
+        """
         return Factors(self.left, (self.right @ other.left.mT) @ other.right)
 
     @cached_property
@@ -93,7 +116,18 @@ class Factors:
 
 
 class Composition(NamedTuple):
-    """How much of one matrix another one reads: ‖A B‖ / (‖A‖ ‖B‖), in Frobenius norms."""
+    """How much of one matrix another one reads: ‖A B‖ / (‖A‖ ‖B‖), in Frobenius norms.
+
+    Attributes:
+        ratio: ‖A B‖ / (‖A‖ ‖B‖).
+
+    Example:
+        >>> import telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> found = ts.circuits(ts.models.GPT(config)).composition((0, 1), (1, 0), "k")
+        >>> 0 <= found.ratio <= found.at_most, found.share <= 1
+        (True, True)
+    """
 
     ratio: float
     by_chance: float

@@ -33,6 +33,15 @@ BLOCK = 1024  # rows of a matrix of position scores that are formed at a time
 class Biases(NamedTuple):
     """What is added to the queries, keys and values of a head, the bias of the norm included; None
     where nothing is.
+
+    Attributes:
+        query, key, value: (d_k,), (d_k,) and (d_v,).
+
+    Example:
+        >>> import telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> ts.circuits(ts.models.GPT(config))[0, 0].biases.value.shape
+        torch.Size([4])
     """
 
     query: Float[Tensor, " d_k"] | None

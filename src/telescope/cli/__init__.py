@@ -15,6 +15,7 @@ from .boundary import run
 from .long_runs import atlas, compare, evaluate, recipe, train
 from .looking import doctor, explain, watch
 from .serving import serve
+from .teaching import lessons
 from .writing import generate, recall, summarize, translate
 
 VERSION = f"telescope {__version__}"
@@ -51,6 +52,7 @@ EXAMPLES = {
         "evaluate runs/seed-0 runs/seed-1 runs/seed-2",
     ),
     "watch": (
+        'watch --text "To be, or not to be"',
         "watch --model shakespeare --text play.txt",
         "watch --model DIR --text book.txt --tokens 4096 --keep queries-keys --out run.telescope",
     ),
@@ -60,6 +62,7 @@ EXAMPLES = {
     ),
     "compare": ("compare atlas-of-step-1000 atlas-of-step-2000", "compare before after --json"),
     "serve": ("serve --open", "serve run.telescope --open", "serve --model runs/mine --port 8000"),
+    "lessons": ("lessons my-lessons", "lessons my-lessons --force"),
     "doctor": ("doctor", "doctor --all --json"),
     "new recipe": (
         "new recipe translate mine.toml --train pairs.tsv",
@@ -92,6 +95,7 @@ for command in (
     atlas,
     compare,
     serve,
+    lessons,
     doctor,
 ):
     app.command(epilog=_epilog(command.__name__))(command)

@@ -25,6 +25,7 @@ from typing import Any
 
 import typer
 
+from ..guesses import OF_COMMANDS
 from ..words import describe_error, one_line
 
 # Exit codes, as listed above; 130 and 141 are 128 plus SIGINT and SIGPIPE, as shells report them.
@@ -35,6 +36,8 @@ STOPPED = 130
 UNREAD = 141
 # Parts of the sentences of `describe`.
 FAULT = "this is a fault of telescope"  # how the sentence about an unexpected error begins
+# The options after which these commands take what they read.
+TEXT_OPTIONS = {"watch": "--text", "atlas": "--texts"}
 ENOUGH = "a shorter text, a smaller batch or a smaller model needs less"
 
 
@@ -85,7 +88,7 @@ def exit_code(problem: BaseException) -> int:
 def describe(problem: BaseException) -> str:
     """Return the sentence for what a command raised."""
     if isinstance(problem, typer.TyperException):
-        return problem.format_message()
+        return _describe_usage(problem)
     # Before ValueError, of which UnicodeError is a subclass.
     if isinstance(problem, UnicodeError):
         return "a text or a name holds bytes that are not UTF-8; iconv -t utf-8 converts a text"
@@ -104,6 +107,23 @@ def describe(problem: BaseException) -> str:
         f"{FAULT}: {type(problem).__name__}: {problem}; TELESCOPE_DEBUG=1 shows where, please "
         "report it"
     )
+
+
+def _describe_usage(problem: typer.TyperException) -> str:
+    """Return typer's sentence, and what the caller probably intended."""
+    said = problem.format_message().rstrip(".")
+    context = getattr(problem, "ctx", None)
+    command = getattr(context, "info_name", None) or ""
+    # A guessed name of a command.
+    if said.startswith("No such command "):
+        guessed = said.removeprefix("No such command ").split("'")[1]
+        if way := OF_COMMANDS.get(guessed.lower()):
+            return f"No such command '{guessed}'; {way}"
+        return said if "Did you mean" in said else f"{said}; telescope --help lists the commands"
+    # A text where the command has an option for it.
+    if said.startswith("Got unexpected extra argument") and command in TEXT_OPTIONS:
+        return f"{said}; write it after {TEXT_OPTIONS[command]}, a text in quotes"
+    return said
 
 
 def _describe_system(problem: OSError) -> str:

@@ -96,6 +96,20 @@ def beside(label: str, drawn: Iterable[RenderableType]) -> list[RenderableType]:
     return [f"{label:<10}{line}" if isinstance(line, str) else line for line in drawn]
 
 
+def refuse(context: typer.Context, names: str, way: str) -> None:
+    """Raise a ValueError if one of these options, separated by spaces, was given on the command
+    line: nothing would read it.
+
+    way   what to do instead, after "--layer "
+    """
+    options = {one.name: one.opts[0] for one in context.command.params}
+    for name in names.split():
+        # What has its default, or comes from nowhere, was not asked for.
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ValueError(f"{options[name]} {way}")
+
+
 # What only one command needs is imported when it runs: importing torch takes seconds.
 
 

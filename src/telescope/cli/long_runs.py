@@ -14,7 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from ..words import hint
-from .common import AsJson, Device, Plain, print_all, print_json
+from .common import AsJson, Device, Plain, print_all, print_json, refuse
+
+SHOWN = 20  # heads of a printed comparison, unless --heads says how many
 
 DataFolder = Annotated[
     str | None,
@@ -67,6 +69,7 @@ def train(
 
 
 def recipe(
+    context: typer.Context,
     task: Annotated[
         str, typer.Argument(help="What the model will do: translate, summarize or generate.")
     ],
@@ -91,6 +94,8 @@ def recipe(
     from ..files import atomic_file, check_can_write
     from ..tasks.learning.new_recipe import new_recipe
 
+    if train is None:
+        refuse(context, "data", "is the folder in which --train is looked up; add --train")
     # Check first, write last: a mistake leaves no half of a file.
     place = Path(file or f"{task}.toml")
     check_can_write(place)
@@ -107,6 +112,7 @@ def recipe(
 
 
 def evaluate(
+    context: typer.Context,
     folders: Annotated[
         list[str],
         typer.Argument(
@@ -143,6 +149,10 @@ def evaluate(
         raise ValueError(
             "--predict and --score are the two halves of evaluate; leave both out to run the whole"
         )
+    if score:
+        refuse(context, "data", "holds the texts to answer, and --score reads answers")
+    if predict:
+        refuse(context, "as_json", "prints figures, and --predict measures none; leave one out")
     # The answers of several folders would overwrite each other.
     if out is not None and len(folders) > 1:
         raise ValueError(
@@ -291,8 +301,14 @@ def compare(
         Path, typer.Argument(help="Folder of another atlas, of a model of the same shape.")
     ],
     heads: Annotated[
-        int, typer.Option(help="How many heads to show, those that changed the most.", min=1)
-    ] = 20,
+        int | None,
+        typer.Option(
+            help="How many heads to show, those that changed the most: 20 unless given, and all "
+            "with --json.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
@@ -303,9 +319,9 @@ def compare(
     # JSON holds every head, a screen those that changed the most.
     found = compare_atlases(Atlas.open(before), Atlas.open(after))
     if as_json:
-        print_json(found.to_dict())
+        print_json(found[:heads].to_dict())
     else:
-        print_all([found[:heads]], plain)
+        print_all([found[: heads or SHOWN]], plain)
 
 
 def _reporter() -> Callable[[Any], None]:

@@ -24,9 +24,10 @@ from .common import (
     print_all,
     print_json,
     read_edits,
+    refuse,
 )
 from .serving import import_explorer
-from .writing import TRANSLATOR
+from .writing import TRANSLATOR, WRITER, read_documents
 
 # What the page cannot show of a saved recording, by what the recording keeps.
 PAGE_LACKS = {
@@ -43,6 +44,7 @@ TABLES = {  # examples that are tables, not attentions, and where the page shows
 
 
 def explain(
+    context: typer.Context,
     sentence: Annotated[
         list[str] | None,
         typer.Argument(help="A sentence, which the model translates; without one, an example."),
@@ -116,6 +118,7 @@ def explain(
             "a sentence of your own goes through a trained model; --example and --by-sum are "
             "without one"
         )
+    _refuse_unread(context, example, sentence=bool(sentence), open_page=open_page)
     # --open shows the page instead of printing.
     if open_page:
         if sentence:
@@ -184,14 +187,22 @@ def explain(
 
 
 def watch(
+    context: typer.Context,
     model: Annotated[
         Path,
         typer.Option(
             help="A shipped model, or a folder with a tokenizer.json: saved by telescope or by "
             "Hugging Face."
         ),
-    ],
-    text: Annotated[Path, typer.Option(help="File with the text that the model reads.")],
+    ] = Path(WRITER),
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="The text that the model reads, in quotes, or the name of its file; -, or without "
+            "it, standard input.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder to save the recording in, for ts.open and telescope serve."),
@@ -231,6 +242,8 @@ def watch(
     from ..words import format_bytes
 
     # Check everything before the model runs, which may take long.
+    if out is None:
+        refuse(context, "replace", "replaces the recording that --out names; add --out")
     contents = _read_text(text)
     check_device(device)
     if out is not None:
@@ -298,6 +311,22 @@ def doctor(
     raise typer.Exit(0 if report.healthy else 1)
 
 
+def _refuse_unread(
+    context: typer.Context, example: str | None, *, sentence: bool, open_page: bool
+) -> None:
+    """Raise a ValueError for an option of `explain` that belongs to another way to call it."""
+    if not sentence:
+        way = 'is of a sentence of your own: telescope explain "Good morning."'
+        refuse(context, "model between layer head every_head steps", way)
+    if not sentence and example in TABLES:
+        refuse(context, "query by_sum", f"is of an attention, and {example} is a table")
+    if open_page:
+        way = "is of what is printed, and --open opens the page instead; leave one of them out"
+        refuse(context, "between every_head steps as_json plain", way)
+    else:
+        refuse(context, "port", "is the port of the page; add --open")
+
+
 def _check_example(name: str) -> str:
     """Return the name if it is an example's, else raise a ValueError that suggests one."""
     from ..tasks.explaining.examples import EXAMPLES
@@ -346,21 +375,26 @@ def _open_in_browser(
     explorer.serve(library, port=port, path=path, browse=True)
 
 
-def _read_text(file: Path) -> str:
-    """Return the text of a file or a pipe; raise a ValueError for a device, which may never end, as
-    /dev/zero does.
-    """
-    from ..words import describe_error
+def _read_text(given: str | None) -> str:
+    """Return the text of --text: the words themselves, those of a file or a pipe, or those of
+    standard input.
 
-    try:
-        # A missing file passes this test: read_text says why it cannot be read.
-        if not (file.is_file() or file.is_fifo() or not file.exists()):
-            raise ValueError(f"--text {file} is not a file")
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"--text {file} is not UTF-8 text; iconv -t utf-8 makes it so") from None
-    except OSError as problem:
-        raise ValueError(f"--text {file} cannot be read: {describe_error(problem)}") from None
+    Raise a ValueError for a device, which may never end, as /dev/zero does.
+    """
+    # Only what is there and no file is refused here.
+    if given is not None and given != "-":
+        try:
+            place = Path(given)
+            is_other = place.exists() and not (place.is_file() or place.is_fifo())
+        except PermissionError:
+            raise ValueError(f"--text {given} cannot be read: no permission") from None
+        except (OSError, ValueError):
+            # Too long for a file's name, or with characters that no name has: words.
+            is_other = False
+        if is_other:
+            raise ValueError(f"--text {given} is not a file")
+    (text,) = read_documents([] if given is None else [given])
+    return text
 
 
 def _split_pair(words: str | None) -> list[str]:

@@ -30,6 +30,7 @@ from .common import (
     print_all,
     print_json,
     read_edits,
+    refuse,
 )
 
 # The shipped models, which commands use unless --model names another.
@@ -92,7 +93,7 @@ def summarize(
 
     loaded = load_model(model, device)
     # All documents before the first summary: their parts are written in batches.
-    documents = list(_read_documents(text or []))
+    documents = list(read_documents(text or []))
     summaries = rewrite(loaded, documents, split_by_length, beams=beams, n_best=n_best)
     # Each part of a long document has a line of its own.
     layout: dict[str, Any] = {"show": show, "as_json": as_json, "plain": plain, "between": "\n"}
@@ -101,6 +102,7 @@ def summarize(
 
 
 def generate(
+    context: typer.Context,
     prompt: Texts = None,
     model: ModelName = WRITER,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 256,
@@ -136,13 +138,16 @@ def generate(
     """
     from ..tasks.writing import RewrittenPart, sample_text, search_text, stream_text
 
+    if beams is not None:
+        way = "samples, and --beams searches for the likeliest text; leave one of them out"
+        refuse(context, "temperature top_k top_p seed", way)
     edits = read_edits(mute, hide)
     loaded = load_model(model, device)
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     sampling |= {"max_new_tokens": max_new_tokens}
 
     # Without a prompt on a terminal, write from an empty text instead of waiting for one.
-    for text in _read_documents(prompt or []) if prompt or not _stdin_is_terminal() else [""]:
+    for text in read_documents(prompt or []) if prompt or not _stdin_is_terminal() else [""]:
         # One text as it is: print each token as soon as it is written.
         if beams is None and n_best == 1 and not (as_json or show or edits):
             tokens = stream_text(loaded, text, seed=seed, **sampling)
@@ -242,7 +247,7 @@ def _print_texts(
 # ------------------------------------------------------------------- the texts that a command reads
 
 
-def _read_documents(arguments: Sequence[str]) -> Iterator[str]:
+def read_documents(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the whole text of each argument, or of standard input where there are no arguments."""
     for argument in _arguments_or_stdin(arguments):
         with _open_argument(argument) as stream:
@@ -315,7 +320,7 @@ def _open_stdin(argument: str | None) -> IO[str]:
 def _open_file_or_text(text: str) -> IO[str]:
     try:
         # The name of a file stands for its text; utf-8-sig as in `_open_stdin`.
-        if Path(text).is_file():
+        if Path(text).is_file() or Path(text).is_fifo():
             return Path(text).open(encoding="utf-8-sig")
     except PermissionError:
         raise ValueError(f"{text} cannot be read: no permission") from None

@@ -33,26 +33,31 @@ def beam(
     """Search for the likeliest texts after each prompt, and return the `n_best` of each, the best
     first.
 
-    model           a GPT, Transformer, LuongTranslator or any model with a registered writer
-    prompts         a text or a list of ids, several of them, or an int64 tensor (batch, n)
-    beams           texts kept at each step
-    max_new_tokens  longest text, in tokens
-    length_penalty  a text of n new tokens scores Σ log p / n^length_penalty: above 0 long texts are
-                    preferred
-    n_best          texts returned for each prompt, at most `beams`
-    early_stopping  stop as soon as `beams` texts have ended; otherwise when no unfinished text
-                    could become better
-    end             ids that end a text, model.special.end unless given; the id of padding is never
-                    chosen
+    Args:
+        model: a GPT, Transformer, LuongTranslator or any model with a registered writer.
+        prompts: a text or a list of ids, several of them, or an int64 tensor (batch, n).
+        beams: texts kept at each step.
+        max_new_tokens: longest text, in tokens.
+        length_penalty: a text of n new tokens scores Σ log p / n^length_penalty: above 0 long texts
+            are preferred.
+        n_best: texts returned for each prompt, at most `beams`.
+        early_stopping: stop as soon as `beams` texts have ended; otherwise when no unfinished text
+            could become better.
+        end: ids that end a text, model.special.end unless given; the id of padding is never chosen.
 
-    Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not
-    fit the model.
+    Raises:
+        ValueError, TypeError: if the model cannot decode, or if a prompt or an option does not fit
+            the model.
 
     Example:
         >>> from telescope.decoding import beam
         >>> from telescope.models import GPT, GPTConfig
-        >>> model = GPT(GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2))
-        >>> best, second = beam(model, [1, 2, 3], beams=4, n_best=2, max_new_tokens=5)[0]
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2)
+        ... )
+        >>> best, second = beam(model, [1, 2, 3], beams=4, n_best=2, max_new_tokens=5)[
+        ...     0
+        ... ]
         >>> len(best.ids), best.why, best.score >= second.score
         (5, 'length', True)
     """

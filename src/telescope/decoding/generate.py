@@ -10,12 +10,26 @@ from torch import Tensor, nn
 
 from ..layers import OnlyReal, StepsToFollow, step_observers
 from ..models import Model
+from ..words import suggests
 from . import request
 from .request import TextLine, Token, Written
 from .sampling import Filter, TokenChooser, mark_seen, min_p, temperature, top_k, top_p
 from .writers import Prompt, Prompts, Writer, start_writer
 
+# What others call the options, and ours.
+GUESSES = {
+    "max_tokens": "max_new_tokens=",
+    "max_length": "max_new_tokens=",
+    "num_beams": "ts.decoding.beam(model, prompts, beams=...)",
+    "beams": "ts.decoding.beam(model, prompts, beams=...)",
+    "do_sample": "temperature=0 for the likeliest token, or a temperature above",
+    "greedy": "temperature=0",
+    "stop_strings": "stop=",
+    "eos_token_id": "end=",
+}
 
+
+@suggests("generate", **GUESSES)
 def generate(
     model: Model,
     prompts: Prompts,
@@ -32,30 +46,35 @@ def generate(
 ) -> list[Written]:
     """Generate a text for each prompt: a GPT continues the prompt, a translator translates it.
 
-    model               a GPT, Transformer, LuongTranslator or any model with a registered writer
-    prompts             a text or a list of ids, several of them, or an int64 tensor (batch, n)
-    max_new_tokens      longest text, in tokens
-    temperature         logits are divided by it; 0 is greedy: always the likeliest token
-    top_k               sample from the k likeliest tokens only
-    top_p               sample from the fewest tokens whose probabilities sum to p
-    min_p               sample from tokens at least p times as likely as the likeliest
-    repetition_penalty  positive logits of tokens seen before are divided by it, negative ones
-                        multiplied
-    seed                prompt i is sampled with seed + i
-    stop                texts at which to stop; they are not part of the returned text
-    end                 ids that end a text, model.special.end unless given; the id of padding is
-                        never chosen
-
     Prompts may differ in length. Each gets the text that it would get alone with its own seed.
 
-    Raises ValueError or TypeError if the model cannot decode, or if a prompt or an option does not
-    fit the model.
+    Args:
+        model: a GPT, Transformer, LuongTranslator or any model with a registered writer.
+        prompts: a text or a list of ids, several of them, or an int64 tensor (batch, n).
+        max_new_tokens: longest text, in tokens.
+        temperature: logits are divided by it; 0 is greedy: always the likeliest token.
+        top_k: sample from the k likeliest tokens only.
+        top_p: sample from the fewest tokens whose probabilities sum to p.
+        min_p: sample from tokens at least p times as likely as the likeliest.
+        repetition_penalty: positive logits of tokens seen before are divided by it, negative ones
+            multiplied.
+        seed: prompt i is sampled with seed + i.
+        stop: texts at which to stop; they are not part of the returned text.
+        end: ids that end a text, model.special.end unless given; the id of padding is never chosen.
+
+    Raises:
+        ValueError, TypeError: if the model cannot decode, or if a prompt or an option does not fit
+            the model.
 
     Example:
         >>> from telescope.decoding import generate
         >>> from telescope.models import GPT, GPTConfig
-        >>> model = GPT(GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2))
-        >>> first, second = generate(model, [[1, 2, 3], [4]], max_new_tokens=5, temperature=0.0)
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2)
+        ... )
+        >>> first, second = generate(
+        ...     model, [[1, 2, 3], [4]], max_new_tokens=5, temperature=0.0
+        ... )
         >>> len(first.ids), first.text, first.why
         (5, None, 'length')
     """
@@ -69,6 +88,7 @@ def generate(
     return [line.written() for line in lines]
 
 
+@suggests("stream", **GUESSES)
 def stream(
     model: Model,
     prompt: Prompt,
@@ -88,10 +108,21 @@ def stream(
     The options and errors are those of `generate`. Errors are raised by the call, not by the first
     token.
 
+    Args:
+        model: a GPT, Transformer, LuongTranslator or any model with a registered writer.
+        prompt: one text or list of ids.
+        max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, end: as in
+            `generate`.
+
+    Yields:
+        `Token`s, in the order of the text.
+
     Example:
         >>> from telescope.decoding import stream
         >>> from telescope.models import GPT, GPTConfig
-        >>> model = GPT(GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2))
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=8, max_positions=16, d_model=8, blocks=1, heads=2)
+        ... )
         >>> len([token.id for token in stream(model, [1, 2, 3], max_new_tokens=5)])
         5
     """

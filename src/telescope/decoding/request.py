@@ -156,11 +156,12 @@ Why = Literal["end", "stop", "length"]
 class Written:
     """A text that a model has generated.
 
-    ids    the new tokens, with the one that ended the text
-    text   the new text, up to a stop string; None without a tokenizer
-    why    the reason for the end: "end", an id of `end`; "stop", a stop string; "length",
-           max_new_tokens
-    score  of a beam search: Σ log p / length^length_penalty; otherwise None
+    Attributes:
+        ids: the new tokens, with the one that ended the text.
+        text: the new text, up to a stop string; None without a tokenizer.
+        why: the reason for the end: "end", an id of `end`; "stop", a stop string; "length",
+            max_new_tokens.
+        score: of a beam search: Σ log p / length^length_penalty; otherwise None.
 
     Example:
         >>> from telescope.decoding import Written
@@ -178,8 +179,10 @@ class Written:
 class Token:
     """A generated token, and the text that it completes.
 
-    text  None without a tokenizer. It may be empty, and come with a later token: where a token ends
-          within a character, or the text might be the beginning of a stop string
+    Attributes:
+        text: None without a tokenizer. It may be empty, and come with a later token: where a token
+            ends within a character, or the text might be the beginning of a stop string.
+        id: its number in the vocabulary.
 
     Example:
         >>> from telescope.decoding import Token
@@ -242,7 +245,8 @@ class TextLine:
 
 class IncrementalDecoder:
     """Decode tokens to text one by one. Text once returned never changes, and all of it joined is
-    the whole text.
+    the whole text, without bytes that are no character: the tokens of a model that is hardly
+    trained, or that was stopped within a character, need not be text.
 
     Text that might be the beginning of a stop string is held back; after a stop string `stopped` is
     True.
@@ -286,7 +290,7 @@ class IncrementalDecoder:
         text.
         """
         # Only the tail is decoded: tokens whose text was returned are dropped.
-        self._held_back += text[len(self._decoded) :]
+        self._held_back += text[len(self._decoded) :].replace(INCOMPLETE, "")
         self._ids = self._ids[self._read :] or self._ids
         self._decoded, self._read = self._tokenizer.decode(self._ids), len(self._ids)
         # The stop string that begins first ends the text.

@@ -22,7 +22,20 @@ from .token_pairs import CallTokens
 
 
 class Resample(NamedTuple):
-    """What `ts.resample` returns: a recording, and the seed of the draws from it."""
+    """What `ts.resample` returns: a recording, and the seed of the draws from it.
+
+    Attributes:
+        recording: where contexts are drawn from.
+        seed: of the draws.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, keep="steps") as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> ts.resample(recording, seed=3).seed
+        3
+    """
 
     recording: Recording
     seed: int
@@ -47,7 +60,7 @@ def resample(recording: Recording, seed: SupportsIndex = 0) -> Resample:
         ...     for _ in range(3):
         ...         _ = layer(torch.randn(1, 5, 8))
         >>> print(ts.mute(heads=1, by=ts.resample(recording, seed=7)))
-        mute head 1 in every layer by random positions of a recording of MultiHeadAttention, seed 7
+        mute head 1 in every layer by random positions of a recording of ..., seed 7
     """
     if not isinstance(recording, Recording):
         raise TypeError(
@@ -58,12 +71,25 @@ def resample(recording: Recording, seed: SupportsIndex = 0) -> Resample:
 
 @dataclass(frozen=True)
 class Ablate(RecordedEdit):
-    """Replace the context of some heads by recorded contexts, or shrink its distance from them."""
+    """Replace the context of some heads by recorded contexts, or shrink its distance from them.
+
+    Attributes:
+        times: what the distance from the recorded context is multiplied by.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, keep="steps") as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> edit = ts.mute("attention", heads=0, by=recording)
+        >>> edit.times, edit.heads, edit.to_json()["times"]
+        (0.0, (0,), 0.0)
+    """
 
     kind = "mute_by"
-    made_by = "mute"
-    changes = Part.CONTEXT
-    rank = 4
+    _made_by = "mute"
+    _changes = Part.CONTEXT
+    _rank = 4
     times: float = 0.0
     seed: int | None = None
     """Of the draws from the recorded positions; None is their mean."""
@@ -71,32 +97,32 @@ class Ablate(RecordedEdit):
     def __str__(self) -> str:
         what = f"{describe_heads(self.heads)}{describe_layers(self.layers)}"
         factor = f" times {self.times:g}" if self.times else ""
-        source = f"a recording of {self.model_name}"
+        source = f"a recording of {self._model_name}"
         if self.seed is None:
             return f"mute {what}{factor} by the mean of {source}"
         return f"mute {what}{factor} by random positions of {source}, seed {self.seed}"
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         # The mean is the same at every position.
         if self.seed is None:
             return Needs.PASS
         return Needs.PLACE | Needs.POSITIONS | Needs.PASS
 
-    def select(
+    def _select(
         self, names: Sequence[str], passes: Sequence[str], unwatched: Sequence[str]
     ) -> list[str]:
-        selected = super().select(names, passes, unwatched)
-        self.require_own_contexts(selected)
+        selected = super()._select(names, passes, unwatched)
+        self._require_own_contexts(selected)
         return selected
 
-    def change_context(
+    def _change_context(
         self, at: EditedCall, context: Float[Tensor, "batch heads query d_v"]
     ) -> Float[Tensor, "batch heads query d_v"]:
-        watched = self.recorded[at.name]
+        watched = self._its_recording[at.name]
         # Without a call, this raises an error that says why there is none.
         recorded = watched.calls[0] if watched.calls else watched.call
-        heads, places = self.places(at, recorded, context.shape[1])
+        heads, places = self._places(at, recorded, context.shape[1])
         pool = at.block.share(RecordedContexts).pool("mute", watched, places)
         if pool.mean.shape[-1] != context.shape[-1]:
             raise ValueError(

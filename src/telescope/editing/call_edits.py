@@ -27,9 +27,9 @@ class CallEdits(NamedTuple):
     def of(cls, edits: Sequence[LayerEdit]) -> "CallEdits":
         """Sort the edits of an attention."""
         # The sort is stable: edits of one rank stay as they were listed.
-        ordered = sorted(edits, key=lambda one: one.edit.rank)
+        ordered = sorted(edits, key=lambda one: one.edit._rank)
         # The order of `Part` is that of the last three fields.
-        parts = [[one for one in ordered if one.edit.changes is part] for part in Part]
+        parts = [[one for one in ordered if one.edit._changes is part] for part in Part]
         return cls(edits, needs_of(edits), *parts)
 
     @property
@@ -42,5 +42,5 @@ def needs_of(edits: Sequence[LayerEdit]) -> Needs:
     """Return what some of these edits need to know."""
     needs = Needs.NOTHING
     for one in edits:
-        needs |= one.edit.needs
+        needs |= one.edit._needs
     return needs

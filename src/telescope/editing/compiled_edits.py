@@ -22,8 +22,8 @@ def why_not_compiled(session: Any) -> str | None:
     if they can.
     """
     for one, names in session.selected:
-        is_product = one.edit.factor is not None and one.sequences is None
-        if not is_product and not one.edit.adds_to_scores:
+        is_product = one.edit._factor is not None and one.sequences is None
+        if not is_product and not one.edit._adds_to_scores:
             return (
                 f'"{one.edit}" cannot be done inside of compiled code, which can do '
                 "ts.mute(layers, heads, times=0), ts.hide and ts.boost; for this edit call the "
@@ -53,9 +53,9 @@ def factors(session: Any, name: str, count: int) -> list[float]:
     """Return what the edits multiply each head of an attention by."""
     found = [1.0] * count
     for one in session.edits_of_call(name, count).context:
-        chosen = one.edit.select_heads(name, count)
+        chosen = one.edit._select_heads(name, count)
         for head in range(count) if chosen is None else chosen:
-            found[head] *= one.edit.factor or 0.0
+            found[head] *= one.edit._factor or 0.0
     return found
 
 

@@ -90,7 +90,7 @@ def editing(
     found = find_attentions(model, "edit")
     # An edit of every layer misses the attentions that cannot be intercepted: name them.
     # Level 5 is the caller's `with`: `edit`, `editing` and their two __enter__ lie in between.
-    if found.unwatched and any(one.edits_every_layer for one in given):
+    if found.unwatched and any(one._edits_every_layer for one in given):
         warnings.warn(
             f"{type(model).__name__}: {describe_unwatched(found.unwatched, 'edit')}", stacklevel=5
         )
@@ -147,13 +147,18 @@ def _checked_edit(given: Any) -> Edit:
     # An edit from a recording's file is still JSON.
     one = from_json(given.contents) if isinstance(given, SavedEdit) else given
     if not isinstance(one, Edit):
-        makers = [*dict.fromkeys(kind.made_by or name for name, kind in KINDS.items())]
+        makers = [*dict.fromkeys(kind._made_by or name for name, kind in KINDS.items())]
         known = f"there are ts.{', ts.'.join(makers)}"
+        if isinstance(given, list | tuple):
+            raise TypeError(
+                f"edit takes edits one by one, not a {type(given).__name__}: ts.edit(model, *edits)"
+            )
         nearest = hint(given, makers) if isinstance(given, str) else known
+        nearest = f"write ts.{given}(...)" if given in makers else nearest
         raise TypeError(f"{given!r} is no edit; {nearest}")
-    if one.kept_by_name and isinstance(getattr(one, one.kept_by_name), str):
+    if one._kept_by_name and isinstance(getattr(one, one._kept_by_name), str):
         raise ValueError(
-            f'"{one}" was read from a file, which holds only the name of its {one.kept_by_name}; '
+            f'"{one}" was read from a file, which holds only the name of its {one._kept_by_name}; '
             "make it again"
         )
     return one

@@ -41,10 +41,13 @@ from .prompts import Place
 from .spans import Span
 
 Heads = SupportsIndex | Sequence[SupportsIndex] | None
+"""Numbers of heads, -1 for the last; None is all."""
 # What a caller may guess, and what is written here.
 GUESSES = {"layer": "layers=, a name, a number or a list", "head": "heads=, a number or a list"}
-GUESSED_KEYS = GUESSES | {"key": "keys=", "query": "queries="}
-"""Numbers of heads, -1 for the last; None is all."""
+GUESSED_KEYS = GUESSES | {
+    **{"key": "keys=", "query": "queries="},
+    **dict.fromkeys(("token", "tokens", "text", "word", "words", "position", "positions"), "keys="),
+}
 Shared = TypeVar("Shared")
 
 # --------------------------------------------------------------------------------------- every edit
@@ -141,12 +144,12 @@ class Edit:
 
     kind: ClassVar[str]
     """The name of the function that makes the edit, and of the edit in JSON."""
-    made_by: ClassVar[str] = ""
+    _made_by: ClassVar[str] = ""
     """The name of the function that makes the edit, where `kind` is another."""
-    changes: ClassVar[Part]
-    rank: ClassVar[int]
+    _changes: ClassVar[Part]
+    _rank: ClassVar[int]
     """Edits of one attention apply in the order of their ranks; equal ranks as they are listed."""
-    kept_by_name: ClassVar[str] = ""
+    _kept_by_name: ClassVar[str] = ""
     """The field of which JSON has only the name; an edit that was read cannot be applied then."""
 
     layers: tuple[str | int, ...] | None
@@ -164,58 +167,64 @@ class Edit:
         """Return the edit as a sentence."""
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         """What the edit has to know of its calls."""
         return Needs.NOTHING
 
     @property
-    def factor(self) -> float | None:
+    def _factor(self) -> float | None:
         """What the context of the heads is multiplied by; None if the edit is no such product."""
         return None
 
     @property
-    def adds_to_scores(self) -> bool:
+    def _adds_to_scores(self) -> bool:
         """Whether the edit is a term that is added to the scores, -inf for keys that it hides."""
         return False
 
-    def redefinition(self, at: EditedCall) -> Redefinition | None:
+    def _redefinition(self, at: EditedCall) -> Redefinition | None:
         """Return the change of a call's definition; None if nothing changes in this call."""
         raise NotImplementedError
 
-    def change_tensors(self, at: EditedCall, call: AttentionCall) -> AttentionCall:
+    def _change_tensors(self, at: EditedCall, call: AttentionCall) -> AttentionCall:
         """Return `call`, which edits of a lower rank have changed, with other queries and keys."""
         raise NotImplementedError
 
-    def change_context(
+    def _change_context(
         self, at: EditedCall, context: Float[Tensor, "batch heads query d_v"]
     ) -> Float[Tensor, "batch heads query d_v"]:
         """Return the context after the edit; it may be changed in place unless gradients flow."""
         raise NotImplementedError
 
     @property
-    def edits_every_layer(self) -> bool:
+    def _edits_every_layer(self) -> bool:
         """Whether the edit means every attention that the model has."""
         return self.layers is None
 
-    def select(
+    def _select(
         self, names: Sequence[str], passes: Sequence[str], unwatched: Sequence[str]
     ) -> list[str]:
         """Return what `layers` selects of a model's attentions and of the passes that it names."""
         return select_layers([*names, *passes], self.layers, unwatched)
 
-    def select_heads(self, name: str, count: int) -> Sequence[int] | None:
+    def _select_heads(self, name: str, count: int) -> Sequence[int] | None:
         """Return the numbers of the edited heads of an attention with `count` heads; None is all.
 
         Raise a ValueError if a head does not exist.
         """
         return None if self.heads is None else head_numbers(name, self.heads, count)
 
-    def contradicts(self, other: "Edit") -> str:
+    def _contradicts(self, other: "Edit") -> str:
         """Return why this edit and another cannot both change the same head; "" if they can."""
         return ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the edit as JSON. Of a recording and a function only the name is kept."""
+        """Return the edit as JSON. Of a recording and a function only the name is kept.
+
+        Example:
+            >>> import telescope as ts
+            >>> ts.mute("blocks.0.self", heads=[1]).to_json()["is"]
+            'mute'
+        """
         return {"is": self.kind} | {
             part.name: _to_json(getattr(self, part.name)) for part in fields(self)
         }
@@ -336,11 +345,27 @@ def _from_json(value: Any, annotation: Any) -> Any:
 
 @dataclass(frozen=True)
 class Mute(Edit):
-    """Multiply the context of some heads, or its distance from the mean, by `times`."""
+    """Multiply the context of some heads, or its distance from the mean, by `times`.
+
+    Attributes:
+        times: the factor; 0 switches the heads off.
+        by: "zero" or "mean".
+
+    Example:
+        >>> import telescope as ts
+        >>> edit = ts.mute("blocks.0.self", heads=[1], times=0.5)
+        >>> edit.layers, edit.heads, edit.times
+        (('blocks.0.self',), (1,), 0.5)
+        >>> (
+        ...     edit == ts.mute("blocks.0.self", heads=[1], times=0.5),
+        ...     edit.to_json()["times"],
+        ... )
+        (True, 0.5)
+    """
 
     kind = "mute"
-    changes = Part.CONTEXT
-    rank = 4
+    _changes = Part.CONTEXT
+    _rank = 4
     times: float = 0.0
     by: str = "zero"
 
@@ -350,19 +375,19 @@ class Mute(Edit):
         return f"mute {what}{factor}" + (" by the mean" if self.by == "mean" else "")
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         return Needs.PLACE | Needs.POSITIONS if self.by == "mean" else Needs.NOTHING
 
     @property
-    def factor(self) -> float | None:
+    def _factor(self) -> float | None:
         return self.times if self.by == "zero" else None
 
-    def change_context(
+    def _change_context(
         self, at: EditedCall, context: Float[Tensor, "batch heads query d_v"]
     ) -> Float[Tensor, "batch heads query d_v"]:
         # Find the heads and the sequences of the batch that the edit concerns.
         count = context.shape[1]
-        selected = self.select_heads(at.name, count)
+        selected = self._select_heads(at.name, count)
         heads = list(range(count) if selected is None else selected)
         sequences = at.own.sequences
         rows = slice(None) if sequences is None else slice(sequences.start, sequences.stop)
@@ -371,7 +396,7 @@ class Mute(Edit):
         if not context.requires_grad or not torch.is_grad_enabled():
             part = context[rows]
             if self.by == "mean":
-                part[:, heads] = self.muted(part[:, heads], at, rows)
+                part[:, heads] = self._muted(part[:, heads], at, rows)
                 return context
             # Each head as a view: on a GPU, a list of heads would be copied there in every call.
             for view in [part] if len(heads) == count else [part[:, head] for head in heads]:
@@ -385,10 +410,10 @@ class Mute(Edit):
         chosen = torch.zeros(len(context), count, 1, 1, dtype=torch.bool, device=context.device)
         chosen[rows, heads] = True
         muted = torch.zeros_like(context)
-        muted[rows, heads] = self.muted(context[rows][:, heads], at, rows)
+        muted[rows, heads] = self._muted(context[rows][:, heads], at, rows)
         return torch.where(chosen, muted, context)
 
-    def muted(
+    def _muted(
         self, part: Float[Tensor, "some chosen query d_v"], at: EditedCall, rows: slice
     ) -> Tensor:
         """Return the context of the muted heads after the edit."""

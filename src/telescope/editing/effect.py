@@ -5,22 +5,20 @@ each edit concerns its own copy. Frozen and redefining edits run one at a time, 
 of a model whose attentions have other rows than the inputs.
 """
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor, nn
 
+from ..field_words import FieldNames
 from ..files import frame
+from ..guesses import OF_MEASURES, OF_TABLE
 from ..recording import list_names
-from ..traces import PrintedTable
-from ..words import hint, suggests
+from ..traces import PlainTable, PrintedTable, showing_progress
+from ..words import counted, direction, hint, suggests
 from .call_edits import SequencesHiddenError
 from .edit import editing
 from .edits import Edit, Needs
@@ -42,12 +40,15 @@ MEASURES = ("logits", "loss")  # measures by name; others are functions of the m
 
 
 @dataclass(frozen=True, repr=False)
-class Effects(PrintedTable):
+class Effects(PrintedTable, FieldNames):
     """A table with one row for each edit, and one for the model as it is. Returned by `ts.effect`.
 
     `columns` maps the name of each column to its numbers, as the constructor of a pandas frame
     takes it. The first column, "edit", holds the edits themselves, with None for the model as it
     is, in the first row, and "corrupted" for the corrupted inputs, in the second.
+
+    Attributes:
+        columns: the numbers of each column by its name.
 
     Example:
         >>> import torch, telescope as ts
@@ -56,9 +57,18 @@ class Effects(PrintedTable):
         >>> effects = ts.effect(model, torch.tensor([[1, 2, 3]]), ts.mute.each(model))
         >>> len(effects), list(effects.columns)
         (3, ['edit', 'kl'])
+        >>> [*effects.sort("kl").rows[0]], len(effects.table())
+        (['edit', 'kl'], 3)
+        >>> ids, edits = torch.tensor([[1, 2, 3]]), ts.mute.each(model)
+        >>> measure = lambda logits: logits[..., 0].sum()
+        >>> found = ts.effect(model, ids, edits, measure, how="gradient", verify="all")
+        >>> found.recall(top=1, among=2)
+        1.0
     """
 
     columns: dict[str, list[Any]]
+
+    _theirs = OF_TABLE | {"values": ".columns", "head": "a slice: [:5]"}
 
     def __len__(self) -> int:
         return len(self.columns["edit"])
@@ -67,13 +77,19 @@ class Effects(PrintedTable):
     def __getitem__(self, which: int) -> dict[str, Any]: ...
 
     @overload
+    def __getitem__(self, which: str) -> list[Any]: ...
+
+    @overload
     def __getitem__(self, which: slice) -> "Effects": ...
 
-    def __getitem__(self, which: int | slice) -> "dict[str, Any] | Effects":
-        """Return one row, as a mapping from the names of the columns, or a table of several."""
-        if isinstance(which, slice):
-            return Effects({name: column[which] for name, column in self.columns.items()})
-        return {name: column[which] for name, column in self.columns.items()}
+    def __getitem__(self, which: Any) -> Any:
+        """Return one row, as a mapping from the names of the columns, a table of several, or the
+        column of this name.
+        """
+        if isinstance(which, str):
+            return self.columns[self._named(which)]
+        part = {name: column[which] for name, column in self.columns.items()}
+        return Effects(part) if isinstance(which, slice) else part
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -83,35 +99,67 @@ class Effects(PrintedTable):
     def table(self, *, library: str = "pandas") -> Any:
         """Return the table as a frame of pandas or polars; edits are sentences, and "as it is" the
         model unedited.
+
+        Args:
+            library: "pandas" or "polars".
         """
         edits = ["as it is" if edit is None else str(edit) for edit in self.columns["edit"]]
         return frame(self.columns | {"edit": edits}, library)
 
-    def sort(self, column: str, *, descending: bool = True) -> "Effects":
-        """Return the table with its edits in the order of a column; rows without edits stay
-        first.
+    def sort(
+        self,
+        column: str | None = None,
+        *,
+        descending: bool | None = None,
+        rising: bool | None = None,
+    ) -> "Effects":
+        """Return the table with its edits in the order of a column; rows without edits stay first.
+
+        Args:
+            column: None is the first column of numbers, the measure.
+            descending: the direction; the largest comes first, unless it is False.
+            rising: the same, the other way round: `rising=True` is `descending=False`.
+
+        Raises:
+            ValueError: there is no such column, or the two directions differ.
         """
-        if column not in self.columns:
-            raise ValueError(f'there is no column "{column}"; {hint(column, self.columns)}')
+        column = [*self.columns][1] if column is None else self._named(column)
         plain = [i for i, one in enumerate(self.columns["edit"]) if one in (None, "corrupted")]
         edited = [i for i in range(len(self)) if i not in plain]
         # A number that is not known, NaN, comes last either way.
         values = self.columns[column]
         known = [i for i in edited if values[i] == values[i]]
-        order = sorted(known, key=lambda i: values[i], reverse=descending)
+        order = sorted(known, key=lambda i: values[i], reverse=not direction(rising, descending))
         order += [i for i in edited if values[i] != values[i]]
         return Effects(
             {name: [values[i] for i in (*plain, *order)] for name, values in self.columns.items()}
         )
 
+    def _named(self, column: str) -> str:
+        """Return the name of a column; raise a ValueError if there is none of this name."""
+        if column not in self.columns:
+            raise ValueError(f'there is no column "{column}"; {hint(column, self.columns)}')
+        return column
+
+    def _ours(self, name: str) -> str | None:
+        columns: dict[str, Any] = self.__dict__.get("columns", {})
+        return f'a column: effects["{name}"]' if name in columns else super()._ours(name)
+
     def recall(self, top: int = 10, among: int = 20) -> float:
         """Return which share of the `top` exactly largest effects, in absolute value, is `among`
         the largest estimates of `how="gradient"`; every edit has to be verified.
+
+        Args:
+            top: how many of the exactly largest effects.
+            among: how many of the largest estimates.
+
+        Raises:
+            ValueError: not every edit was verified.
         """
         return recall_of(self.columns, top, among)
 
-    def __rich__(self) -> Table:
-        table = Table(box=None, pad_edge=False)
+    def __rich__(self) -> PlainTable:
+        table = PlainTable(box=None, pad_edge=False)
         for name in self.columns:
             side: Any = "left" if name == "edit" else "right"
             # Only the edits may be folded: a number that is cut is another number.
@@ -192,7 +240,8 @@ def effect(
             (GradDrop, Kramár et al., 2024), or "all": the mean size of these estimates, with the
             sign of the whole gradient's, finds effects whose direct and indirect parts cancel.
         tokenizer: for edits that name text, and for inputs that are text.
-        progress: whether to show a progress bar; None shows one in a terminal.
+        progress: whether to show how far it is, on standard error; None shows a bar on a terminal,
+            and a line a minute elsewhere.
 
     Returns:
         The table; its first row is the model as it is.
@@ -206,15 +255,16 @@ def effect(
         >>> import torch, telescope as ts
         >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
         >>> model = ts.models.GPT(config).eval()
-        >>> table = ts.effect(model, torch.tensor([[1, 2, 3]]), [ts.mute(), ts.hide(0)], "loss")
+        >>> table = ts.effect(
+        ...     model, torch.tensor([[1, 2, 3]]), [ts.mute(), ts.hide(0)], "loss"
+        ... )
         >>> [str(edit) for edit in table.columns["edit"]]
-        ['None', 'mute every head in every layer', 'hide key 0 from every query in every layer']
+        ['None', 'mute every head in every layer', 'hide key 0 from every query ...']
     """
     if isinstance(measure, str) and measure not in MEASURES:
-        raise ValueError(
-            f'there is no measure "{measure}"; {hint(measure, MEASURES)}, or a function of the '
-            "output"
-        )
+        ours = OF_MEASURES.get(measure)
+        way = f"what others call {measure} is {ours}" if ours else hint(measure, MEASURES)
+        raise ValueError(f'there is no measure "{measure}"; {way}, or a function of the output')
     check_how(how, verify, drops)
     if run not in RUNS:
         raise ValueError(f'there is no run="{run}"; {hint(str(run), RUNS)}')
@@ -225,11 +275,18 @@ def effect(
         )
     rivals = (against,) if isinstance(against, int) else tuple(against)
     check_rivals(tokens, rivals, measure)
+    _check_read(measure, tokens, labels, corrupted, run)
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     call = ModelInputs.of(model, inputs, tokenizer)
     # One edit by itself is a list of one.
-    several = [edits] if isinstance(edits, Edit) else edits
-    listed = [tuple(one) if isinstance(one, Sequence) else (one,) for one in several]
+    several = edits if isinstance(edits, Iterable) and not isinstance(edits, str) else [edits]
+    listed = [tuple(one) if isinstance(one, list | tuple) else (one,) for one in several]
+    for one in (one for row in listed for one in row):
+        if not isinstance(one, Edit):
+            raise TypeError(
+                f"edits={one!r} is {type(one).__name__}; it takes edits, such as "
+                "[ts.mute(0, heads=1)], or ts.mute.each(model) for all heads"
+            )
     measured = measure_columns(measure, call, tokens, rivals, labels)
     clean = Runs(model, call, tokenizer, measured, isinstance(measure, str))
     named: list[Any] = [None]
@@ -274,17 +331,36 @@ def effect(
     return Effects({"edit": named} | columns)
 
 
+def _check_read(
+    measure: str | Measure, tokens: Sequence[int], labels: Any, corrupted: Any, run: str
+) -> None:
+    """Raise a ValueError where an argument was given that nothing would read."""
+    kind = f'"{measure}"' if isinstance(measure, str) else "a function"
+    if len(tokens) and measure != "logits":
+        raise ValueError(
+            f'tokens={[*tokens]} are tabulated by measure="logits", and measure is {kind}; leave '
+            "one of the two out"
+        )
+    if labels is not None and measure != "loss":
+        raise ValueError(
+            f'labels= are what measure="loss" predicts, and measure is {kind}; leave labels= out, '
+            'or pass measure="loss"'
+        )
+    if corrupted is None and run != RUNS[0]:
+        raise ValueError(
+            f'run="{run}" chooses between two inputs, and there are no others; pass corrupted='
+        )
+
+
 def _run_each(
     runs: "Runs", edits: Sequence[tuple[Edit, ...]], progress: bool | None
 ) -> list[dict[str, float]]:
     """Return the row of each edit."""
     rows: list[dict[str, float]] = []
-    show = sys.stderr.isatty() if progress is None else progress
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not show) as bar:
-        task = bar.add_task("edits", total=len(edits))
+    with showing_progress("effect", progress) as advance:
         for batch in _batches(edits, runs.call):
             rows += runs.edited(batch)
-            bar.update(task, advance=len(batch))
+            advance(len(rows) / len(edits), f"{len(rows):,} of {counted(len(edits), 'edit')}")
     return rows
 
 
@@ -296,7 +372,7 @@ def _batches(edits: Sequence[tuple[Edit, ...]], call: ModelInputs) -> list[list[
     batches: list[list[tuple[Edit, ...]]] = []
     room = 0  # for more edits in the last batch
     for several in edits:
-        alone = any(Needs.WHOLE_BATCH in one.needs for one in several)
+        alone = any(Needs.WHOLE_BATCH in one._needs for one in several)
         if room and not alone:
             batches[-1].append(several)
             room -= 1

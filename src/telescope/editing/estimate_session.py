@@ -54,7 +54,7 @@ class NotedCall:
     @property
     def needs_call(self) -> bool:
         """Whether the edits need more than the context."""
-        return self.changes is not None or any(one.edit.needs for one in self.mutes)
+        return self.changes is not None or any(one.edit._needs for one in self.mutes)
 
     def hold(self, call: AttentionCall | None, context: Tensor) -> None:
         """Hold on to the tensors of the call."""
@@ -269,27 +269,27 @@ class Estimates(EditSession):
 
         # Contexts times a factor: (factor - 1) Σ dO · O, of all heads at once.
         count = context.shape[1]
-        heads = {id(one): one.edit.select_heads(noted.name, count) for one in noted.mutes}
-        products = [one for one in noted.mutes if one.edit.factor is not None]
+        heads = {id(one): one.edit._select_heads(noted.name, count) for one in noted.mutes}
+        products = [one for one in noted.mutes if one.edit._factor is not None]
         if products:
             sums = (context * gradient).sum((0, 2, 3), dtype=torch.float64)
             factors = torch.zeros(len(products), count, dtype=torch.float64)
             for row, one in zip(factors, products, strict=True):
                 chosen = heads[id(one)]
                 row[slice(None) if chosen is None else list(chosen)] = (
-                    one.edit.factor or 0.0
+                    one.edit._factor or 0.0
                 ) - 1.0
             yield self._numbers_of(products), factors.to(sums.device) @ sums
 
         # Means: the heads of each edit by themselves.
         for one in noted.mutes:
-            if one.edit.factor is None:
+            if one.edit._factor is None:
                 assert isinstance(one.edit, Mute)
                 chosen = heads[id(one)]
                 which = slice(None) if chosen is None else list(chosen)
                 at = EditedCall(noted.name, one, self, noted.call, noted.place, noted.value_set)
                 part = context[:, which]
-                muted = one.edit.muted(part, at, slice(None))
+                muted = one.edit._muted(part, at, slice(None))
                 change = ((muted - part) * gradient[:, which]).sum(dtype=torch.float64)
                 yield self._numbers_of([one]), change[None]
 

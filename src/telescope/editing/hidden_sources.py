@@ -80,7 +80,7 @@ def _ids(question: Question) -> tuple[Tensor | None, Tensor]:
             f"{len(ids)}, since "
             "the model did not read the last token that it wrote"
         )
-    device = question.reader.facts.device
+    device = question.reader._facts.device
     source = torch.tensor([read], device=device) if question.across else None
     return source, torch.tensor([ids], device=device)
 

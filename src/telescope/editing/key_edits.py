@@ -41,44 +41,46 @@ RECTANGLES = 64  # that are remembered: layers share them, and a step of decodin
 class KeyEdit(Edit):
     """The base of edits of some keys for some queries; None is every query."""
 
-    changes = Part.DEFINITION
+    _changes = Part.DEFINITION
     keys: Span = Span()
     queries: Span | None = None
     new: bool = True
     """Whether queries and keys may be tokens that the model generates."""
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         # Positions matter where some queries, or the tokens of the prompt alone, are meant.
         needs_positions = self.queries is not None or not self.new
         return Needs.PLACE | Needs.POSITIONS if needs_positions else Needs.PLACE
 
     @property
-    def adds_to_scores(self) -> bool:
+    def _adds_to_scores(self) -> bool:
         return True
 
-    def redefinition(self, at: EditedCall) -> Redefinition | None:
+    def _redefinition(self, at: EditedCall) -> Redefinition | None:
         rectangle = at.block.share(Regions).rectangle(self, at)
         if rectangle is None:
             return None
         # Equal rectangles are one object, so that the identity can stand for the content.
-        return Redefinition(partial(self.redefine, rectangle=rectangle), (self.key, id(rectangle)))
+        return Redefinition(
+            partial(self._redefine, rectangle=rectangle), (self._key, id(rectangle))
+        )
 
     @property
-    def key(self) -> object:
+    def _key(self) -> object:
         """Equal for edits that change a rectangle in the same way."""
         return self.kind
 
-    def redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
+    def _redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
         """Return the definition with the rectangle edited."""
         raise NotImplementedError
 
-    def describe(self, preposition: str) -> str:
+    def _describe(self, preposition: str) -> str:
         """Return the edit in words, after its verb."""
-        keys = self.keys.named("key", "keys")
+        keys = self.keys._named("key", "keys")
         queries = "every query"
         if self.queries is not None:
-            queries = self.queries.named("query", "queries")
+            queries = self.queries._named("query", "queries")
         old = "" if self.new else " of the prompt"
         heads = "" if self.heads is None else f" in {describe_heads(self.heads)}"
         return f"{keys} {preposition} {queries}{old}{heads}{describe_layers(self.layers)}"
@@ -89,38 +91,61 @@ class KeyEdit(Edit):
 
 @dataclass(frozen=True)
 class Hide(KeyEdit):
-    """Hide some keys from some queries."""
+    """Hide some keys from some queries.
+
+    Attributes:
+        keys: the tokens that are hidden.
+        queries: the queries that they are hidden from; None is every query.
+
+    Example:
+        >>> import telescope as ts
+        >>> edit = ts.hide(range(2, 5))
+        >>> str(edit.keys), edit.queries, edit.to_json()["is"]
+        ('2 to 4', None, 'hide')
+    """
 
     kind = "hide"
-    rank = 2
+    _rank = 2
 
     def __str__(self) -> str:
-        return f"hide {self.describe('from')}"
+        return f"hide {self._describe('from')}"
 
-    def redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
+    def _redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
         return hide_keys(attention, rectangle)
 
 
 @dataclass(frozen=True)
 class Boost(KeyEdit):
-    """Let some keys count `by` times as much for some queries."""
+    """Let some keys count `by` times as much for some queries.
+
+    Attributes:
+        keys: the tokens that count more.
+        queries: the queries for which they do; None is every query.
+        by: the factor of their weight.
+
+    Example:
+        >>> import telescope as ts
+        >>> edit = ts.boost(3, by=4.0)
+        >>> edit.by, edit.to_json()["is"]
+        (4.0, 'boost')
+    """
 
     kind = "boost"
-    rank = 1
+    _rank = 1
     by: float = 1.0
 
     def __str__(self) -> str:
-        return f"boost {self.describe('for')} by {self.by:g}"
+        return f"boost {self._describe('for')} by {self.by:g}"
 
-    def redefinition(self, at: EditedCall) -> Redefinition | None:
-        found = super().redefinition(at)  # looks for the keys also where nothing changes
+    def _redefinition(self, at: EditedCall) -> Redefinition | None:
+        found = super()._redefinition(at)  # looks for the keys also where nothing changes
         return None if self.by == 1.0 else found
 
     @property
-    def key(self) -> object:
+    def _key(self) -> object:
         return self.kind, self.by
 
-    def redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
+    def _redefine(self, attention: Attention, rectangle: Rectangle) -> Attention:
         # The weight grows by the factor, since exp(score + ln by) = by · exp(score).
         return raise_scores(attention, rectangle, math.log(self.by))
 
@@ -177,6 +202,19 @@ class HideEdits:
             queries: from which queries each segment is hidden; "later" are all tokens after it,
                 None is every query.
             layers, heads: as in `ts.hide`.
+
+        Returns:
+            One edit for each segment, in the order of the text.
+
+        Raises:
+            ValueError: `queries` is "later", and the end of a segment is not known.
+
+        Example:
+            >>> import telescope as ts
+            >>> for edit in ts.hide.each([range(0, 3), range(3, 5)]):
+            ...     print(edit)
+            hide keys 0 to 2 from queries from 3 on in every layer
+            hide keys 3 to 4 from queries from 5 on in every layer
         """
         edits = []
         for keys in _segments(list(segments)):
@@ -185,7 +223,7 @@ class HideEdits:
             # By default a segment is hidden from the tokens after its end, which has to be known.
             if isinstance(queries, str) and queries == "later":
                 ends = [stop for _, stop in own.ranges if stop is not None]
-                if own.needs_ids or len(ends) < len(own.ranges):
+                if own._needs_ids or len(ends) < len(own.ranges):
                     raise ValueError(
                         f"segment {own} has no known end; give positions, or queries=None for "
                         "every query"
@@ -373,12 +411,12 @@ class Regions:
         begins = prompt.first_query if of_queries else prompt.first
         end = prompt.queries if of_queries else prompt.keys
         search = self._searches.setdefault((edit, what), Search(span))
-        search.without_ids |= span.needs_ids and ids is None
+        search.without_ids |= span._needs_ids and ids is None
         ranges = []
         for row in range(prompt.batch):
             first = 0 if begins is None else begins[row]
             found = [*span.ranges]
-            if ids is not None and span.needs_ids:
+            if ids is not None and span._needs_ids:
                 found += self._find(search, ids[row, first:])
             # Spans count from the first token that is no padding.
             own = [(start + first, None if stop is None else stop + first) for start, stop in found]

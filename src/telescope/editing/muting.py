@@ -20,7 +20,13 @@ MEANS = ("zero", "mean")
 class MuteEdits:
     """`ts.mute`: make edits that multiply the context of heads."""
 
-    @suggests("mute", **GUESSES, factor="times=", value="by=")
+    @suggests(
+        "mute",
+        "one edit takes several heads of a layer: mute(0, heads=[1, 2])",
+        **GUESSES,
+        factor="times=",
+        value="by=",
+    )
     def __call__(
         self, layers: Layers = None, heads: Heads = None, *, times: float = 0.0, by: By = "zero"
     ) -> Mute | Ablate:
@@ -80,7 +86,23 @@ class MuteEdits:
     ) -> list[Mute | Ablate]:
         """Return one edit for each head of a model, of all passes through it, for `ts.effect`.
 
-        Raise a ValueError if a number of heads cannot be told before the model runs.
+        Args:
+            model: the model that will run.
+            layers: names, patterns or numbers of attentions, as in `ts.watch`; None is all.
+            times, by: as in `ts.mute`.
+
+        Returns:
+            One edit for each head, in the order of the model.
+
+        Raises:
+            ValueError: if a number of heads cannot be told before the model runs.
+
+        Example:
+            >>> import telescope as ts
+            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+            >>> model = ts.models.GPT(config)
+            >>> [str(edit) for edit in ts.mute.each(model)]
+            ['mute head 0 of blocks.0.self', 'mute head 1 of blocks.0.self']
         """
         found = find_attentions(model, "edit")
         edits = []

@@ -98,8 +98,23 @@ class PatchEdits:
             by: "head": one edit for each head; "layer": for all heads of each attention;
                 "position": for all heads of each attention at each position of the recorded text.
 
+        Returns:
+            One edit for each head, layer or position, in the order of the model.
+
         Raises:
             ValueError: as `ts.patch`; or the recording lacks a layer.
+
+        Example:
+            >>> import torch, telescope as ts
+            >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+            >>> model = ts.models.GPT(config)
+            >>> with ts.watch(model, keep="steps") as clean:
+            ...     _ = model(torch.tensor([[1, 2, 3]]))
+            >>> (
+            ...     len(ts.patch.each(model, clean)),
+            ...     len(ts.patch.each(model, clean, by="layer")),
+            ... )
+            (2, 1)
         """
         if by not in KINDS_OF_EACH:
             raise ValueError(f'there is no by="{by}"; {hint(str(by), KINDS_OF_EACH)}')
@@ -112,7 +127,7 @@ class PatchEdits:
         whole = make_patch(recording, layers, **given)
         found = find_attentions(model, "edit")
         edits = []
-        for name in whole.select([*found.attentions], [], found.unwatched):
+        for name in whole._select([*found.attentions], [], found.unwatched):
             recorded = recording[name].call
             if by == "head":
                 edits += [make_patch(recording, name, head, **given) for head in recorded.heads]

@@ -57,7 +57,21 @@ REPLACES = {
 
 @dataclass(frozen=True)
 class Patch(RecordedEdit):
-    """Take a part of some heads from a recording of another text."""
+    """Take a part of some heads from a recording of another text.
+
+    Attributes:
+        what: the part that is taken, such as "output".
+        align: which recorded position each position takes; None where both texts are of one length.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, keep="steps") as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> edit = ts.patch(recording, "attention", heads=1)
+        >>> edit.what, edit.to_json()["is"]
+        ('output', 'patch')
+    """
 
     kind = "patch"
     what: str = "output"
@@ -66,39 +80,39 @@ class Patch(RecordedEdit):
     align: Alignment | None = None
 
     @property
-    def changes(self) -> Part:  # type: ignore[override]
+    def _changes(self) -> Part:  # type: ignore[override]
         """The output is patched after the attention, everything else before."""
         return Part.CONTEXT if self.what == "output" else Part.TENSORS
 
     @property
-    def rank(self) -> int:  # type: ignore[override]
+    def _rank(self) -> int:  # type: ignore[override]
         return 4 if self.what == "output" else 3
 
     def __str__(self) -> str:
         where = f"{describe_heads(self.heads)}{describe_layers(self.layers)}"
         rows = ""
         if self.queries is not None:
-            rows = f" at {self.queries.named('query', 'queries')}"
+            rows = f" at {self.queries._named('query', 'queries')}"
         elif self.align is not None:
             mapped = [here for here, there in enumerate(self.align) if there >= 0]
             plural = "s" if len(mapped) > 1 else ""
             rows = f" at {'token' if self.what in OF_QUERIES else 'key'}{plural} {_listed(mapped)}"
-        return f"patch the {self.what} of {where}{rows} from a recording of {self.model_name}"
+        return f"patch the {self.what} of {where}{rows} from a recording of {self._model_name}"
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         return Needs.PLACE | Needs.POSITIONS | Needs.PASS
 
-    def select(
+    def _select(
         self, names: Sequence[str], passes: Sequence[str], unwatched: Sequence[str]
     ) -> list[str]:
-        selected = super().select(names, passes, unwatched)
+        selected = super()._select(names, passes, unwatched)
         if self.what == "output":
-            self.require_own_contexts(selected)
+            self._require_own_contexts(selected)
         return selected
 
-    def contradicts(self, other: Edit) -> str:
-        if self.what == "output" and other.changes is Part.CONTEXT:
+    def _contradicts(self, other: Edit) -> str:
+        if self.what == "output" and other._changes is Part.CONTEXT:
             apart = isinstance(other, Patch) and _are_apart(self.queries, other.queries)
             return "" if apart else "both say what a head puts out"
         # Nothing is left of what the head computes, unless some of its queries stay.
@@ -108,19 +122,19 @@ class Patch(RecordedEdit):
         if isinstance(other, Patch) and other.what != "output":
             shared = REPLACES[self.what] & REPLACES[other.what]
             return f"both replace its {min(shared)}" if shared else ""
-        if self.what == "weights" and other.changes is Part.DEFINITION:
+        if self.what == "weights" and other._changes is Part.DEFINITION:
             return "a patched pattern is not computed anew"
         return ""
 
     # --------------------------------------------------------------------------- what is replaced
 
-    def change_context(
+    def _change_context(
         self, at: EditedCall, context: Float[Tensor, "batch heads query d_v"]
     ) -> Float[Tensor, "batch heads query d_v"]:
         """Return the context with the recorded one at the paired queries."""
         assert at.call is not None
         recorded = self._recorded_call(at)
-        heads, places = self.places(at, recorded, context.shape[1])
+        heads, places = self._places(at, recorded, context.shape[1])
         pairs = self._pair(at, at.call.without_unwritten_keys(), recorded, "query")
         if not len(pairs.rows):
             return context
@@ -138,11 +152,11 @@ class Patch(RecordedEdit):
         context[here] = new
         return context
 
-    def change_tensors(self, at: EditedCall, call: AttentionCall) -> AttentionCall:
+    def _change_tensors(self, at: EditedCall, call: AttentionCall) -> AttentionCall:
         """Return the call with the recorded tensors at the paired tokens of the edited heads."""
         assert at.call is not None
         recorded = self._recorded_call(at)
-        heads, places = self.places(at, recorded, call.queries.shape[1])
+        heads, places = self._places(at, recorded, call.queries.shape[1])
         # Sizes count tokens: drop the unwritten end of a cache of fixed size.
         written = call.without_unwritten_keys()
         if self.what == "weights":
@@ -207,12 +221,12 @@ class Patch(RecordedEdit):
 
     def _recorded_call(self, at: EditedCall) -> RecordedCall:
         """Return the recorded call; raise a ValueError if it lacks what is patched."""
-        if at.name not in self.recorded_names:
+        if at.name not in self._recorded_names:
             raise ValueError(
-                f'patch: the recording of {self.model_name} has no call of "{at.name}"; recorded '
-                f"are {', '.join(self.recorded_names)}"
+                f'patch: the recording of {self._model_name} has no call of "{at.name}"; recorded '
+                f"are {', '.join(self._recorded_names)}"
             )
-        recorded = self.recorded[at.name].call
+        recorded = self._its_recording[at.name].call
         # A part of the queries is enough for the keys of all.
         if self.what in OF_QUERIES or self.what in NEED_VALUES:
             check_whole(self.kind, recorded, needs_values=self.what in NEED_VALUES)
@@ -313,7 +327,7 @@ def _listed(positions: list[int]) -> str:
 
 def _are_apart(one: Span | None, other: Span | None) -> bool:
     """Return whether two spans are known to share no position."""
-    if one is None or other is None or one.needs_ids or other.needs_ids:
+    if one is None or other is None or one._needs_ids or other._needs_ids:
         return False
     return all(
         (stop is not None and stop <= begin) or (end is not None and end <= start)
@@ -337,7 +351,8 @@ def make_patch(
     """Return the edit of `ts.patch`, after a check of every argument."""
     if not isinstance(recording, Recording):
         raise TypeError(
-            f"patch takes a recording of ts.watch or ts.open, not {type(recording).__name__}"
+            f"patch takes a recording of ts.watch or ts.open, not {type(recording).__name__}; "
+            'with ts.watch(model, keep="steps") as recording: model(other) makes one'
         )
     if what not in PARTS:
         raise ValueError(f'there is no what="{what}"; {hint(str(what), PARTS)}')

@@ -37,12 +37,19 @@ from .edits import (
 
 @dataclass(frozen=True)
 class Redefine(Edit):
-    """Replace the definition of some attentions by a function of it."""
+    """Replace the definition of some attentions by a function of it.
+
+    Example:
+        >>> import telescope as ts
+        >>> edit = ts.redefine("blocks.0.self", lambda attention: attention)
+        >>> edit.layers, edit.to_json()["is"]
+        (('blocks.0.self',), 'redefine')
+    """
 
     kind = "redefine"
-    changes = Part.DEFINITION
-    rank = 0
-    kept_by_name = "function"
+    _changes = Part.DEFINITION
+    _rank = 0
+    _kept_by_name = "function"
     function: Callable[[Attention], Attention] | str = ""
     """From Attention to Attention; its name where the edit was read from a file."""
 
@@ -54,10 +61,10 @@ class Redefine(Edit):
         return f"redefine {where} by {name}"
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         return Needs.WHOLE_BATCH
 
-    def redefinition(self, at: EditedCall) -> Redefinition:
+    def _redefinition(self, at: EditedCall) -> Redefinition:
         def apply(attention: Attention) -> Attention:
             # `ts.edit` refuses an edit that holds only the name of its function.
             assert not isinstance(self.function, str)
@@ -84,7 +91,11 @@ def redefine(layers: Layers, function: Callable[[Attention], Attention]) -> Rede
     Example:
         >>> import telescope as ts
         >>> from dataclasses import replace
-        >>> print(ts.redefine("decoder.*.cross", lambda attention: replace(attention, scale=1.0)))
+        >>> print(
+        ...     ts.redefine(
+        ...         "decoder.*.cross", lambda attention: replace(attention, scale=1.0)
+        ...     )
+        ... )
         redefine decoder.*.cross by <lambda>
     """
     if not callable(function):
@@ -99,12 +110,22 @@ def redefine(layers: Layers, function: Callable[[Attention], Attention]) -> Rede
 
 @dataclass(frozen=True)
 class Frozen(Edit):
-    """Attend as a recording did, with the values of this run."""
+    """Attend as a recording did, with the values of this run.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer, keep="steps") as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> edit = ts.frozen(recording, "attention")
+        >>> edit.layers, edit.to_json()["is"]
+        (('attention',), 'frozen')
+    """
 
     kind = "frozen"
-    changes = Part.TENSORS
-    rank = 3
-    kept_by_name = "recording"
+    _changes = Part.TENSORS
+    _rank = 3
+    _kept_by_name = "recording"
     recording: Recording | str = ""
     """The recording; the name of its model where the edit was read from a file."""
 
@@ -114,14 +135,14 @@ class Frozen(Edit):
         return f"freeze {where} as recorded of {model}"
 
     @property
-    def needs(self) -> Needs:
+    def _needs(self) -> Needs:
         return Needs.PLACE | Needs.POSITIONS | Needs.PASS | Needs.WHOLE_BATCH
 
     @property
-    def edits_every_layer(self) -> bool:
+    def _edits_every_layer(self) -> bool:
         return False  # those that were recorded
 
-    def select(
+    def _select(
         self, names: Sequence[str], passes: Sequence[str], unwatched: Sequence[str]
     ) -> list[str]:
         # An attention that was watched and never called has no pattern.
@@ -138,15 +159,15 @@ class Frozen(Edit):
             )
         return selected
 
-    def select_heads(self, name: str, count: int) -> Sequence[int] | None:
+    def _select_heads(self, name: str, count: int) -> Sequence[int] | None:
         if self.heads is not None:
-            return super().select_heads(name, count)
+            return super()._select_heads(name, count)
         # The part of a divided model has recorded its own heads, numbered from 0.
-        return range(count) if self._recorded.is_part else self._recorded[name].call.heads
+        return range(count) if self._recorded._is_part else self._recorded[name].call.heads
 
-    def contradicts(self, other: Edit) -> str:
+    def _contradicts(self, other: Edit) -> str:
         # The context is changed after the pattern, so that both edits apply.
-        if other.changes is Part.CONTEXT:
+        if other._changes is Part.CONTEXT:
             return ""
         return "a frozen pattern is not computed anew"
 
@@ -155,7 +176,7 @@ class Frozen(Edit):
         assert isinstance(self.recording, Recording)
         return self.recording
 
-    def change_tensors(self, at: EditedCall, call: AttentionCall) -> AttentionCall:
+    def _change_tensors(self, at: EditedCall, call: AttentionCall) -> AttentionCall:
         """Return the call with the queries and keys of the recording in the frozen heads, and its
         own values.
 
@@ -177,7 +198,7 @@ class Frozen(Edit):
         if call.is_cross_attention:
             first = (at.place.positions or [0])[0]
         # A part of a divided model has recorded its heads by the numbers they have there.
-        before = 0 if self._recorded.is_part else at.own.first_head
+        before = 0 if self._recorded._is_part else at.own.first_head
         _check_fits(name, call, recorded, [before + head for head in wanted], first)
         places = [recorded.heads.index(before + head) for head in wanted]
         # Cut out the recorded queries of this call, on its device and in its dtype.
@@ -239,14 +260,14 @@ def _check_fits(
     queries, keys = call.size
     batch = len(call.queries)
     width = call.queries.shape[-1]
-    if recorded.facts.rows is not None:
+    if recorded._facts.rows is not None:
         raise ValueError(
             f'frozen: the recording of "{name}" keeps some queries only; record without queries='
         )
-    if recorded.facts.shape[0] != batch or recorded.facts.shape[2] != width:
+    if recorded._facts.shape[0] != batch or recorded._facts.shape[2] != width:
         raise ValueError(
-            f'frozen: the recording of "{name}" is of {recorded.facts.shape[0]} sequences of width '
-            f"{recorded.facts.shape[2]}, and this run of {batch} of width {width}"
+            f'frozen: the recording of "{name}" is of {recorded._facts.shape[0]} sequences of '
+            f"width {recorded._facts.shape[2]}, and this run of {batch} of width {width}"
         )
     missing = [head for head in wanted if head not in recorded.heads]
     if missing:
@@ -274,7 +295,7 @@ def _check_fits(
 def _last_key_seen(recorded: RecordedCall, first: int, queries: int) -> int:
     """Return one past the last key that some of these queries saw in the recording."""
     heads = len(recorded.heads)
-    batch = recorded.facts.shape[0]
+    batch = recorded._facts.shape[0]
     rows = range(first, first + queries)
     # Ask the mask for the span of each row; no pair is evaluated.
     at = Pairs.block(rows, range(0), of=recorded.size, batch=batch, heads=heads)

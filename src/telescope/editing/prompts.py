@@ -308,7 +308,7 @@ class PromptTracker:
         """Return the first key of each sequence that is no padding; computed once for all
         layers.
         """
-        key = ("first real", call.attention.identity, call.size, across)
+        key = ("first real", call.attention._identity, call.size, across)
         written = call.without_unwritten_keys()
         return call.once(key, lambda: _find_first(written, real, across), call.attention)
 

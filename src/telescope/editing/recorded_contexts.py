@@ -26,7 +26,7 @@ def recorded_context(
     key_heads = key_heads_of(which, heads, recorded.keys.shape[1]).tolist()
     # Queries at padding run as they did; whether they count is decided elsewhere.
     attention = include_padding_queries(recorded.attention)
-    device = recorded.facts.device
+    device = recorded._facts.device
     with torch.no_grad(), torch_modes.without_autocast(device):
         return attend(
             recorded.queries[:, list(places)].to(device),
@@ -45,13 +45,13 @@ def key_head_places(recorded: RecordedCall, places: Sequence[int]) -> list[int]:
 def check_whole(kind: str, recorded: RecordedCall, *, needs_values: bool = True) -> None:
     """Raise a ValueError if a recorded call lacks what contexts are computed from."""
     name = recorded.name
-    if recorded.facts.rows is not None:
+    if recorded._facts.rows is not None:
         raise ValueError(
             f'{kind}: the recording of "{name}" keeps some queries only; record without queries='
         )
-    if needs_values and recorded.value_sets > 1:
+    if needs_values and recorded._value_sets > 1:
         raise ValueError(
-            f'{kind}: "{name}" multiplies its weights by {recorded.value_sets} sets of values, '
+            f'{kind}: "{name}" multiplies its weights by {recorded._value_sets} sets of values, '
             'which cannot be taken apart again; patch its "weights", "queries" or "keys"'
         )
 
@@ -89,7 +89,7 @@ class RecordedContexts:
         parts = []
         for recorded in watched.calls:
             check_whole(kind, recorded)
-            real = recorded.real_tokens()[0]
+            real = recorded._real_tokens()[0]
             contexts = recorded_context(recorded, places).transpose(1, 2)
             parts.append(contexts[real.to(contexts.device)])
         contexts = torch.cat(parts)

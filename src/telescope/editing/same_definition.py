@@ -45,7 +45,7 @@ def check_same_definition(
     for the first and the last query, and for some between them.
     """
     known = at.block.share(CheckedDefinitions)
-    key = (id(recorded), call.attention.identity, call.size, recorded.size)
+    key = (id(recorded), call.attention._identity, call.size, recorded.size)
     if key in known.keys:
         return
     # A recording hides padding queries, which the model computes.
@@ -102,10 +102,10 @@ def _see_the_same(
             sequence,
             queries.recorded[chosen],
             keys.recorded[columns],
-            recorded.facts.shape[0],
+            recorded._facts.shape[0],
             len(recorded.heads),
             recorded.size,
-            recorded.facts.device,
+            recorded._facts.device,
         )
         if not torch.equal(here, there):
             return False

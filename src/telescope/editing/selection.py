@@ -18,7 +18,7 @@ def select_passes(edit: Edit, found: FoundAttentions) -> list[str]:
         attention = split_pass(one, names)[0] if isinstance(one, str) and one not in names else ""
         if attention in names and found.names_passes(attention):
             passes.append(str(one))
-    selected = edit.select(names, passes, found.unwatched)
+    selected = edit._select(names, passes, found.unwatched)
     # A pass through an attention all of whose passes are selected would be edited twice.
     return [one for one in selected if one in names or split_pass(one, names)[0] not in selected]
 
@@ -27,7 +27,7 @@ def local_edit(name: str, one: LayerEdit, whole: int, first: int, count: int) ->
     """Return an edit for the process that has `count` of the `whole` heads, from `first` on; None
     if it edits none.
     """
-    named = one.edit.select_heads(name, whole)
+    named = one.edit._select_heads(name, whole)
     if named is None:
         return replace(one, first_head=first)
     own = tuple(number - first for number in named if first <= number < first + count)
@@ -51,7 +51,7 @@ def check_edits(name: str, edits: Sequence[LayerEdit], count: int | None) -> Non
             # Edits of other sequences never meet.
             if None not in (one.sequences, other.sequences) and one.sequences != other.sequences:
                 continue
-            why = one.edit.contradicts(other.edit) if one is not other else ""
+            why = one.edit._contradicts(other.edit) if one is not other else ""
             if why and share_a_head(one.edit.heads, other.edit.heads, count):
                 raise ValueError(
                     f'"{one.edit}" and "{other.edit}" contradict each other in "{name}": {why}; '

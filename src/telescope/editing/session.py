@@ -116,7 +116,7 @@ class EditSession(Block, Handler):
 
     def adopt(self, name: str) -> bool:
         """Raise a RuntimeError if an edit of every attention would miss this one."""
-        if any(one.edits_every_layer for one in self.edits):
+        if any(one._edits_every_layer for one in self.edits):
             raise RuntimeError(
                 f'"{name}" attends, which its code did not tell before it ran, and was not edited; '
                 "enter the block again: now it is known"
@@ -141,7 +141,7 @@ class EditSession(Block, Handler):
 
     @property
     def adds_to_scores(self) -> bool:
-        return any(one.edit.adds_to_scores for one, _ in self.selected)
+        return any(one.edit._adds_to_scores for one, _ in self.selected)
 
     @property
     def follows_calls(self) -> bool:
@@ -200,7 +200,7 @@ class EditSession(Block, Handler):
         changed = self.change(call.name, call.before_change, call.value_set)
         if changed is not call.before_change:
             # Edits of tensors bring keys of another run, which no cache holds.
-            own_keys = all(edit.changes is not Part.TENSORS for edit in call.made.edits)
+            own_keys = all(edit._changes is not Part.TENSORS for edit in call.made.edits)
             call.made.change(call, changed, own_keys=own_keys)
 
     def after(self, call: HandledCall, output: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ class EditSession(Block, Handler):
         changed = call if attention is call.attention else call._replace(attention=attention)
         for one in edits.tensors:
             at = EditedCall(name, one, self, call, place, value_set)
-            changed = one.edit.change_tensors(at, changed)
+            changed = one.edit._change_tensors(at, changed)
         return changed
 
     def find_place(self, name: str, call: AttentionCall) -> Place | None:
@@ -295,7 +295,7 @@ class EditSession(Block, Handler):
         self, name: str, call: AttentionCall, place: Place | None, edits: Sequence[LayerEdit]
     ) -> list[Redefinition]:
         """Return how edits change the definition of a call."""
-        found = (one.edit.redefinition(EditedCall(name, one, self, call, place)) for one in edits)
+        found = (one.edit._redefinition(EditedCall(name, one, self, call, place)) for one in edits)
         return [change for change in found if change is not None]
 
     def apply_changes(self, given: Attention, changes: Sequence[Redefinition]) -> Attention:
@@ -304,7 +304,7 @@ class EditSession(Block, Handler):
             return given
 
         # Definitions that are edited alike are one object, so that layers and steps share masks.
-        key = (given.identity, *(change.key for change in changes))
+        key = (given._identity, *(change.key for change in changes))
         if key in self._definitions:
             return self._definitions[key][-1]
 
@@ -334,7 +334,7 @@ class EditSession(Block, Handler):
         self._check_batch(len(context))
         for one in self.edits_of_call(name, context.shape[1]).context:
             at = EditedCall(name, one, self, call, self.places.get(name), value_set)
-            context = one.edit.change_context(at, context)
+            context = one.edit._change_context(at, context)
         return context
 
     def _check_batch(self, batch: int) -> None:

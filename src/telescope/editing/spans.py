@@ -30,10 +30,19 @@ class Span:
     """Some tokens of a text: ranges of positions, texts, and token ids. All that one of them names
     belong to the span.
 
+    Attributes:
+        ranges: (first, one past the last) of each stretch of positions; None is open.
+        texts: pieces of text, each wherever it occurs.
+        tokens: token ids, each wherever it occurs.
+
     Example:
         >>> from telescope.editing.spans import span
         >>> str(span("keys", [2, 3, 4, "the astronomer"]))
         '2 to 4 and "the astronomer"'
+        >>> import telescope as ts
+        >>> found = ts.tokens(13, 198)
+        >>> type(found).from_json(found.to_json()) == found
+        True
     """
 
     ranges: tuple[Range, ...] = ()
@@ -41,7 +50,7 @@ class Span:
     tokens: tuple[int, ...] = ()
 
     @property
-    def needs_ids(self) -> bool:
+    def _needs_ids(self) -> bool:
         """Whether the span can be found only in the ids of the tokens."""
         return bool(self.texts or self.tokens)
 
@@ -52,12 +61,12 @@ class Span:
             parts.append(f"token{plural} {', '.join(map(str, self.tokens))}")
         return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
-    def named(self, one: str, several: str) -> str:
+    def _named(self, one: str, several: str) -> str:
         """Return the span with the word for its positions before it: "key 3", "keys 3 to 5", or
         text alone.
         """
         # Texts and tokens need no word before them.
-        if self.needs_ids:
+        if self._needs_ids:
             return str(self)
         start, stop = self.ranges[0]
         return f"{one if len(self.ranges) == 1 and stop == start + 1 else several} {self}"
@@ -72,7 +81,14 @@ class Span:
 
     @classmethod
     def from_json(cls, parsed: Any) -> "Span":
-        """Return the span that `to_json` wrote; raise a ValueError for anything else."""
+        """Return the span that `to_json` wrote; raise a ValueError for anything else.
+
+        Args:
+            parsed: what `to_json` wrote.
+
+        Raises:
+            ValueError: it is anything else.
+        """
         # Check the type of every part before a span is made.
         match parsed:
             case {"ranges": [*ranges], "texts": [*texts], "tokens": [*tokens]} if (
@@ -99,6 +115,9 @@ def _format_range(start: int, stop: int | None) -> str:
 
 def tokens(*ids: SupportsIndex) -> Span:
     """Return the span of all tokens of the prompt that have one of these ids.
+
+    Args:
+        ids: token ids, whole numbers.
 
     Example:
         >>> import telescope as ts

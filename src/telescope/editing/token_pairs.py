@@ -212,9 +212,9 @@ def recorded_texts(recorded: RecordedCall, side: Side) -> list[RecordedText]:
     queries, keys = recorded.size
     # In self-attention the last query is the last key.
     ahead = 0 if recorded.across else keys - queries
-    given = recorded.facts.prompt
+    given = recorded._facts.prompt
     texts = []
-    for columns in recorded.all_text_columns():
+    for columns in recorded._all_text_columns():
         # In self-attention, the columns of the keys count the tokens before the first query, too.
         own = columns.queries if recorded.across and side == "query" else columns.keys
         shift = ahead if side == "query" else 0

@@ -26,6 +26,7 @@ from ..attention import (
     require_dense,
     require_real,
 )
+from ..guesses import of_definition
 from ..words import hint, suggests
 from . import chunked, flex, reference, sdpa, torch_modes
 from .exact import may_be_nonfinite, sums_are_nonfinite
@@ -73,11 +74,12 @@ class Plan:
 @suggests(
     "attend",
     "the definition is one argument: ts.attend(q, k, v, ts.Attention(mask=..., scale=...))",
-    mask="the mask in the definition: ts.attend(q, k, v, ts.Attention(mask=ts.causal))",
-    causal="ts.attend(q, k, v, ts.Attention(mask=ts.causal))",
-    is_causal="ts.attend(q, k, v, ts.Attention(mask=ts.causal))",
-    attn_mask="ts.attend(q, k, v, ts.Attention(mask=ts.from_tensor(attn_mask)))",
-    scale="the scale in the definition: ts.attend(q, k, v, ts.Attention(scale=...))",
+    **of_definition("ts.attend(q, k, v"),
+    **dict.fromkeys(
+        ("need_weights", "return_weights", "output_attentions"),
+        "ts.trace(q, k, v, attention).weights, or ts.survey(q, k, attention)",
+    ),
+    enable_gqa="nothing: fewer key heads are shared by themselves",
     dropout_p="dropout=",
 )
 def attend(
@@ -115,7 +117,9 @@ def attend(
         >>> import telescope as ts, torch
         >>> queries = keys = torch.zeros(1, 1, 2, 4)
         >>> values = torch.tensor([[[[1.0], [3.0]]]])
-        >>> ts.attend(queries, keys, values, ts.Attention(mask=ts.causal)).flatten().tolist()
+        >>> ts.attend(
+        ...     queries, keys, values, ts.Attention(mask=ts.causal)
+        ... ).flatten().tolist()
         [1.0, 2.0]
     """
     check_dropout(dropout)

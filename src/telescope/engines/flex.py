@@ -60,8 +60,8 @@ def cannot(
     queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0
 ) -> str | None:
     """Return why this engine cannot run the call, or None if it can."""
-    if attention.kernel_obstacle is not None:
-        return attention.kernel_obstacle
+    if attention._kernel_obstacle is not None:
+        return attention._kernel_obstacle
     if dropout > 0.0:
         return "it has no dropout"
     if queries.dtype not in (torch.float32, torch.bfloat16, torch.float16):

@@ -53,8 +53,8 @@ def cannot(
     queries: Tensor, keys: Tensor, values: Tensor, attention: Attention, dropout: float = 0.0
 ) -> str | None:
     """Return why this engine cannot run the call, or None if it can."""
-    if attention.kernel_obstacle is not None:
-        return attention.kernel_obstacle
+    if attention._kernel_obstacle is not None:
+        return attention._kernel_obstacle
     if attention.softcap is not None:
         return "it has no softcap"
     if attention.sink is not None:
@@ -96,7 +96,7 @@ def is_one_plain_call(queries: Tensor, keys: Tensor, values: Tensor, attention: 
         and queries.is_floating_point()
         and has_data(queries)
         and queries.numel() > 0
-        and attention.is_torchs_own
+        and attention._is_torchs_own
         and not torch.is_autocast_enabled("cpu")
         and torch_modes.transform_obstacle() is None
     )

@@ -107,7 +107,7 @@ class AfterHeads:
     def __init__(self, view: AttentionView, b: int, layer: int) -> None:
         """Raise Refusal where the model is not here, or what follows its heads is not known."""
         block = view.block
-        if not isinstance(block, EncoderBlock | DecoderBlock) or not view.call.has_values:
+        if not isinstance(block, EncoderBlock | DecoderBlock) or not view.call._has_values:
             raise not_kept(
                 "what follows the heads is shown for models of Telescope that run here, not for "
                 "recordings"

@@ -234,7 +234,7 @@ def _pushed(view: AttentionView, b: int, one: Push) -> PushedToken:
 def _recording(run: Run) -> Recording:
     if run.recording is None:
         raise ValueError(NO_MODEL)
-    stream = run.recording.stream
+    stream = run.recording._stream
     if run.kind == "sentence" and stream is not None and not stream.passes:
         raise ValueError(TOO_LONG)
     return run.recording

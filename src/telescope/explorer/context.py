@@ -290,13 +290,13 @@ def _lacks(run: Run, how: str) -> str | None:
     call = reader(run).call
     # What each `how` reads: queries of all, and what `also` keeps of some.
     part = {"carried": "norms", "gradient": "gradients"}.get(how, "queries")
-    if "queries" not in call.parts and how != "gradient":
+    if "queries" not in call._kept and how != "gradient":
         flag = "telescope watch --keep queries-keys, or " if how != "carried" else ""
         option = OPTIONS.get(how, OPTIONS["weights"])
         return (
             f"this recording kept summaries alone: {flag}ts.watch({option}), keeps what {how} needs"
         )
-    if part not in call.parts:
+    if part not in call._kept:
         asks = (
             ", with a backward pass of the answer inside of the block," if how == "gradient" else ""
         )

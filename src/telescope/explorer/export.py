@@ -256,7 +256,7 @@ def _rows(rows: Float[Tensor, "row width"], call: RecordedCall) -> dict[str, Any
     """Return rows of numbers as base64, with the length of a row: in float32, in which models
     compute, or with 64 bits where the attention was computed so.
     """
-    if call.facts.dtype == torch.float64:
+    if call._facts.dtype == torch.float64:
         return {
             "base64": _base64(rows, torch.float64, "<f8"),
             "width": rows.shape[-1],

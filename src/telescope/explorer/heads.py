@@ -104,7 +104,7 @@ def heads(request: RunRequest) -> HeadsAnswer:
     if _by_words(request) and small and has_words:
         words = word_weights(view, b)
         shares = [words.weights[call.heads.index(h)] for h in which]
-        exact = call.has_queries
+        exact = call._has_queries
         samples: float = 0
         names = words.rows
         columns_of = words.columns
@@ -123,7 +123,7 @@ def heads(request: RunRequest) -> HeadsAnswer:
         samples=samples,
         maps=[HeadMap(h, share) for h, share in zip(which, shares, strict=True)],
         # Habits of a long text would need all of its scores; a summary holds them.
-        habits=_habits(view, which) if small or not call.has_queries else None,
+        habits=_habits(view, which) if small or not call._has_queries else None,
         habit_keys=habit_meanings(),
         distances=distance_meanings(),
         clear=CLEAR,
@@ -140,10 +140,10 @@ def _picture(
     place = call.heads.index(h)
     rows, columns = (min(PICTURE_SIDE, length) for length in view.size)
     # Of a short text, all weights are pooled.
-    if call.has_queries and small:
+    if call._has_queries and small:
         return call.survey().map(rows, columns)[b, place], None
     # Of a long text, one tile is computed, exact or sampled as far as the budget goes.
-    if call.has_queries:
+    if call._has_queries:
         view.require("map")
         tile = Tiles(view.head(h, b), PICTURE_SIDE).tile(0, 0, 0, BUDGET)
         # Beyond the last query and key a tile is NaN; its numbers are log2 of weights.
@@ -151,7 +151,7 @@ def _picture(
         width = (~tile.share[0].isnan()).sum()
         return tile.share[:height, :width].exp2(), None if tile.exact else tile.samples
     # A summary may hold a map; else the largest weights of each query are drawn.
-    recorded = call.facts.recorded
+    recorded = call._facts.recorded
     if recorded is not None:
         return call.survey().map(*recorded)[b, place], None
     view.require("map")

@@ -119,11 +119,11 @@ def image(request: RunRequest) -> ImageAnswer:
 
 def grids_of(call: RecordedCall) -> list[tuple[int, Grid]]:
     """Return the grids among the keys of a call, each with the position of its first patch."""
-    sides = call.facts.tokens
+    sides = call._facts.tokens
     if sides is None or sides.keys is None:
         return []
     return [
-        (first + part.first, part) for first, part in sides.keys.parts() if isinstance(part, Grid)
+        (first + part.first, part) for first, part in sides.keys._parts() if isinstance(part, Grid)
     ]
 
 
@@ -141,11 +141,11 @@ def _weights(
 ) -> tuple[Float[Tensor, "heads key"], Float[Tensor, " heads"]]:
     """Return the weights of a query, and what share of them is known."""
     call = view.call
-    if call.has_queries:
-        device = call.facts.device
+    if call._has_queries:
+        device = call._facts.device
         queries = call.queries.to(device)
         keys = call.keys.to(device)
-        attention = call.kept_attention()
+        attention = call._attention_of_kept()
         rows = torch.tensor([i], device=device)
         heads = range(len(call.heads))
         with torch.no_grad(), torch_modes.without_autocast(device):

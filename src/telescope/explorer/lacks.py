@@ -35,7 +35,7 @@ def without_texts(calls: Iterable[RecordedCall], *, decodes: bool) -> str | None
     unnamed = [
         call
         for call in calls
-        if call.all_names("key") is None and (call.key_ids is None or not decodes)
+        if call._all_names("key") is None and (call.key_ids is None or not decodes)
     ]
     # Where some attentions have texts, the others are patches, frames or memories.
     return NO_TEXTS if unnamed and len(unnamed) == len(list(calls)) else None

@@ -82,7 +82,7 @@ def read(model: Model, model_name: str, text: str, target: str | None = None) ->
     except ValueError as problem:
         raise _unreadable(str(problem)) from None
     # A server keeps many runs: a long text keeps its steps, and not who wrote them.
-    stream = None if recording is None else recording.stream
+    stream = None if recording is None else recording._stream
     if stream is not None and stream.nbytes > MOST_STREAM:
         stream.passes.clear()
     name = run_name(model_name, text, target)
@@ -320,7 +320,7 @@ def _view(number: int, scene: ExampleScene) -> AttentionView:
     across = steps.query_tokens != steps.key_tokens and len(steps.query_tokens) > 1
     recording = Recording("example", [name], StepsCall.keep, KeepOptions())
     heads = tuple(range(steps.queries.shape[1]))
-    recording.record(
+    recording._record(
         name,
         AttentionCall(
             steps.queries, steps.keys, steps.values, steps.attention, heads, 0.0, across=across

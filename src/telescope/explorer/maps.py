@@ -130,7 +130,7 @@ def _tiles(request: RunRequest) -> "Tiles | TopTiles":
     b = request.b
 
     def make() -> Tiles | TopTiles:
-        return Tiles(view.head(h, b)) if view.call.has_queries else TopTiles(view.call, h, b)
+        return Tiles(view.head(h, b)) if view.call._has_queries else TopTiles(view.call, h, b)
 
     # Kept for the next request: every tile adds to the sums that others need.
     tiles: Tiles | TopTiles = request.memory.heads.get_or_make(_head_key(request), make)

@@ -34,17 +34,19 @@ def show(
     """Return the explorer for a notebook cell: of a recording, a trace, an example, or a model that
     reads a text.
 
-    what      a `Recording`, the folder of a saved one, a `Trace`, the name of a worked example such
-              as "bank", a model with a tokenizer, or its name or folder
-    text      the text that the model reads; only with a model
-    screen    the first screen: "walk", "heads", "geometry", "alignment", "map", "output" or
-              "positions"
-    layer     the first attention, by its index in the recording, from 0; -1 is the last
+    Args:
+        what: a `Recording`, the folder of a saved one, a `Trace`, the name of a worked example such
+            as "bank", a model with a tokenizer, or its name or folder.
+        text: the text that the model reads; only with a model.
+        screen: the first screen: "walk", "heads", "geometry", "alignment", "map", "output" or
+            "positions".
+        layer: the first attention, by its index in the recording, from 0; -1 is the last.
 
-    Returns a widget that asks the kernel for what the reader opens. Without anywidget it returns a
-    static page about one attention, for at most 256 tokens. Raises ValueError for a model without a
-    text, a recording with one, and a text that the model cannot read, a layer out of range, and
-    TypeError for any other `what`.
+    Returns:
+        A widget that asks the kernel for what the reader opens. Without anywidget it returns a
+        static page about one attention, for at most 256 tokens. Raises ValueError for a model
+        without a text, a recording with one, and a text that the model cannot read, a layer out of
+        range, and TypeError for any other `what`.
 
     Example:
         >>> import torch, telescope as ts

@@ -351,7 +351,7 @@ def _unplaced(view: AttentionView, one: OneHead, h: int) -> OneHead | str:
     read = (norm.norm(inputs.unplaced) if norm.pre_norm else inputs.unplaced)[None]
     queries = attention.queries(read)
     keys, _ = attention.keys_and_values(read)
-    place = view.call.head_index(h)
+    place = view.call._head_index(h)
     # Several query heads may share the keys of one.
     shared = place * keys.shape[1] // queries.shape[1]
     return bare._replace(queries=queries[:, [place]], keys=keys[:, [shared]])

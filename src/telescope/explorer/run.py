@@ -71,12 +71,12 @@ class AttentionView:
 
     @property
     def batch(self) -> int:
-        return self.call.facts.shape[0]
+        return self.call._facts.shape[0]
 
     @property
     def size(self) -> tuple[int, int]:
         """Return the number of queries that were kept, and of keys."""
-        rows = self.call.facts.rows
+        rows = self.call._facts.rows
         return self.call.size[0] if rows is None else len(rows), self.call.size[1]
 
     def length(self, axis: str) -> int:
@@ -133,7 +133,7 @@ class AttentionView:
 
     def _known_names(self, axis: str) -> tuple[str, ...] | None:
         """Return the names that `ts.watch(tokens=...)` gave to an axis, as texts."""
-        names = self.call.all_names("query" if axis == "q" else "key")
+        names = self.call._all_names("query" if axis == "q" else "key")
         return None if names is None else tuple(text.strip(" ") or SPACE for text in plain(names))
 
     def ids(self, axis: str) -> Tensor | None:
@@ -146,7 +146,7 @@ class AttentionView:
         """Return the position of a query in the text: queries may have been recorded for some rows
         only.
         """
-        rows = self.call.facts.rows
+        rows = self.call._facts.rows
         return i if rows is None else rows[i]
 
     def _positions(self, axis: str, indices: Sequence[int]) -> Sequence[int]:
@@ -176,7 +176,7 @@ class AttentionView:
         `known` holds the words of tokens that were joined before: most attentions of a recording
         read the same.
         """
-        if self.batch != 1 or max(self.size) > MOST_ALIGNED or self.call.facts.rows is not None:
+        if self.batch != 1 or max(self.size) > MOST_ALIGNED or self.call._facts.rows is not None:
             return self
         rows, columns = (self._words_of_ids(axis, known) for axis in "qk")
         return replace(self, rows=rows, columns=columns)
@@ -185,7 +185,7 @@ class AttentionView:
         """Return the words of the recorded tokens of an axis; None where they have no text, or no
         words in it.
         """
-        if (names := self.call.all_names("query" if axis == "q" else "key")) is not None:
+        if (names := self.call._all_names("query" if axis == "q" else "key")) is not None:
             return join_names(names)
         if self.ids(axis) is None or self.decode is None:
             return None
@@ -203,15 +203,15 @@ class AttentionView:
         missing: dict[str, str] = {}
 
         # What was not kept, or cannot be computed from what was.
-        if not call.has_queries:
+        if not call._has_queries:
             missing |= {"trace": SUMMARY.format("queries-keys"), "context": SUMMARY.format("steps")}
             if not call.survey().top.keys.shape[-1]:
                 missing |= dict.fromkeys(("map", "alignment"), SUMMARY.format("queries-keys"))
         elif self._unusable is not None:
             missing |= dict.fromkeys(("trace", "context", "map", "alignment"), self._unusable)
-        elif not call.has_values:
+        elif not call._has_values:
             missing["context"] = f'"{self.name}" was kept without values: {STEPS}'
-        if call.has_queries and call.attention.normalize is not softmax:
+        if call._has_queries and call.attention.normalize is not softmax:
             reason = (
                 "the map shows log weights of softmax, and this attention has another normaliser"
             )
@@ -230,7 +230,7 @@ class AttentionView:
 
         # What needs the vectors around the attention, the model, or the text.
         # The stream of beams, or of a call that was interrupted, has another length.
-        stream = call.parts.get("before")
+        stream = call._kept.get("before")
         if stream is None or stream.shape[1] != call.size[0]:
             # The worked examples, which have titles, cannot be watched again.
             missing["geometry"] = NO_VECTORS if self.title is None else NO_MOVE
@@ -262,19 +262,19 @@ class AttentionView:
 
     def _no_image(self) -> str | None:
         """Return why weights cannot be shown over an image, or None."""
-        sides = self.call.facts.tokens
-        parts = () if sides is None or sides.keys is None else sides.keys.parts()
+        sides = self.call._facts.tokens
+        parts = () if sides is None or sides.keys is None else sides.keys._parts()
         if not any(isinstance(part, Grid) for _, part in parts):
             return (
                 "no key is said to be a patch of an image: ts.watch(model, tokens=ts.Grid(14, 14)) "
                 "says it"
             )
         # Queries and keys, or the largest weights, tell what a query sees.
-        return self._unusable if self.call.has_queries else None
+        return self._unusable if self.call._has_queries else None
 
     def _no_positions(self) -> str | None:
         """Return why scores cannot be shown by distance, or None."""
-        if not self.call.has_queries:
+        if not self.call._has_queries:
             return SUMMARY.format("queries-keys")
         if self._unusable is not None:
             return self._unusable
@@ -284,7 +284,7 @@ class AttentionView:
                 "the queries and keys of this attention are in two texts: there is no distance "
                 "between them"
             )
-        if max(self.size) > MOST_ALIGNED or self.call.facts.rows is not None:
+        if max(self.size) > MOST_ALIGNED or self.call._facts.rows is not None:
             return (
                 f"positions are shown for texts of at most {MOST_ALIGNED} tokens, of which every "
                 "query was kept"
@@ -301,7 +301,7 @@ class AttentionView:
     def describe(self, number: int) -> AttentionFacts:
         """Return the facts of this attention, the `number`-th of its run."""
         call = self.call
-        d_k = call.facts.shape[3]
+        d_k = call._facts.shape[3]
         return AttentionFacts(
             l=number,
             name=self.name,
@@ -312,7 +312,7 @@ class AttentionView:
             n_q=self.size[0],
             n_k=self.size[1],
             d_k=d_k,
-            d_v=call.values.shape[-1] if call.has_values else None,
+            d_v=call.values.shape[-1] if call._has_values else None,
             formula=call.attention.formula(d_k),
             mask=repr(call.attention.mask),
             has={

@@ -195,7 +195,7 @@ class CellsAnswer(Answer):
 def cell(request: RunRequest) -> CellAnswer:
     """Answer every step of one query and one key."""
     # A summary has no scores, only the largest weights.
-    if not request.view.call.has_queries:
+    if not request.view.call._has_queries:
         weight = cells(request).p[0]
         steps: Any = dict.fromkeys(("scores", "scaled", "lse"), None) | {"weights": weight}
         return _cell(request, steps, visible=True)
@@ -231,7 +231,7 @@ def cells(request: RunRequest) -> CellsAnswer:
     """Answer the weights of one query on adjacent keys: the row is summed once for all of them."""
     keys = _keys(request, MOST_CELLS)
     call = request.view.call
-    if call.has_queries:
+    if call._has_queries:
         seen = row_in_float64(request.one, request.i, torch.tensor(keys))
         weights = seen.steps["weights"].tolist()
         visible = (seen.steps["masked"] != -torch.inf).tolist()
@@ -251,7 +251,7 @@ def _keys(request: RunRequest, most: int) -> range:
     known.
     """
     view = request.view
-    view.require("trace" if view.call.has_queries else "map")
+    view.require("trace" if view.call._has_queries else "map")
     _ = request.i  # refused before j
     j = request.index("j", view.size[1], "key")
     return range(j, min(j + most, view.size[1]))

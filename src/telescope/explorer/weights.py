@@ -40,7 +40,7 @@ def top_weights(call: RecordedCall, b: int) -> tuple[Float[Tensor, "heads query 
 
 def known_share(call: RecordedCall, b: int) -> float:
     """Return the share of all weight that is known: of a summary, what the largest weights hold."""
-    if call.has_queries:
+    if call._has_queries:
         return 1.0
     weights, _ = top_weights(call, b)
     return float(weights.sum(-1).mean()) if weights.numel() else 0.0
@@ -101,7 +101,7 @@ def word_weights(view: AttentionView, b: int) -> WordWeights:
         for words, length in zip(map(view.words, "qk"), view.size, strict=True)
     )
     # Exact from queries and keys; of a summary, as far as weights are known.
-    if view.call.has_queries:
+    if view.call._has_queries:
         weights = view.call.survey().map(segments=(rows, columns))[b]
     else:
         weights = _join_known(view, b, rows, columns)

@@ -172,7 +172,7 @@ def what_if(request: RunRequest) -> WhatIfAnswer:
     b = request.b
     i = request.i
     made = request.run.output
-    if not view.call.has_queries:
+    if not view.call._has_queries:
         raise not_kept(
             "a what-if needs queries and keys: telescope watch --keep queries-keys keeps them"
         )
@@ -183,7 +183,7 @@ def what_if(request: RunRequest) -> WhatIfAnswer:
     if made is None:
         one = changes.applied(request.one)
     else:
-        edits = changes.edits(view.name, h, view.call.facts.shape[3])
+        edits = changes.edits(view.name, h, view.call._facts.shape[3])
         with made.edited(edits), watch(made.model, layers=view.name, keep="steps") as recording:
             states = made.run(encodes=view.kind == "encoder")
         view = replace(view, call=recording[view.name].call)

@@ -52,8 +52,13 @@ def frame(columns: Columns, library: str = "pandas") -> Any:
     Example:
         >>> import torch
         >>> from telescope.files.tables import Names, frame
-        >>> columns = {"layer": Names.repeated("blocks.0", 2), "entropy": torch.tensor([0.5, 1.0])}
-        >>> len(frame(columns)) if __import__("importlib.util").util.find_spec("pandas") else 2
+        >>> columns = {
+        ...     "layer": Names.repeated("blocks.0", 2),
+        ...     "entropy": torch.tensor([0.5, 1.0]),
+        ... }
+        >>> len(frame(columns)) if __import__("importlib.util").util.find_spec(
+        ...     "pandas"
+        ... ) else 2
         2
     """
     if library not in LIBRARIES:

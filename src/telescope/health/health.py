@@ -44,13 +44,16 @@ class Health:
 
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> config = ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)
+        >>> model = ts.models.GPT(config)
         >>> health = ts.Health(model, every=2)
         >>> reports = [health.step(torch.tensor([[1, 2, 3, 4]])) for _ in range(4)]
         >>> [None if report is None else report.step for report in reports]
         [None, 2, None, 4]
         >>> len(reports[-1].layers["blocks.0.self"].entropy)
         2
+        >>> health.measure(torch.tensor([[1, 2, 3, 4]])).alerts
+        ()
     """
 
     def __init__(
@@ -88,12 +91,19 @@ class Health:
         report.
 
         `inputs` are those of the model. Call this after the optimiser's step.
+
+        Args:
+            inputs, named: those of the model.
         """
         self.steps += 1
         return self.measure(*inputs, **named) if self.steps % self.every == 0 else None
 
     def measure(self, *inputs: Any, **named: Any) -> HealthReport:
-        """Measure a batch now; then log, warn and clip as told."""
+        """Measure a batch now; then log, warn and clip as told.
+
+        Args:
+            inputs, named: those of the model.
+        """
         # Watch the module inside the wrappers, and only a few sequences of the batch.
         module = unwrapped(self.model)
         inputs, named = first_sequences((inputs, named), self.sequences)
@@ -200,7 +210,7 @@ def _parts(call: RecordedCall) -> dict[str, Tensor]:
     the heads.
     """
     # Keep only the tensors that the measures read.
-    parts = {name: part.tensor for name, part in call.parts.items()}
+    parts = {name: part.tensor for name, part in call._kept.items()}
     kept = ("received", "entropy", "lse")
     chosen: dict[str, Tensor] = {name: parts[name] for name in kept if name in parts}
     # With top=1 the last axis has one entry: the largest weight, and its key.
@@ -208,7 +218,7 @@ def _parts(call: RecordedCall) -> dict[str, Tensor]:
     # With padding, the first real token differs by sequence; give it an axis of heads, too.
     if real_query_masks(call.attention) and not call.across:
         batch, heads, _ = chosen["entropy"].shape
-        first = call.places(lists=False).first.to(chosen["entropy"].device)
+        first = call._places(lists=False).first.to(chosen["entropy"].device)
         chosen["first"] = first[:, None, None].expand(batch, heads, 1)
     return chosen
 

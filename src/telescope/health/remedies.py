@@ -192,6 +192,12 @@ def drifted_key_biases(model: nn.Module) -> dict[str, tuple[float, float]]:
     That is: a key bias without influence, whose standard deviation is at least 0.5 and 4 times that
     of the query bias.
 
+    Args:
+        model: any model whose attentions `ts.watch` finds.
+
+    Returns:
+        For each such attention, the standard deviation of its key bias and of its query bias.
+
     Example:
         >>> import telescope as ts
         >>> len(ts.health.drifted_key_biases(ts.load("summarizer")))
@@ -229,6 +235,12 @@ def remove_key_bias(model: nn.Module) -> list[str]:
     The model computes what it computed before, up to rounding: in exact arithmetic, softmax
     attention without rotary positions, softcap or sink does not depend on the bias of its keys.
     Other key biases are left as they are.
+
+    Args:
+        model: any model whose attentions `ts.watch` finds.
+
+    Returns:
+        The names of the attentions that had one.
 
     Example:
         >>> import torch, telescope as ts

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from math import isnan
 from warnings import warn
 
-from rich.table import Table
-
 from ..recording import list_names
-from ..traces import FirstThatFits, render_text
+from ..traces import FirstThatFits, PlainTable, PrintedTable, render_text
 from ..words import hint
 
 COLLAPSED = 0.05  # nats: mean entropy of a head whose queries attend to one key each
@@ -24,10 +22,22 @@ class HeadHealth:
     """One layer: for each head its largest logit, mean entropy in nats, and largest share of weight
     on one key.
 
+    Attributes:
+        logit: the largest score of each head.
+        entropy: the mean over the queries of each head, in nats.
+        one_key: the largest share of a head's weight on one key.
+
     Example:
         >>> from telescope.health import HeadHealth
-        >>> HeadHealth(logit=(3.0, 250.0), entropy=(1.2, 0.01), one_key=(0.99, 0.3)).collapsed
+        >>> HeadHealth(
+        ...     logit=(3.0, 250.0), entropy=(1.2, 0.01), one_key=(0.99, 0.3)
+        ... ).collapsed
         1
+        >>> layer = HeadHealth(
+        ...     logit=(3.0, 250.0), entropy=(1.2, 0.01), one_key=(0.99, 0.3)
+        ... )
+        >>> layer.value("logit"), layer.dead, layer.sink == layer.one_key
+        (250.0, 1, True)
     """
 
     logit: tuple[float, ...]
@@ -48,6 +58,9 @@ class HeadHealth:
     def value(self, measure: str) -> float:
         """Return the number that a rule is about: the largest of all heads, of the entropy the
         smallest, or a count.
+
+        Args:
+            measure: "logit", "entropy", "one_key", "dead" or "collapsed".
         """
         value = getattr(self, measure)
         if measure in MEASURED:
@@ -66,15 +79,22 @@ class HeadHealth:
 class Rule:
     """An alert rule: a measure of any layer above or below a threshold.
 
-    measure  "logit": the largest of a layer;
-             "entropy": that of the head with the smallest mean;
-             "one_key": the largest share of the weight on one key;
-             "dead", "collapsed": the number of such heads
+    Args:
+        measure: "logit": the largest of a layer; "entropy": that of the head with the smallest
+            mean; "one_key": the largest share of the weight on one key; "dead", "collapsed": the
+            number of such heads.
+        above: the number above which an alert is given; None is no limit.
+        below: the number below which an alert is given; None is no limit.
 
     Example:
         >>> import telescope as ts
         >>> print(ts.health.Rule("logit", above=100.0))
         logit above 100
+        >>> layer = ts.health.HeadHealth(
+        ...     logit=(3.0, 250.0), entropy=(1.2, 1.1), one_key=(0.5, 0.3)
+        ... )
+        >>> ts.health.Rule("logit", above=100.0).broken_by(layer)
+        True
     """
 
     measure: str
@@ -92,7 +112,11 @@ class Rule:
             raise ValueError(f'a rule about "{self.measure}" takes either above= or below=')
 
     def broken_by(self, layer: HeadHealth) -> bool:
-        """Return whether a layer is to be named; a measure that is unknown gives no alert."""
+        """Return whether a layer is to be named; a measure that is unknown gives no alert.
+
+        Args:
+            layer: what was measured of one attention.
+        """
         # NaN compares false with any threshold, so that an unknown measure gives no alert.
         value = layer.value(self.measure)
         return value > self.above if self.above is not None else value < (self.below or 0.0)
@@ -107,15 +131,22 @@ DEFAULT_RULES = (Rule("logit", above=100.0), Rule("entropy", below=0.001))
 
 
 @dataclass(frozen=True)
-class HealthReport:
+class HealthReport(PrintedTable):
     """The health of every layer at one step of a training. Printed, a table.
+
+    Attributes:
+        step: the step of the training.
+        layers: a `HeadHealth` for each attention, by its name.
 
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> config = ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)
+        >>> model = ts.models.GPT(config)
         >>> report = ts.Health(model).measure(torch.tensor([[1, 2, 3, 4]]))
         >>> sorted(report.scalars())[:3]
         ['attention/alerts', 'attention/collapsed_heads', 'attention/dead_heads']
+        >>> len(report.logits["blocks.0.self"])
+        2
     """
 
     step: int
@@ -156,8 +187,8 @@ class HealthReport:
         """Return the table; on a narrow screen its headings have several lines."""
         return FirstThatFits(lambda: map(self._table, (" ", "\n")))
 
-    def _table(self, space: str) -> Table:
-        table = Table(
+    def _table(self, space: str) -> PlainTable:
+        table = PlainTable(
             title=f"attention at step {self.step:,}", box=None, pad_edge=False, title_justify="left"
         )
         for name in (

@@ -223,7 +223,7 @@ class CapturedSteps(StepFollower):
         if watching.waiting is not self:
             watching.collect()
             watching.waiting = self
-            _recording_of(watching).queue.collect_steps = watching.collect
+            _recording_of(watching)._queue.collect_steps = watching.collect
         if self.count_waiting == ROOM:
             watching.collect()
 
@@ -259,7 +259,7 @@ class CapturedSteps(StepFollower):
         if self.nbytes > WAITING_BYTES:
             self._watching.collect()
         else:
-            queue = _recording_of(self._watching).queue
+            queue = _recording_of(self._watching)._queue
             queue.collect_steps = LateSteps(self._watching)
 
     @torch.no_grad()
@@ -269,7 +269,7 @@ class CapturedSteps(StepFollower):
         count = self.count_waiting
         interceptor = self._watching
         assert interceptor is not None
-        _recording_of(interceptor).queue.collect_steps = None
+        _recording_of(interceptor)._queue.collect_steps = None
         text = interceptor.text
         text.begin_pass()
         text.inputs.add(self._ids[:, :count])
@@ -327,7 +327,7 @@ class LateSteps:
         self._hold(recording)
         try:
             self.watching.collect()
-            recording.flush(collects=False)
+            recording._flush(collects=False)
         finally:
             self._hold(None)
 

@@ -33,10 +33,10 @@ def end_recording(interceptor: WaitingInterceptor, handler: Observer) -> None:
     steps = interceptor.steps
     count = 0 if steps is None else steps.count
     if (log.waits or count > 0) and log.keep() and (count == 0 or steps.keep()):
-        recording.queue.collect_steps = LateRecording(interceptor, handler)
+        recording._queue.collect_steps = LateRecording(interceptor, handler)
         return
-    recording.flush()
-    recording.queue.collect_steps = None
+    recording._flush()
+    recording._queue.collect_steps = None
     interceptor.log = None
     interceptor.steps = None
 
@@ -63,11 +63,11 @@ class LateRecording:
         if recording is None:
             return
         # Once, whatever goes wrong.
-        recording.queue.collect_steps = None
+        recording._queue.collect_steps = None
         self._hold(recording)
         try:
             self.interceptor.collect()
-            recording.flush(collects=False)
+            recording._flush(collects=False)
             self.interceptor.checks.verify()
         finally:
             self._hold(None)

@@ -39,7 +39,7 @@ class Observer(Handler):
         records_every: bool = True,
     ) -> None:
         self.recording = recording
-        self.unwatched_threads = recording.unwatched_threads
+        self.unwatched_threads = recording._unwatched_threads
         self.names = frozenset(names)
         """The attentions that are recorded; of others only the tokens are noted."""
         self.heads = heads
@@ -90,7 +90,7 @@ class Observer(Handler):
     def report_bypass(self, bypass: Bypass) -> None:
         if bypass.name in self.names:
             self.bypasses.setdefault(bypass.name, bypass)
-            self.recording.leave_out(bypass.name, bypass.reason)
+            self.recording._leave_out(bypass.name, bypass.reason)
 
     def before(self, call: HandledCall) -> None:
         """Find out whether the call continues the text, and read its lse if that is of use."""
@@ -133,7 +133,7 @@ class Observer(Handler):
         padding queries.
         """
         if call.made.edits:
-            self.recording.add_edits(call.made.edits)
+            self.recording._add_edits(call.made.edits)
         # Describe the whole call, and compare its output, before heads are selected.
         whole = self._describe(call)
         call.made.check_output(call, whole, output)
@@ -145,9 +145,9 @@ class Observer(Handler):
                 if self.keeps_gradients:
                     check_dropout(call.name, heads, whole)
                 part = whole.select_heads(heads)
-            recorded = self.recording.record(call.name, part)
+            recorded = self.recording._record(call.name, part)
         if self.keeps_gradients:
-            recorded.keep_gradient(whole, output, call.made.head_axis)
+            recorded._keep_gradient(whole, output, call.made.head_axis)
         self.residuals.note(recorded)
 
     def _describe(self, call: HandledCall) -> AttentionCall:
@@ -215,7 +215,7 @@ class Observer(Handler):
             return real, call.without_padding_queries(real).attention
 
         # Pass on what the key has identities of, to be kept alive with it.
-        key = ("padding", call.attention.identity, call.size, id(mask))
+        key = ("padding", call.attention._identity, call.size, id(mask))
         real, attention = call.once(key, hide_padding, call.attention, mask)
         return call.without_padding_queries(real)._replace(attention=attention)
 
@@ -223,7 +223,7 @@ class Observer(Handler):
         """Record one more set of values of the call that was recorded last, whose queries and keys
         are the same.
         """
-        recorded = self.recording.last_call(call.name)
+        recorded = self.recording._last_call(call.name)
         assert recorded is not None
         whole = call.describe().without_unwritten_keys()
         with torch_modes.recording_mode(whole.queries.device):
@@ -232,9 +232,9 @@ class Observer(Handler):
                 part = whole.select_heads(
                     head_numbers(call.name, self.heads, whole.queries.shape[1])
                 )
-            recorded.add_values(part, call.value_set)
+            recorded._add_values(part, call.value_set)
         if self.keeps_gradients:
-            recorded.keep_gradient(whole, output, call.made.head_axis)
+            recorded._keep_gradient(whole, output, call.made.head_axis)
 
     def _with_carrier(self, name: str, call: AttentionCall) -> AttentionCall:
         """Return the call with its output projection, if norms are kept."""

@@ -219,7 +219,7 @@ class Text:
         # Self-attention: all layers of a pass that are called alike share one result.
         if queries == keys and not self.is_reading_prompt:
             self._ends = None  # another text, which no `generate` writes
-        key = ("real", call.attention.identity, call.size, batch, heads, id(told))
+        key = ("real", call.attention._identity, call.size, batch, heads, id(told))
         real = self.forward_pass.once(key, lambda: _find_real(call, told), call.attention, told)
         self._latest = SelfAttentionTokens((batch, queries), queries == keys, real)
         return real

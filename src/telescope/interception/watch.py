@@ -37,6 +37,7 @@ from torch import Tensor, distributed, nn
 
 from ..anatomy import Modules, find_output_projections
 from ..authors import StreamLog
+from ..guesses import OF_KEEP
 from ..recording import (
     ALSO,
     KEEP,
@@ -100,7 +101,7 @@ def join_recording(recording: Recording) -> None:
     distributed.gather_object(own, gathered, 0)
     # The other processes keep their own heads.
     if gathered is None:
-        recording.is_part = True
+        recording._is_part = True
         return
     left_out = []
     for name, watched in recording.items():
@@ -120,23 +121,23 @@ def join_recording(recording: Recording) -> None:
 
 
 def _tensors(call: RecordedCall) -> dict[str, Tensor]:
-    return {name: part.tensor.cpu() for name, part in call.parts.items()}
+    return {name: part.tensor.cpu() for name, part in call._kept.items()}
 
 
 def _join(call: RecordedCall, parts: list[dict[str, Tensor]]) -> None:
     """Put the heads of all processes side by side in the parts of a call."""
-    joined = call.parts
+    joined = call._kept
     # Parts with heads have them on axis 1.
     for name, tensor in parts[0].items():
         if name not in WITHOUT_HEADS and tensor.ndim > 1:
             whole = torch.cat([part[name] for part in parts], 1).to(joined[name].tensor.device)
             own = joined[name]
             axis = own.axis if isinstance(own, GrowingTensor) else 2
-            joined[name] = GrowingTensor(whole, axis, call.options.store, owned=True)
+            joined[name] = GrowingTensor(whole, axis, call._options.store, owned=True)
     # The call now has the heads of all processes, numbered from 0.
-    batch, key_heads, d_q, d_k = call.facts.shape
-    call.facts.heads = tuple(range(len(call.facts.heads) * len(parts)))
-    call.facts.shape = (batch, key_heads * len(parts), d_q, d_k)
+    batch, key_heads, d_q, d_k = call._facts.shape
+    call._facts.heads = tuple(range(len(call._facts.heads) * len(parts)))
+    call._facts.shape = (batch, key_heads * len(parts), d_q, d_k)
 
 
 @suggests(
@@ -228,11 +229,13 @@ def watch(
         ...     _ = layer(torch.randn(1, 5, 8))
         >>> recording["attention"].call.heads
         (1,)
-        >>> recording["attention"].received.sum().round().item()  # one head, 5 queries, each gives 1 in all
+        >>> # One head, 5 queries, each gives 1 in all
+        >>> recording["attention"].received.sum().round().item()
         5.0
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}")
+        way = ": ts.load(name) loads a shipped one" if isinstance(model, str) else ""
+        raise TypeError(f"watch takes a model, a torch.nn.Module, not {type(model).__name__}{way}")
     # Refuse options that do not fit before the model is touched.
     options = _keep_options(keep, top, map, query_selection(queries), store, also)
     divided = tensor_parallel_size(model) > 1
@@ -314,16 +317,16 @@ def record_calls(
     )
     noting: AbstractContextManager[None] = nullcontext()
     if keeps_stream:
-        recording.stream = StreamLog(modules[""])
-        noting = noting_streams(recording.stream, modules, attentions, observer)
+        recording._stream = StreamLog(modules[""])
+        noting = noting_streams(recording._stream, modules, attentions, observer)
     with residuals, noting, found.intercepting(selected, observer):
         try:
             yield recording
         finally:
             # Also after an exception: later work of this stream comes after the surveys.
-            recording.wait()
+            recording._wait()
         # Run the surveys that are still queued, if the block ended well.
-        recording.flush(collects=tokens is not None)
+        recording._flush(collects=tokens is not None)
         # Tokens that do not fit raise an error here, and not where somebody reads.
         if tokens is not None:
             check_kinds(tokens, {name: own.calls for name, own in recording.items()})
@@ -342,7 +345,9 @@ def _keep_options(
     also: str | Iterable[str],
 ) -> KeepOptions:
     if keep not in KEEP:
-        raise ValueError(f'there is no keep="{keep}"; {hint(str(keep), KEEP)}')
+        ours = OF_KEEP.get(str(keep))
+        way = f'what others call {keep} is keep="{ours}"' if ours else hint(str(keep), KEEP)
+        raise ValueError(f'there is no keep="{keep}"; {way}')
     options: dict[str, Any] = {
         name: value for name, value in (("top", top), ("map", map)) if value is not None
     }

@@ -129,7 +129,8 @@ class Attend(nn.Module):
 
     A hook gets (queries, keys, values, attention) as inputs and the context as output.
 
-    dropout  the probability with which an attention weight is dropped, in training only
+    Args:
+        dropout: the probability with which an attention weight is dropped, in training only.
 
     Example:
         >>> import torch, telescope as ts
@@ -156,6 +157,14 @@ class Attend(nn.Module):
 
         `across` tells hooks whether the keys come from another sequence than the queries; no number
         depends on it.
+
+        Args:
+            queries: (batch, heads, query, d_q).
+            keys: (batch, key_heads, key, d_k).
+            values: (batch, key_heads, key, d_v).
+            attention: the definition.
+            across: whether the keys come from another sequence than the queries, which hooks can
+                read; None does not say.
         """
         # Dropout is for training alone.
         dropout = self.dropout if self.training else 0.0
@@ -190,6 +199,15 @@ class DefinitionModule(nn.Module):
 
     A tensor is named by its path in the definition: the table of bias=ts.relative(table) is
     "bias_table". A bias that is a module becomes a submodule.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> bias = ts.relative(torch.nn.Parameter(torch.zeros(2, 5)))
+        >>> layer = ts.layers.MultiHeadAttention(
+        ...     8, heads=2, attention=ts.Attention(bias=bias)
+        ... )
+        >>> layer.definition.attention
+        Attention(bias=relative(reach=2))
     """
 
     def __init__(self, attention: Attention) -> None:

@@ -27,17 +27,20 @@ from .cache import CachePosition, LayerCache
 class SelfAttention(DefinedLayer):
     """Z = softmax(Q Kᵀ / √d_k) V with Q = X W_q, K = X W_k, V = X W_v.
 
-    d_model    width of X
-    d_k, d_v   width of queries and keys, d_model unless given; of values, d_k unless given
-    bias       whether W_q, W_k and W_v have a bias
-    attention  the definition: scale, mask, bias, ...
-    dropout    the probability with which an attention weight is dropped, in training only
+    Args:
+        d_model: width of X.
+        d_k, d_v: width of queries and keys, d_model unless given; of values, d_k unless given.
+        bias: whether W_q, W_k and W_v have a bias.
+        attention: the definition: scale, mask, bias, ...
+        dropout: the probability with which an attention weight is dropped, in training only.
 
     Example:
         >>> import torch
         >>> from telescope.layers import SelfAttention
         >>> SelfAttention(4, d_v=2)(torch.zeros(1, 3, 4)).shape
         torch.Size([1, 3, 2])
+        >>> SelfAttention(4).attention
+        Attention()
     """
 
     def __init__(
@@ -63,7 +66,12 @@ class SelfAttention(DefinedLayer):
         self.attend = Attend(dropout)
 
     def forward(self, x: States, mask: Mask | None = None) -> Float[Tensor, "batch n d_v"]:
-        """Return Z; `mask` is combined with the definition's by &."""
+        """Return Z; `mask` is combined with the definition's by &.
+
+        Args:
+            x: (batch, n, d_model).
+            mask: combined with the definition's by &.
+        """
         check_features(self, "x", x, "d_model")
         queries = self.W_q(x)
         keys = self.W_k(x)
@@ -78,20 +86,27 @@ class LuongAttention(DefinedLayer):
     """c_i = Σ_j α_ij h_j, α_i = softmax(e_i), e_ij = similarity(s_i, h_j): h_j is both key and
     value.
 
-    score        "dot" s·h, "general" s·W·h, "concat" v·tanh(s W_q + h W_k)
-    d_query      width of s_i
-    d_memory     width of h_j, d_query unless given
-    d_attention  width of v, for "concat" only; d_memory unless given
-    attention    the rest of the definition; its score is ignored
-    dropout      the probability with which an attention weight is dropped, in training only
+    Args:
+        score: "dot" s·h, "general" s·W·h, "concat" v·tanh(s W_q + h W_k).
+        d_query: width of s_i.
+        d_memory: width of h_j, d_query unless given.
+        d_attention: width of v, for "concat" only; d_memory unless given.
+        attention: the rest of the definition; its score is ignored.
+        dropout: the probability with which an attention weight is dropped, in training only.
 
-    Raises a ValueError for an unknown score, or widths that do not fit the score.
+    Raises:
+        ValueError: for an unknown score, or widths that do not fit the score.
 
     Example:
         >>> import torch
         >>> from telescope.layers import LuongAttention
-        >>> LuongAttention("general", 4, 6)(torch.zeros(1, 2, 4), torch.zeros(1, 5, 6)).shape
+        >>> LuongAttention("general", 4, 6)(
+        ...     torch.zeros(1, 2, 4), torch.zeros(1, 5, 6)
+        ... ).shape
         torch.Size([1, 2, 6])
+        >>> layer = LuongAttention("dot", 4)
+        >>> layer.attention.scale, layer.similarity()
+        (1.0, dot)
     """
 
     def __init__(
@@ -138,7 +153,13 @@ class LuongAttention(DefinedLayer):
         memory: Float[Tensor, "batch key d_memory"],
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch query d_memory"]:
-        """Return the context c_i of each state; `mask` is combined with the definition's by &."""
+        """Return the context c_i of each state; `mask` is combined with the definition's by &.
+
+        Args:
+            states: (batch, query, d_query), s of the decoder.
+            memory: (batch, key, d_memory), h of the encoder.
+            mask: combined with the definition's by &.
+        """
         check_features(self, "states", states, "d_query")
         check_features(self, "memory", memory, "d_memory")
         # The weights are read now, so that training changes the score.
@@ -169,19 +190,25 @@ class SynthesizerAttention(DefinedLayer):
     + b1) with a constant 1 as one more feature, the keys are the columns of B with b2 as that
     feature.
 
-    d_model    width of X and Y
-    heads      number of heads; divides d_model
-    block      number of columns of B, the length of the longest sequence
-    shared     whether all heads share one B and b2
-    bias       whether there are b1, b2 and the biases of V and W_O
-    attention  the definition: scale, mask, ...
-    dropout    the probability with which an attention weight is dropped, in training only
+    Args:
+        d_model: width of X and Y.
+        heads: number of heads; divides d_model.
+        block: number of columns of B, the length of the longest sequence.
+        shared: whether all heads share one B and b2.
+        bias: whether there are b1, b2 and the biases of V and W_O.
+        attention: the definition: scale, mask, ...
+        dropout: the probability with which an attention weight is dropped, in training only.
 
     Example:
         >>> import torch
         >>> from telescope.layers import SynthesizerAttention
         >>> SynthesizerAttention(8, heads=2, block=16)(torch.zeros(1, 5, 8)).shape
         torch.Size([1, 5, 8])
+        >>> layer, x = SynthesizerAttention(8, heads=2, block=16), torch.zeros(1, 5, 8)
+        >>> layer.queries(x).shape == layer.keys(x).shape, layer.attention.scale
+        (True, 1.0)
+        >>> layer.room(batch=1, room=16).values.shape
+        torch.Size([1, 2, 16, 4])
     """
 
     def __init__(
@@ -222,10 +249,12 @@ class SynthesizerAttention(DefinedLayer):
     ) -> States:
         """Return Y.
 
-        mask   a mask for this call, combined with the definition's by &
-        at     the positions of x in the sequence and in the cache
-        cache  columns and values of earlier tokens: those of x are written behind them, and x sees
-               them all
+        Args:
+            mask: a mask for this call, combined with the definition's by &.
+            at: the positions of x in the sequence and in the cache.
+            cache: columns and values of earlier tokens: those of x are written behind them, and x
+                sees them all.
+            x: (batch, n, d_model).
         """
         check_features(self, "x", x, "d_model")
         attention = self.attention.with_extra_mask(mask)
@@ -235,7 +264,7 @@ class SynthesizerAttention(DefinedLayer):
         values = split_heads(self.V(x), self.heads)
         if cache is not None:
             keys, values = cache.append(keys, values, at.start)
-            attention = cache.hide_unwritten(attention, at)
+            attention = cache._hide_unwritten(attention, at)
         context: Tensor = self.attend(queries, keys, values, attention, across=False)
         y: Tensor = self.W_O(join_heads(context))
         return y
@@ -243,6 +272,9 @@ class SynthesizerAttention(DefinedLayer):
     def queries(self, x: States) -> Float[Tensor, "batch heads n d_k"]:
         """Return ReLU(X A + b1), split into heads, with a constant 1 as last feature where there is
         a b2.
+
+        Args:
+            x: (batch, n, d_model).
         """
         queries = split_heads(relu(self.A(x)), self.heads)
         return queries if self.b2 is None else pad(queries, (0, 1), value=1.0)
@@ -252,6 +284,10 @@ class SynthesizerAttention(DefinedLayer):
     ) -> Float[Tensor, "batch heads n d_k"]:
         """Return the columns of B (and b2) at the positions of x; they do not depend on the
         contents of x.
+
+        Args:
+            x: (batch, n, d_model), of which only the shape is read.
+            at: the positions of x in the sequence and in the cache.
         """
         # b2 is one more feature, which the constant 1 of the queries picks.
         columns = self.B if self.b2 is None else torch.cat([self.B, self.b2], dim=1)
@@ -274,6 +310,10 @@ class SynthesizerAttention(DefinedLayer):
     def room(self, batch: int, room: int) -> LayerCache:
         """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and
         on their device.
+
+        Args:
+            batch: the number of sequences.
+            room: the tokens that each of them may have.
         """
         check_sizes(batch=batch, room=room)
         d_k = self.d_model // self.heads

@@ -19,6 +19,10 @@ from .multi_head import KeysAndValues
 class LearnedPositions(nn.Module):
     """x_i + P_(start + i), with a learned table P of shape (max_positions, d_model).
 
+    Args:
+        max_positions: the longest text.
+        d_model: width of x.
+
     Example:
         >>> import torch
         >>> from telescope.layers import LearnedPositions
@@ -37,10 +41,13 @@ class LearnedPositions(nn.Module):
     def forward(self, x: States, start: int | Positions = 0) -> States:
         """Return x plus the embedding of each position.
 
-        start  the position of the first token, or a tensor (n,) or (batch, n) with the position of
-               each
+        Args:
+            start: the position of the first token, or a tensor (n,) or (batch, n) with the position
+                of each.
+            x: (batch, n, d_model).
 
-        Raises a ValueError where `start` is a number and a position is outside the table.
+        Raises:
+            ValueError: where `start` is a number and a position is outside the table.
         """
         check_features(self, "x", x, "d_model")
         # A tensor may be on a GPU: `embedding` checks it there.
@@ -61,8 +68,9 @@ class SinusoidalPositions(nn.Module):
     """x_i + PE(start + i), see `telescope.sinusoidal`. Nothing is learned, and positions are not
     limited.
 
-    d_model  width of x, an even number
-    pairs    "neighbours": sines and cosines alternate; "halves": sines first, then cosines
+    Args:
+        d_model: width of x, an even number.
+        pairs: "neighbours": sines and cosines alternate; "halves": sines first, then cosines.
 
     Example:
         >>> import torch
@@ -83,8 +91,10 @@ class SinusoidalPositions(nn.Module):
     def forward(self, x: States, start: int | Positions = 0) -> States:
         """Return x plus the sines and cosines of each position.
 
-        start  the position of the first token, or a tensor (n,) or (batch, n) with the position of
-               each
+        Args:
+            start: the position of the first token, or a tensor (n,) or (batch, n) with the position
+                of each.
+            x: (batch, n, d_model).
         """
         check_features(self, "x", x, "d_model")
         if isinstance(start, int):
@@ -106,18 +116,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """FFN(x) = activation(x W_1 + b_1) W_2 + b_2  (Vaswani et al. 2017, section 3.3).
 
-    d_model, d_hidden  width of input and output; width of the hidden layer
-    activation         "relu", "gelu", "gelu_tanh" or "silu"
-    bias               whether the linear layers have a bias
-    dropout            the probability with which a hidden feature is dropped, in training only
+    Args:
+        d_model, d_hidden: width of input and output; width of the hidden layer.
+        activation: "relu", "gelu", "gelu_tanh" or "silu".
+        bias: whether the linear layers have a bias.
+        dropout: the probability with which a hidden feature is dropped, in training only.
 
-    Raises a ValueError for a size below 1 or an unknown activation.
+    Raises:
+        ValueError: for a size below 1 or an unknown activation.
 
     Example:
         >>> import torch
         >>> from telescope.layers import FeedForward
         >>> FeedForward(4, 16)(torch.zeros(1, 3, 4)).shape
         torch.Size([1, 3, 4])
+        >>> FeedForward(4, 16).hidden(torch.zeros(1, 3, 4)).shape
+        torch.Size([1, 3, 16])
     """
 
     def __init__(
@@ -140,6 +154,11 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: States) -> States:
+        """Return FFN(x).
+
+        Args:
+            x: (batch, n, d_model).
+        """
         check_features(self, "x", x, "d_model")
         hidden = self.hidden(x)
         # A module call costs microseconds even where dropout does nothing.
@@ -147,7 +166,14 @@ class FeedForward(nn.Module):
         return y
 
     def hidden(self, x: States) -> Float[Tensor, "batch n d_hidden"]:
-        """Return activation(x W_1 + b_1)."""
+        """Return activation(x W_1 + b_1).
+
+        Args:
+            x: (batch, n, d_model).
+
+        Returns:
+            (batch, n, d_hidden).
+        """
         return ACTIVATIONS[self.activation](self.W_1(x))
 
 
@@ -155,7 +181,8 @@ class GatedFeedForward(FeedForward):
     """FFN(x) = (activation(x W_1) ⊙ x W_3) W_2, as in Llama, where the activation is SiLU  (Shazeer
     2020).
 
-    Arguments are those of `FeedForward`.
+    Args:
+        d_model, d_hidden, activation, bias, dropout: as in `FeedForward`.
 
     Example:
         >>> import torch
@@ -178,7 +205,14 @@ class GatedFeedForward(FeedForward):
         self.W_3 = nn.Linear(d_model, d_hidden, bias)
 
     def hidden(self, x: States) -> Float[Tensor, "batch n d_hidden"]:
-        """Return activation(x W_1) ⊙ x W_3."""
+        """Return activation(x W_1) ⊙ x W_3.
+
+        Args:
+            x: (batch, n, d_model).
+
+        Returns:
+            (batch, n, d_hidden).
+        """
         # The gate opens or closes each hidden feature.
         gated: Tensor = super().hidden(x) * self.W_3(x)
         return gated
@@ -188,11 +222,12 @@ class AddNorm(nn.Module):
     """norm(x + sublayer(x)) (Vaswani et al. 2017), or x + sublayer(norm(x)) with pre_norm=True
     (Xiong et al. 2020).
 
-    d_model   width of x
-    pre_norm  whether the norm comes before the sublayer instead of after the sum
-    norm      called with d_model to construct the norm: nn.LayerNorm, nn.RMSNorm
-    dropout   the probability with which a feature of the sublayer's output is dropped, in training
-              only
+    Args:
+        d_model: width of x.
+        pre_norm: whether the norm comes before the sublayer instead of after the sum.
+        norm: called with d_model to construct the norm: nn.LayerNorm, nn.RMSNorm.
+        dropout: the probability with which a feature of the sublayer's output is dropped, in
+            training only.
 
     Example:
         >>> import torch
@@ -219,6 +254,10 @@ class AddNorm(nn.Module):
     def forward(self, x: States, sublayer: Callable[[Tensor], Tensor]) -> States:
         """Return x plus the sublayer's output, normalised; a ValueError where the sublayer changes
         the shape.
+
+        Args:
+            x: (batch, n, d_model).
+            sublayer: a function of x, or of norm(x), that keeps its shape.
         """
         check_features(self, "x", x, "d_model")
         # Before the sublayer or after the sum: the only difference of the two.
@@ -237,9 +276,11 @@ class EncoderBlock(nn.Module):
     """self-attention → add & norm → feed forward → add & norm. With a causal mask this is GPT's
     block.
 
-    self_attention  a layer called as self_attention(x, mask=mask, ...)
-    feed_forward    a layer called as feed_forward(x)
-    d_model, pre_norm, norm, dropout: see `AddNorm`
+    Args:
+        d_model: width of x.
+        self_attention: a layer called as self_attention(x, mask=mask, ...).
+        feed_forward: a layer called as feed_forward(x).
+        pre_norm, norm, dropout: as in `AddNorm`.
 
     Example:
         >>> import torch
@@ -268,7 +309,13 @@ class EncoderBlock(nn.Module):
         self.add_norm_2 = add_norm()
 
     def forward(self, x: States, mask: Mask | None = None, **how: Any) -> States:
-        """Return the block's output; `how` is passed to the self-attention: `cache` and `at`."""
+        """Return the block's output; `how` is passed to the self-attention: `cache` and `at`.
+
+        Args:
+            x: (batch, n, d_model).
+            mask: for the self-attention; combined with the definition's by &.
+            how: passed to the self-attention: `cache` and `at`.
+        """
         x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
         y: Tensor = self.add_norm_2(x, self.feed_forward)
         return y
@@ -278,16 +325,22 @@ class DecoderBlock(nn.Module):
     """masked self-attention → add & norm → encoder-decoder attention → add & norm → feed forward →
     add & norm.
 
-    self_attention   a layer called as self_attention(x, mask=mask, ...), with a causal mask
-    cross_attention  a layer called as cross_attention(x, memory, mask=memory_mask)
-    feed_forward     a layer called as feed_forward(x)
-    d_model, pre_norm, norm, dropout: see `AddNorm`
+    Args:
+        d_model: width of x.
+        self_attention: a layer called as self_attention(x, mask=mask, ...), with a causal mask.
+        cross_attention: a layer called as cross_attention(x, memory, mask=memory_mask).
+        feed_forward: a layer called as feed_forward(x).
+        pre_norm, norm, dropout: as in `AddNorm`.
 
     Example:
         >>> import torch, telescope as ts
         >>> from telescope.layers import DecoderBlock, FeedForward, MultiHeadAttention
-        >>> causal = MultiHeadAttention(8, heads=2, attention=ts.Attention(mask=ts.causal))
-        >>> block = DecoderBlock(8, causal, MultiHeadAttention(8, heads=2), FeedForward(8, 32))
+        >>> causal = MultiHeadAttention(
+        ...     8, heads=2, attention=ts.Attention(mask=ts.causal)
+        ... )
+        >>> block = DecoderBlock(
+        ...     8, causal, MultiHeadAttention(8, heads=2), FeedForward(8, 32)
+        ... )
         >>> block(torch.zeros(1, 3, 8), torch.zeros(1, 5, 8)).shape
         torch.Size([1, 3, 8])
     """
@@ -324,6 +377,13 @@ class DecoderBlock(nn.Module):
 
         `mask` is for the self-attention, `memory_mask` for the cross-attention; `how` is passed to
         the self-attention: `cache` and `at`.
+
+        Args:
+            x: (batch, n, d_model).
+            memory: (batch, key, d_memory), the encoder's output, or its keys and values.
+            mask: for the self-attention.
+            memory_mask: for the cross-attention.
+            how: passed to the self-attention: `cache` and `at`.
         """
         x = self.add_norm_1(x, lambda x: self.self_attention(x, mask=mask, **how))
         # The decoder asks, the encoder's output answers.

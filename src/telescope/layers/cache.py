@@ -22,13 +22,15 @@ from .attend import Positions
 class CachePosition:
     """The cache slots and the positions of the tokens of one call, computed once for all layers.
 
-    start      the slot of the first token, which is the number of keys before it; for a cache of
-               fixed shape, a tensor (n,) with the slot of each token
-    positions  the position of each token in its own sequence, where these are not start, start + 1,
-               ...
-    rotation   the rotation of queries and keys at these positions, for layers with rotary positions
-    written    memo of `LayerCache.hide_unwritten`, so that layers with equal definitions share one
-               object
+    Attributes:
+        start: the slot of the first token, which is the number of keys before it; for a cache of
+            fixed shape, a tensor (n,) with the slot of each token.
+        positions: the position of each token in its own sequence, where these are not start, start
+            + 1, ...
+        rotation: the rotation of queries and keys at these positions, for layers with rotary
+            positions.
+        written: memo of `LayerCache.hide_unwritten`, so that layers with equal definitions share
+            one object.
 
     Example:
         >>> from telescope.layers import CachePosition
@@ -48,6 +50,10 @@ class LayerCache:
     """The keys and values of one attention layer: tensors allocated for `room` tokens and written
     in place.
 
+    Attributes:
+        keys: (batch, key_heads, room, d_k).
+        values: (batch, key_heads, room, d_v).
+
     Example:
         >>> import torch
         >>> from telescope.layers import LayerCache
@@ -55,6 +61,10 @@ class LayerCache:
         >>> keys, values = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
         >>> keys.shape  # of the 8 slots, the 3 that are written
         torch.Size([1, 2, 3, 4])
+        >>> # Two beams of the one sequence
+        >>> cache.reorder(torch.tensor([0, 0]), filled=3)
+        >>> cache.keys.shape
+        torch.Size([2, 2, 8, 4])
     """
 
     keys: Float[Tensor, "batch key_heads room d_k"]
@@ -68,11 +78,17 @@ class LayerCache:
     ) -> tuple[Float[Tensor, "batch key_heads all d_k"], Float[Tensor, "batch key_heads all d_v"]]:
         """Write keys and values of n tokens and return views of the cache.
 
-        start  the slot of the first token: the views end with the last one. Or a tensor with the
-               slot of each token: the views are the whole cache, and `hide_unwritten` masks the
-               rest.
+        Args:
+            start: the slot of the first token: the views end with the last one. Or a tensor with
+                the slot of each token: the views are the whole cache, and `hide_unwritten` masks
+                the rest.
+            keys, values: (batch, key_heads, n, d_k) and (batch, key_heads, n, d_v).
 
-        Raises a ValueError where the tokens do not fit.
+        Returns:
+            The keys and the values that are in the cache now.
+
+        Raises:
+            ValueError: where the tokens do not fit.
         """
         if not isinstance(start, int):
             # A fixed shape: slots are given by a tensor, and nothing depends on its value.
@@ -91,7 +107,7 @@ class LayerCache:
         self.values[:, :, start:stop] = values
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
-    def hide_unwritten(self, attention: Attention, at: CachePosition) -> Attention:
+    def _hide_unwritten(self, attention: Attention, at: CachePosition) -> Attention:
         """Return the definition for the keys that `append` returned: slots that are not written yet
         are masked.
         """
@@ -109,6 +125,11 @@ class LayerCache:
     def reorder(self, index: Int[Tensor, " new_batch"], filled: int, since: int = 0) -> None:
         """Copy sequence index[i] to sequence i, for slots from `since` to `filled`; earlier slots
         are equal already.
+
+        Args:
+            index: for each new sequence, the number of the old one.
+            filled: how many slots are written.
+            since: slots before this one are equal already, and not copied.
         """
         self.keys = _reorder_batch(self.keys, index, filled, since)
         self.values = _reorder_batch(self.values, index, filled, since)
@@ -119,12 +140,14 @@ class Cache:
 
     Models make their caches: `model.cache(batch, room)`.
 
-    rooms    one LayerCache for each layer
-    length   the number of tokens written, an int; after `fixed()` a tensor
-    pads     how many of the first slots of each sequence are padding, (batch,); None where there is
-             no padding
+    Attributes:
+        rooms: one LayerCache for each layer.
+        length: the number of tokens written, an int; after `fixed()` a tensor.
+        pads: how many of the first slots of each sequence are padding, (batch,); None where there
+            is no padding.
 
-    Raises a ValueError where `pads` has another length than the batch, or a number below 0.
+    Raises:
+        ValueError: where `pads` has another length than the batch, or a number below 0.
 
     Example:
         >>> import torch
@@ -134,6 +157,17 @@ class Cache:
         >>> logits = model(torch.tensor([[3, 1, 4]]), cache=cache)
         >>> cache.length, cache.room
         (3, 16)
+        >>> # 2 · 1 layer · 1 sequence · 2 heads · 16 tokens · d_k = 4, float32
+        >>> cache.batch, cache.nbytes
+        (1, 1024)
+        >>> cache.start(1), cache.positions(2).tolist(), cache.mask() is None
+        (3, [3, 4], True)
+        >>> cache.reorder(torch.tensor([0, 0]))  # two beams of the one sequence
+        >>> cache.batch, len([*cache.tensors()])
+        (2, 2)
+        >>> cache.advance(1)  # a model does so at the end of a step
+        >>> cache.fixed().length.item()
+        4
     """
 
     def __init__(
@@ -189,6 +223,9 @@ class Cache:
     def start(self, n: int) -> int | Int[Tensor, " n"]:
         """Return the slot of the next token or, after `fixed()`, the slots of the next n tokens;
         see CachePosition.
+
+        Args:
+            n: how many tokens come next.
         """
         if isinstance(self.length, int):
             return self.length
@@ -197,6 +234,9 @@ class Cache:
     def positions(self, n: int) -> Positions:
         """Return the positions of the next n tokens in their own sequences: (n,), or (batch, n)
         with `pads`.
+
+        Args:
+            n: how many tokens come next.
         """
         # Without the padding in front, so that the first real token is at 0.
         slots = self.length + torch.arange(n, device=self.rooms[0].keys.device)
@@ -205,6 +245,9 @@ class Cache:
     def mask(self, other: Mask | None = None) -> Mask | None:
         """Return the mask that hides padding on the left, combined with `other` by &; None if
         nothing is hidden.
+
+        Args:
+            other: a mask for the same call; None is none.
         """
         if self.pads is None:
             return other
@@ -212,7 +255,11 @@ class Cache:
         return real if other is None else other & real
 
     def advance(self, n: int) -> None:
-        """Add n to the number of tokens; a model calls this at the end of its step."""
+        """Add n to the number of tokens; a model calls this at the end of its step.
+
+        Args:
+            n: how many tokens were written.
+        """
         if isinstance(self.length, int):
             self.length += n
         else:
@@ -222,8 +269,10 @@ class Cache:
         """Replace sequence i by sequence index[i], for every i: for beams that survive, or a batch
         that shrinks.
 
-        since  how many first tokens sequences i and index[i] have in common, for every i; these are
-               not copied
+        Args:
+            since: how many first tokens sequences i and index[i] have in common, for every i; these
+                are not copied.
+            index: for each new sequence, the number of the old one.
         """
         # After `fixed()` the length is not read: the whole cache is moved.
         filled = self.length if isinstance(self.length, int) else self.room

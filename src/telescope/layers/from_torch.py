@@ -23,8 +23,6 @@ def from_torch(module: nn.Module) -> nn.Module:
     """Return Telescope's counterpart of a PyTorch layer, with a copy of its weights: equal outputs
     for equal inputs.
 
-    module  an nn.MultiheadAttention, nn.TransformerEncoderLayer or nn.TransformerDecoderLayer
-
     The returned layer takes (batch, position, feature), whatever `module.batch_first` is. Convert
     masks for each call: `attn_mask` with ts.from_forbidden (bool) or, as a bias, with
     ts.from_additive (float); `key_padding_mask` with ts.padding(keep=~key_padding_mask). A query
@@ -34,7 +32,11 @@ def from_torch(module: nn.Module) -> nn.Module:
     from_torch( encoder_layer.self_attn). Called as PyTorch calls its own, the layer takes the same
     arguments and masks.
 
-    Raises a TypeError for any other class, a ValueError for an option without a counterpart.
+    Args:
+        module: an nn.MultiheadAttention, nn.TransformerEncoderLayer or nn.TransformerDecoderLayer.
+
+    Raises:
+        TypeError: for any other class, a ValueError for an option without a counterpart.
 
     Example:
         >>> import torch

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..attention import Attention, Mask, Rotary, dot, softmax
+from ..words import suggests
 from .attend import (
     Attend,
     DefinedLayer,
@@ -27,6 +28,16 @@ from .cache import CachePosition, LayerCache
 class Affine(NamedTuple):
     """The weight and the bias of one matrix in a `StackedLinear`: views, so writing into them
     changes the stack.
+
+    Attributes:
+        weight: (d_in, d_out), for y = x W.
+        bias: (d_out,); None where there is none.
+
+    Example:
+        >>> from telescope.layers import MultiHeadAttention
+        >>> value = MultiHeadAttention(8, heads=2).projections()["W_v"]
+        >>> value.weight.shape, value.bias.shape
+        (torch.Size([8, 8]), torch.Size([8]))
     """
 
     weight: Float[Tensor, "d_out d_in"]
@@ -85,20 +96,23 @@ class MultiHeadAttention(DefinedLayer):
     W_v are stacked in one matrix W_qkv, so that self-attention takes one product; `projections()`
     returns each of them. A layer whose d_memory differs from d_model has W_q and W_kv instead.
 
-    d_model    width of X
-    heads      number of query heads
-    key_heads  number of key and value heads, `heads` unless given; fewer are grouped-query
-               attention, in which each key head serves heads / key_heads query heads
-    d_k, d_v   width of one head's queries and keys, d_model / heads unless given; of its values,
-               d_k unless given
-    d_memory   width of M, d_model unless given
-    d_out      width of Y, d_model unless given
-    bias       whether W_q, W_k, W_v and, unless `out_bias` is given, W_O have a bias
-    attention  the definition: scale, mask, bias, ...
-    rotary     rotary positions for queries and keys, in self-attention only
-    dropout    the probability with which an attention weight is dropped, in training only
+    Args:
+        d_model: width of X.
+        heads: number of query heads.
+        key_heads: number of key and value heads, `heads` unless given; fewer are grouped-query
+            attention, in which each key head serves heads / key_heads query heads.
+        d_k, d_v: width of one head's queries and keys, d_model / heads unless given; of its values,
+            d_k unless given.
+        d_memory: width of M, d_model unless given.
+        d_out: width of Y, d_model unless given.
+        bias: whether W_q, W_k, W_v and, unless `out_bias` is given, W_O have a bias.
+        attention: the definition: scale, mask, bias, ...
+        rotary: rotary positions for queries and keys, in self-attention only.
+        dropout: the probability with which an attention weight is dropped, in training only.
+        out_bias: whether W_O has a bias; None is `bias`.
 
-    Raises a ValueError where the sizes do not fit together.
+    Raises:
+        ValueError: where the sizes do not fit together.
 
     Example:
         >>> import torch
@@ -108,8 +122,31 @@ class MultiHeadAttention(DefinedLayer):
         torch.Size([1, 5, 8])
         >>> layer.projections()["W_q"].weight.shape
         torch.Size([8, 8])
+        >>> # Computed once, for many calls
+        >>> memory = layer.keys_and_values(torch.zeros(1, 7, 8))
+        >>> (
+        ...     layer(torch.zeros(1, 5, 8), memory).shape,
+        ...     layer.queries(torch.zeros(1, 5, 8)).shape,
+        ... )
+        (torch.Size([1, 5, 8]), torch.Size([1, 2, 5, 4]))
+        >>> layer.attention, layer.room(batch=1, room=16).keys.shape
+        (Attention(), torch.Size([1, 2, 16, 4]))
     """
 
+    @suggests(
+        "MultiHeadAttention",
+        embed_dim="d_model=",
+        hidden_size="d_model=",
+        dim="d_model=",
+        num_heads="heads=",
+        n_heads="heads=",
+        num_kv_heads="key_heads=",
+        kdim="d_memory=",
+        head_dim="d_k=",
+        causal="attention=ts.Attention(mask=ts.causal)",
+        is_causal="attention=ts.Attention(mask=ts.causal)",
+        batch_first="nothing: the batch is always first",
+    )
     def __init__(
         self,
         d_model: int,
@@ -166,7 +203,7 @@ class MultiHeadAttention(DefinedLayer):
         query_stack, key_stack = self._stacks()
         return {"W_q": query_stack["W_q"], "W_k": key_stack["W_k"], "W_v": key_stack["W_v"]}
 
-    def ignored_bias(self) -> tuple[nn.Parameter, slice] | None:
+    def _ignored_bias(self) -> tuple[nn.Parameter, slice] | None:
         """Return the bias of W_k, as a parameter and a part of it, if this bias changes no
         attention weight.
 
@@ -199,16 +236,19 @@ class MultiHeadAttention(DefinedLayer):
     ) -> Float[Tensor, "batch query d_out"]:
         """Return Y, the attention of x to the memory or, without a memory, to x itself.
 
-        memory  another sequence, or its keys and values from `keys_and_values`, computed once for
-                many calls. The batch of x may be a multiple of the number of memories: a batch of 6
-                and 2 sources are 3 beams for each source, in order.
-        mask    a mask for this call, combined with the definition's by &
-        at      the positions of x in the sequence and in the cache
-        cache   keys and values of earlier tokens: those of x are written behind them, and x sees
+        Args:
+            memory: another sequence, or its keys and values from `keys_and_values`, computed once
+                for many calls. The batch of x may be a multiple of the number of memories: a batch
+                of 6 and 2 sources are 3 beams for each source, in order.
+            mask: a mask for this call, combined with the definition's by &.
+            at: the positions of x in the sequence and in the cache.
+            cache: keys and values of earlier tokens: those of x are written behind them, and x sees
                 them all
+            x: (batch, query, d_model).
 
-        Raises a ValueError where the shapes do not fit, or a memory comes with a cache or with
-        rotary positions.
+        Raises:
+            ValueError: where the shapes do not fit, or a memory comes with a cache or with rotary
+                positions.
         """
         self._check(memory, cache)
         return self._run(x, memory, self.attention.with_extra_mask(mask), at, cache)
@@ -227,7 +267,7 @@ class MultiHeadAttention(DefinedLayer):
             queries, keys, values = self._project_all(x, at)
             if cache is not None:
                 keys, values = cache.append(keys, values, at.start)
-                attention = cache.hide_unwritten(attention, at)
+                attention = cache._hide_unwritten(attention, at)
         else:
             queries = self.queries(x)
             # Keys and values may have been computed before, once for many calls.
@@ -242,7 +282,12 @@ class MultiHeadAttention(DefinedLayer):
     def queries(
         self, x: Float[Tensor, "batch query d_model"], at: CachePosition = CachePosition()
     ) -> Float[Tensor, "batch heads query d_k"]:
-        """Return X W_q, split into heads and rotated if the layer has rotary positions."""
+        """Return X W_q, split into heads and rotated if the layer has rotary positions.
+
+        Args:
+            x: (batch, query, d_model).
+            at: the positions of x in the sequence and in the cache.
+        """
         check_features(self, "x", x, "d_model")
         return self._rotate(split_heads(self._stacks()[0].project(x, "W_q"), self.heads), at)
 
@@ -251,6 +296,13 @@ class MultiHeadAttention(DefinedLayer):
     ) -> KeysAndValues:
         """Return M W_k and M W_v, split into heads: pass the pair as `memory` to reuse it in later
         calls.
+
+        Args:
+            memory: (sources, key, d_memory).
+            at: the positions of the memory's tokens.
+
+        Returns:
+            (sources, key_heads, key, d_k) and (sources, key_heads, key, d_v).
         """
         check_features(self, "memory", memory, "d_memory")
         # One product for keys and values, which are neighbours in the stack.
@@ -264,6 +316,10 @@ class MultiHeadAttention(DefinedLayer):
     def room(self, batch: int, room: int) -> LayerCache:
         """Return an empty cache for `room` tokens of `batch` sequences, in the weights' dtype and
         on their device.
+
+        Args:
+            batch: the number of sequences.
+            room: the tokens that each of them may have.
         """
         check_sizes(batch=batch, room=room)
         # Grouped heads share their cache.

@@ -6,7 +6,8 @@ solution, compares it with the library, and says what is wrong with a wrong one.
 """
 
 from . import check
-from .material import JOURNEY, TELESCOPE, WrongAnswer, journey, matrices, passages
+from .calling import WrongAnswer
+from .material import JOURNEY, TELESCOPE, journey, matrices, passages
 from .quiz import QuizResult, TryResult, read_code
 from .real_models import smollm2
 

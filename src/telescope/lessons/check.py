@@ -7,60 +7,39 @@ mistakes of its exercise.
 
 from .check_attention import (
     attention_of,
-    causal_mask,
-    cosine,
     entropy,
     even_weights,
-    masked_softmax,
-    negative_weight,
-    reads,
     score_variance,
     scores,
-    softmax,
-    towards,
-    two_readings,
     weight_free,
 )
 from .check_authors import attributed, held_norm, split_score
-from .check_looking import (
-    attend_in_blocks,
-    bytes_of_weights,
-    carried,
-    changed,
-    clipped,
-    corpus_mean,
-    entropy_from_lse,
-    hidden,
-    induction_share,
-    muted,
-    previous_share,
-    rank_correlation,
-    received,
-    rollout,
-)
-from .check_models import (
-    corrupt,
+from .check_blocks import decoder_block, encoder_block, layer_norm, positions
+from .check_changing import hidden, muted
+from .check_corpus import changed, clipped, corpus_mean
+from .check_heads import (
     cross_attention,
-    decoder_block,
-    encoder_block,
     general_score,
-    gpt,
-    layer_norm,
     luong,
     merge_heads,
     multi_head,
     parameters,
-    positions,
     split_heads,
-    synthesizer,
-    synthesizer_parameters,
-    transformer,
 )
+from .check_kernels import attend_in_blocks, bytes_of_weights, entropy_from_lse, received
+from .check_looking import induction_share, previous_share
+from .check_models import corrupt, gpt, transformer
+from .check_readings import causal_mask, cosine, masked_softmax, reads, towards, two_readings
+from .check_softmax import negative_weight, softmax, with_temperature
+from .check_sources import carried, rank_correlation, rollout
+from .check_synthesizer import synthesizer, synthesizer_parameters
+from .check_training import baseline, next_token_loss
 
 __all__ = [
     "attend_in_blocks",
     "attention_of",
     "attributed",
+    "baseline",
     "bytes_of_weights",
     "carried",
     "causal_mask",
@@ -87,6 +66,7 @@ __all__ = [
     "multi_head",
     "muted",
     "negative_weight",
+    "next_token_loss",
     "parameters",
     "positions",
     "previous_share",
@@ -105,4 +85,5 @@ __all__ = [
     "transformer",
     "two_readings",
     "weight_free",
+    "with_temperature",
 ]

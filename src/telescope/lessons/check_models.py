@@ -1,357 +1,145 @@
-"""Checks of lessons 8 to 13: heads, two sequences, the Synthesizer, the Transformer, GPT,
-recall.
-"""
+"""Checks of whole models: the Transformer, GPT, and the text that a model is trained to recall."""
 
+from collections.abc import Callable
 from math import sqrt
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..attention import Attention, causal, sinusoidal
-from ..engines import attend
-from ..layers import (
-    DecoderBlock,
-    EncoderBlock,
-    FeedForward,
-    LuongAttention,
-    MultiHeadAttention,
-    SynthesizerAttention,
-)
 from ..models import GPT, GPTConfig, Transformer, TransformerConfig
-from .material import (
-    Case,
-    Cases,
-    Solution,
-    WrongAnswer,
-    call,
-    causal_matrix,
-    exercise,
-    matrices,
-    normal,
-    passed,
-)
+from . import by_hand
+from .calling import Solution, WrongAnswer, call, passed
+from .check_blocks import positions_by_hand, slips_of_blocks
+from .comparing import Case, Cases, exercise
+from .material import causal_matrix, matrices, normal
+from .slips import Slips
 
-# ------------------------------------------------------------------------------------ 8  many heads
+# --------------------------------------------------------------------------------- the Transformer
 
 
-@exercise("split_heads", "agrees")
-def split_heads() -> Cases:
-    """Check split_heads(x, heads): (n, heads · d) to (heads, n, d)."""
-    x = normal(5, 6)
-    yield Case(
-        (x, 3),
-        x.reshape(5, 3, 2).transpose(0, 1),
-        {
-            "rows are mixed: view as (n, heads, d) first, then exchange the first two "
-            "axes": x.reshape(3, 5, 2),
-            "the heads stand in the middle; exchange the first two axes": x.reshape(5, 3, 2),
-            "neighbouring features went to different heads: view as (n, heads, d), not (n, d, "
-            "heads)": x.reshape(5, 2, 3).permute(2, 0, 1),
-        },
+def _transformer(
+    source: Tensor, target: Tensor, w: dict[str, Any], heads: int, **switches: Any
+) -> Tensor:
+    """Return the logits of a Transformer, with usual mistakes."""
+    get = switches.get
+    d = w["embedding"].shape[1]
+
+    def embed(ids: Tensor, name: str) -> Tensor:
+        vectors: Tensor = w["embedding"][ids]
+        scale = {"√d": sqrt(d), "none": 1.0, "d": float(d)}[get("embedding_scale", "√d")]
+        places = positions_by_hand(len(ids), d, **get("positions", {}))
+        if name in get("no_positions", ()):
+            places = torch.zeros_like(places)
+        if get("positions_multiplied"):
+            return vectors * scale * places
+        return (vectors + places) * scale if get("scaled_after") else vectors * scale + places
+
+    if get("exchanged"):
+        source, target = target, source
+    inner = {**switches, **get("encoder_only", {})}
+    memory = start = embed(source, "source")
+    for block in _chosen(w["encoder"], get("encoder", "all")):
+        before = start if get("encoder_restarts") else memory
+        memory = by_hand.encoder_block(before, block, heads, **inner)
+    inner = {**switches, **get("decoder_only", {})}
+    y = embed(target, "target")
+    for block in _chosen(w["decoder"], get("decoder", "all")):
+        y = by_hand.decoder_block(y, memory, block, heads, **inner)
+    return _logits(y, w["embedding"], switches)
+
+
+def _chosen(blocks: list[Any], which: str) -> list[Any]:
+    return {"all": blocks, "first": blocks[:1], "last": blocks[-1:], "none": []}.get(
+        which, blocks[::-1]
     )
 
 
-@exercise("merge_heads", "is the inverse of split_heads")
-def merge_heads() -> Cases:
-    """Check merge_heads(y): (heads, n, d) back to (n, heads · d)."""
-    y = normal(3, 5, 2)
-    yield Case(
-        (y,),
-        y.transpose(0, 1).reshape(5, 6),
-        {"rows are mixed: exchange the first two axes before you reshape": y.reshape(5, 6)},
-    )
+def _logits(y: Tensor, embedding: Tensor, switches: by_hand.Switches) -> Tensor:
+    """Return the products of the last vectors with all embeddings, with usual mistakes."""
+    end = switches.get("end", "logits")
+    logits = y @ embedding.mT
+    d = embedding.shape[1]
+    ends = {
+        "logits": logits,
+        "hidden": y,
+        "probabilities": logits.softmax(-1),
+        "log": logits.log_softmax(-1),
+        "ids": logits.argmax(-1).float(),
+        "divided": logits / sqrt(d),
+        "multiplied": logits * sqrt(d),
+        "last": logits[-1],
+        "shorter": logits[:-1],
+    }
+    return ends[end]
 
 
-@exercise("multi_head", "agrees with ts.layers.MultiHeadAttention")
-def multi_head() -> Cases:
-    """Check multi_head(x, W_q, W_k, W_v, W_o, heads)."""
-    torch.manual_seed(0)
-    layer = MultiHeadAttention(8, 2, bias=False)
-    x = normal(1, 5, 8)
-    w = matrices(layer)
-    q, k, v = (x[0] @ w[name] for name in ("W_q", "W_k", "W_v"))
-    heads = [tensor.reshape(5, 2, 4).transpose(0, 1)[None] for tensor in (q, k, v)]
-    # The same by hand, so that each step can be left out or done wrongly.
-    context = attend(heads[0], heads[1], heads[2])[0].transpose(0, 1).reshape(5, 8)
-    scaled = attend(heads[0], heads[1], heads[2], Attention(scale=1 / sqrt(8)))[0]
-    wide = scaled.transpose(0, 1).reshape(5, 8) @ w["W_o"]  # √d_model in place of √d_k
-    one = attend(q[None, None], k[None, None], v[None, None])[0, 0] @ w["W_o"]
-    with torch.no_grad():
-        right = layer(x)[0]
-    yield Case(
-        (x[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 2),
-        right,
-        {
-            "W_o is not used": context,
-            "scores are divided by √d_model; each head has d_k = d_model / heads": wide,
-            "this is one head of the whole width; split queries, keys and values": one,
-        },
-    )
-
-
-@exercise("parameters", "d·(2m + l)·T + T·l·d")
-def parameters() -> Cases:
-    """Check parameters(d, m, l, T): d·(2m + l)·T + T·l·d."""
-    for d, m, width, heads in ((512, 64, 64, 8), (10, 3, 5, 2)):
-        one_head = d * (2 * m + width)  # W_q, W_k and W_v
-        W_o = heads * width * d  # one matrix for all heads
-        mistakes = {
-            "W_o is missing: T·l·d more": one_head * heads,
-            "this is one head; there are T": one_head + width * d,
-            "W_o maps all heads together: T·l rows, not l": one_head * heads + width * d,
-            "W_q and W_k are both d x m": d * (m + width) * heads + W_o,
-        }
-        as_floats = {sentence: float(count) for sentence, count in mistakes.items()}
-        yield Case((d, m, width, heads), float(one_head * heads + W_o), as_floats)
-
-
-# ---------------------------------------------------------------------- 9  Luong, and two sequences
-
-
-@exercise("luong", 'agrees with ts.layers.LuongAttention("dot")')
-def luong() -> Cases:
-    """Check luong(states, memory): c_i = Σ_j softmax(s_i · h_j) h_j."""
-    states = normal(1, 3, 4)
-    memory = normal(1, 5, 4, seed=1)
-    right = LuongAttention("dot", d_query=4)(states, memory)[0]
-    raw = states[0] @ memory[0].mT
-    yield Case(
-        (states[0], memory[0]),
-        right,
-        {
-            "Luong's dot score has no √d_k": (raw / 2).softmax(-1) @ memory[0],
-            "softmax runs over the states; each state spreads its weight over the memory, "
-            "dim=-1": raw.softmax(0) @ memory[0],
-            "the states attend to themselves; keys and values are the memory": (
-                (states[0] @ states[0].mT).softmax(-1) @ states[0]
-            ),
-        },
-    )
-
-
-@exercise("general", 'agrees with ts.layers.LuongAttention("general")')
-def general_score() -> Cases:
-    """Check general(states, memory, W): s W h^T, with a matrix between two widths."""
-    torch.manual_seed(0)
-    layer = LuongAttention("general", d_query=4, d_memory=6)
-    states = normal(1, 3, 4)
-    memory = normal(1, 5, 6, seed=1)  # wider than the states
-    W = layer.W.detach()
-    with torch.no_grad():
-        right = layer(states, memory)[0]
-    yield Case(
-        (states[0], memory[0], W),
-        right,
-        {
-            "these are the weights; multiply them by the memory": (
-                states[0] @ W @ memory[0].mT
-            ).softmax(-1)
-        },
-    )
-
-
-@exercise("cross_attention", "agrees with ts.layers.MultiHeadAttention(...)(y, memory)")
-def cross_attention() -> Cases:
-    """Check cross_attention(y, memory, W_q, W_k, W_v, W_o, heads)."""
-    torch.manual_seed(1)
-    layer = MultiHeadAttention(8, 2, bias=False)
-    y = normal(1, 3, 8)
-    memory = normal(1, 5, 8, seed=1)
-    w = matrices(layer)
-    with torch.no_grad():
-        right = layer(y, memory)[0]
-        within = layer(y)[0]  # self-attention
-        swapped = layer(memory, y)[0]  # the memory asks
-    yield Case(
-        (y[0], memory[0], w["W_q"], w["W_k"], w["W_v"], w["W_o"], 2),
-        right,
-        {
-            "keys and values are made of y; they come from the memory": within,
-            "queries come from y, keys and values from the memory; here it is the other way "
-            "round": swapped,
-        },
-    )
-
-
-# ------------------------------------------------------------------------------ 10  the Synthesizer
-
-
-@exercise("synthesizer", "agrees with ts.layers.SynthesizerAttention")
-def synthesizer() -> Cases:
-    """Check synthesizer(x, A, b1, B, b2, V): softmax(ReLU(x A + b1) B + b2) x V, causal, one
-    head.
-    """
-    torch.manual_seed(0)
-    layer = SynthesizerAttention(
-        d_model=4, heads=1, block=8, attention=Attention(scale=1.0, mask=causal)
-    )
-    x = normal(1, 5, 4)
-    with torch.no_grad():
-        # Numbers that count in B and b2; W_O and the bias of V are no part of this exercise.
-        layer.B.normal_()
-        assert layer.b2 is not None
-        layer.b2.normal_()
-        nn.init.eye_(layer.W_O.weight)
-        layer.W_O.bias.zero_()
-        layer.V.bias.zero_()
-        right = layer(x)[0]
-    A = layer.A.weight.detach().mT
-    b1 = layer.A.bias.detach()
-    B = layer.B.detach()[0]
-    b2 = layer.b2.detach()[0, 0]
-    V = layer.V.weight.detach().mT
-    hidden = x[0] @ A + b1  # before the ReLU
-    values = x[0] @ V
-    mask = causal_matrix(5, 5)
-
-    def result(logits: Tensor, mask: Tensor = mask) -> Tensor:
-        return logits.masked_fill(~mask, -torch.inf).softmax(-1) @ values
-
-    logits = (hidden.relu() @ B + b2)[:, :5]  # five columns of the table's eight
-    yield Case(
-        (x[0], A, b1, B, b2, V),
-        right,
-        {
-            "the mask is missing: no query may see a later position": logits.softmax(-1) @ values,
-            "the ReLU is missing": result((hidden @ B + b2)[:, :5]),
-            "b2 is missing": result((hidden.relu() @ B)[:, :5]),
-            "the Synthesizer has no √d_k": result(logits / 2),
-            "softmax runs over the whole table; cut it to the n columns of this text first": (
-                (hidden.relu() @ B + b2).softmax(-1)[:, :5] @ values
-            ),
-        },
-    )
+END_SLIPS: dict[str, dict[str, Any]] = {
+    "these are the hidden states; multiply them by the transposed embedding": {"end": "hidden"},
+    "these are probabilities; return the logits": {"end": "probabilities"},
+    "these are logarithms of probabilities; return the logits": {"end": "log"},
+    "these are ids, the argmax of the logits; return the logits": {"end": "ids"},
+    "the logits are divided by √d_model; they are plain products with the embeddings": {
+        "end": "divided"
+    },
+    "the logits are multiplied by √d_model; they are plain products with the embeddings": {
+        "end": "multiplied"
+    },
+    "these are the logits of the last token only; return those of every token": {"end": "last"},
+}
+TRANSFORMER_SLIPS: dict[str, dict[str, Any]] = {
+    "the embeddings are not multiplied by √d_model before the positions are added": {
+        "embedding_scale": "none"
+    },
+    "the embeddings are multiplied by d_model; take its root, √d_model": {"embedding_scale": "d"},
+    "√d_model multiplies the positions too; multiply the embeddings before the positions are "
+    "added": {"scaled_after": True},
+    "the positions are missing: add them to the embeddings": {"no_positions": ("source", "target")},
+    "the positions are added to the source alone, and missing in the target": {
+        "no_positions": ("target",)
+    },
+    "the positions are added to the target alone, and missing in the source": {
+        "no_positions": ("source",)
+    },
+    "the positions multiply the embeddings; add them": {"positions_multiplied": True},
+    "the positions have sines first and cosines after; they alternate": {
+        "positions": {"order": "halves"}
+    },
+    "the positions should count from 0": {"positions": {"first": 1}},
+    "the positions have sines and cosines exchanged": {"positions": {"order": "exchanged"}},
+    **END_SLIPS,
+    "source and target are exchanged: the encoder reads the source": {"exchanged": True},
+    "only the first block of the encoder is used": {"encoder": "first"},
+    "only the first block of the decoder is used": {"decoder": "first"},
+    "only the last block of the encoder counts: each begins with the embeddings again": {
+        "encoder_restarts": True
+    },
+    "the encoder is missing: the decoder reads the embeddings of the source": {"encoder": "none"},
+    "the decoder is missing": {"decoder": "none"},
+    "the blocks of the encoder come in reversed order": {"encoder": "reversed"},
+    "the blocks of the decoder come in reversed order": {"decoder": "reversed"},
+    "the encoder is masked; each of its tokens sees the whole source": {
+        "encoder_only": {"sees_past": "last"}
+    },
+    "in the encoder the norms come before the sublayers; they come after the sum": {
+        "encoder_only": {"order": "pre"}
+    },
+    "the norms of the encoder are missing": {
+        "encoder_only": {"no_norm": ("attention", "feed_forward")}
+    },
+    "in the decoder the norms come before the sublayers; they come after the sum": {
+        "decoder_only": {"order": "pre"}
+    },
+    "the norms of the decoder are missing": {
+        "decoder_only": {"no_norm": ("attention", "cross", "feed_forward")}
+    },
+}
 
 
 @exercise(
-    "synthesizer_parameters", "the count does not depend on the text, but the longest text is fixed"
+    "transformer(source, target, w, heads)",
+    "agrees with ts.models.Transformer: you have written one",
 )
-def synthesizer_parameters() -> Cases:
-    """Check synthesizer_parameters(d, block): A and b1, B and b2, V, of one head, without biases of
-    V.
-    """
-    for d, block in ((256, 128), (6, 4)):
-        right = d * d + d + d * block + block + d * d
-        mistakes = {
-            "b1 and b2 are missing": float(2 * d * d + d * block),
-            "V is missing": float(d * d + d + d * block + block),
-        }
-        yield Case(
-            (d, block),
-            float(right),
-            mistakes,
-        )
-
-
-# ------------------------------------------------------------------------ 11  the whole Transformer
-
-
-@exercise("positions", "agrees with ts.sinusoidal")
-def positions() -> Cases:
-    """Check positions(n, d): sinusoidal positional encoding, sines at even features and cosines at
-    odd ones.
-    """
-    right = sinusoidal(6, 8)
-    halves = torch.cat([right[:, 0::2], right[:, 1::2]], 1)
-    yield Case(
-        (6, 8),
-        right,
-        {
-            "sines and cosines are exchanged: even features are sines": (
-                right.reshape(6, 4, 2).flip(-1).reshape(6, 8)
-            ),
-            "sines come first and cosines after; they alternate": halves,
-            "positions count from 0": sinusoidal(7, 8)[1:],
-        },
-    )
-
-
-@exercise("layer_norm", "agrees with torch")
-def layer_norm() -> Cases:
-    """Check layer_norm(x): mean 0 and variance 1 over the features of each token."""
-    x = normal(4, 6) * 3 + 2  # neither mean 0 nor variance 1
-    right = torch.nn.functional.layer_norm(x, (6,))
-    eps = 1e-5  # torch's own
-    centred = x - x.mean(-1, keepdim=True)
-    variance = x.var(-1, correction=0, keepdim=True) + eps
-    of_tokens = (x - x.mean(0)) / (x.var(0, correction=0) + eps).sqrt()  # over the wrong axis
-    yield Case(
-        (x,),
-        right,
-        {
-            "the mean runs over the tokens; use dim=-1, the features of one token": of_tokens,
-            "the variance is divided by n - 1; use correction=0": (
-                centred / (x.var(-1, keepdim=True) + eps).sqrt()
-            ),
-            "divide by the standard deviation, not by the variance": centred / variance,
-            "the mean is not subtracted": x / variance.sqrt(),
-        },
-    )
-
-
-@exercise("encoder_block", "agrees with ts.layers.EncoderBlock")
-def encoder_block() -> Cases:
-    """Check encoder_block(x, w, heads): self-attention, add & norm, feed forward, add & norm."""
-    torch.manual_seed(0)
-    own = MultiHeadAttention(8, 2, bias=False)
-    feed_forward = FeedForward(8, 16, bias=False)
-    block = EncoderBlock(8, own, feed_forward)
-    other = EncoderBlock(8, own, feed_forward, pre_norm=True)  # of the same weights
-    x = normal(1, 5, 8, seed=3)
-    norm = torch.nn.functional.layer_norm
-    with torch.no_grad():
-        right = block(x)[0]
-        before = other(x)[0]  # the norms before the sublayers
-        attended = block.self_attention(x)
-        no_residual = norm(block.feed_forward(norm(attended, (8,))), (8,))[0]
-        # The feed-forward network as two products without the ReLU between them.
-        linear = norm(x + attended, (8,))
-        w = matrices(block)["feed_forward"]
-        flat = norm(linear + linear @ w["W_1"] @ w["W_2"], (8,))[0]
-    yield Case(
-        (x[0], matrices(block), 2),
-        right,
-        {
-            "the norms come before the sublayers; in this block they come after the sum": before,
-            "the residual is missing: norm(x + sublayer(x))": no_residual,
-            "the ReLU of the feed-forward network is missing": flat,
-            "the last norm is missing": (linear + block.feed_forward(linear))[0].detach(),
-        },
-        tolerance=1e-3,
-    )
-
-
-@exercise("decoder_block", "agrees with ts.layers.DecoderBlock")
-def decoder_block() -> Cases:
-    """Check decoder_block(y, memory, w, heads): masked self-attention, cross-attention, feed
-    forward.
-    """
-    torch.manual_seed(2)
-    masked = MultiHeadAttention(8, 2, bias=False, attention=Attention(mask=causal))
-    block = DecoderBlock(
-        8, masked, MultiHeadAttention(8, 2, bias=False), FeedForward(8, 16, bias=False)
-    )
-    y = normal(1, 4, 8, seed=4)
-    memory = normal(1, 6, 8, seed=5)
-    with torch.no_grad():
-        right = block(y, memory)[0]
-        # The same weights without the mask, then with the wrong memory.
-        masked.attention = Attention()
-        seeing = block(y, memory)[0]
-        masked.attention = Attention(mask=causal)
-        alone = block(y, y)[0]
-    yield Case(
-        (y[0], memory[0], matrices(block), 2),
-        right,
-        {
-            "the self-attention sees the future; mask it": seeing,
-            "the second attention reads y; its keys and values come from the memory": alone,
-        },
-        tolerance=1e-3,
-    )
-
-
-@exercise("transformer", "agrees with ts.models.Transformer: you have written one")
 def transformer() -> Cases:
     """Check transformer(source, target, w, heads): ids in, logits of the next target token out."""
     torch.manual_seed(0)
@@ -371,27 +159,140 @@ def transformer() -> Cases:
     w = matrices(model)
     with torch.no_grad():
         right = model(source, target)[0]
-        model.embedding.weight /= sqrt(8)  # undoes the factor √d_model
-        unscaled = model(source, target)[0]
-        model.embedding.weight *= sqrt(8)  # restored: `w` holds a view of the embedding
-    # The head is the embedding, which was divided too.
-    unscaled = unscaled * sqrt(8)
+    own = {
+        "attention": "the norm after the self-attention",
+        "cross": "the norm after the cross-attention",
+        "feed_forward": "the last norm of each block, after the feed-forward network,",
+    }
+    mistakes = Slips(
+        lambda **switches: _transformer(source[0], target[0], w, 2, **switches),
+        {
+            **TRANSFORMER_SLIPS,
+            **by_hand.DECODER_SLIPS,
+            **slips_of_blocks(),
+            **by_hand.place_slips(by_hand.DECODER_PLACES, own),
+        },
+        _shortened(source[0], target[0], w),
+        pairs=by_hand.OFTEN,
+    )
     yield Case(
         (source[0], target[0], w, 2),
         right,
-        {
-            "the embeddings are not multiplied by √d_model before the positions are "
-            "added": unscaled,
-            "these are probabilities; return the logits": right.softmax(-1),
-        },
+        mistakes,
         tolerance=1e-3,
+        causal="target",
+        asked=_is_tied((source[0], target[0]), w),
     )
 
 
-# ------------------------------------------------------------------------------------------ 12  GPT
+def _is_tied(texts: tuple[Tensor, ...], w: dict[str, Any]) -> Callable[[Solution], str]:
+    """Return a question whether the logits are products with the embeddings."""
+    # A token that no text has: its embedding counts in the head alone.
+    token = next(i for i in range(len(w["embedding"])) if all(i not in text for text in texts))
+    other = {**w, "embedding": w["embedding"].clone()}
+    other["embedding"][token] += normal(w["embedding"].shape[1], seed=9)
+
+    def asked(function: Solution) -> str:
+        before, after = (function(*texts, weights, 2) for weights in (w, other))
+        if torch.allclose(before[..., token], after[..., token], atol=1e-5):
+            return (
+                "a logit does not change with the embedding of its token; the head is tied: "
+                'multiply by w["embedding"].mT, and by no other matrix'
+            )
+        return ""
+
+    return asked
 
 
-@exercise("gpt", "agrees with ts.models.GPT")
+def _shortened(source: Tensor, target: Tensor, w: dict[str, Any]) -> dict[str, Tensor]:
+    return {
+        "the last token of the target is left out; return a row for each token": (
+            _transformer(source, target[:-1], w, 2)
+        ),
+        "the first token of the target is left out; return a row for each token": (
+            _transformer(source, target[1:], w, 2)
+        ),
+    }
+
+
+# --------------------------------------------------------------------------------------------- GPT
+
+
+def _gpt(ids: Tensor, w: dict[str, Any], heads: int, **switches: Any) -> Tensor:
+    """Return the logits of a GPT, with usual mistakes."""
+    get = switches.get
+    n = len(ids)
+    d = w["embedding"].shape[1]
+    tables = {
+        "learned": w["positions"][:n],
+        "none": torch.zeros(n, d),
+        "from 1": w["positions"][1 : n + 1],
+        "last": w["positions"][-n:],
+        "same": w["positions"][:1].expand(n, d),
+        "sinusoidal": positions_by_hand(n, d),
+    }
+    places = tables[get("places", "learned")]
+    x = w["embedding"][ids] * (sqrt(d) if get("scaled") else 1.0) + places
+    inner = {"usual": "gelu", "usual_order": "pre", **switches}
+    for block in _chosen(w["blocks"], get("blocks", "all")):
+        x = x + places if get("places_again") else x
+        x = _gpt_block(x, block, heads, inner)
+    return _logits(
+        x if get("no_last_norm") else by_hand.norm(x, **switches), w["embedding"], switches
+    )
+
+
+def _gpt_block(x: Tensor, w: by_hand.Weights, heads: int, switches: by_hand.Switches) -> Tensor:
+    """Return a block of a GPT: a decoder block without cross-attention."""
+    if switches.get("parallel") is None and not switches.get("keys_raw"):
+        without = (*switches.get("missing", ()), "cross")
+        own = {**switches, "missing": without, "cross_weights": "self"}
+        return by_hand.decoder_block(x, x, w, heads, **own)
+    n = len(x)
+    normed = by_hand.norm(x)
+    memory = x if switches.get("keys_raw") else normed
+    attended = by_hand.attention(normed, memory, w["self"], heads, causal_matrix(n, n))
+    if switches.get("parallel") == "both":
+        return x + attended + by_hand.feed_forward(normed, w["feed_forward"], **switches)
+    if switches.get("parallel") == "input":
+        inner = by_hand.feed_forward(by_hand.norm(x + attended), w["feed_forward"], **switches)
+        return x + inner
+    of = by_hand.norm(x + attended)
+    return x + attended + by_hand.feed_forward(of, w["feed_forward"], **switches)
+
+
+GPT_SLIPS: dict[str, dict[str, Any]] = {
+    "the last norm, before the head, is missing": {"no_last_norm": True},
+    **END_SLIPS,
+    "the positions are missing: add their rows to the embeddings": {"places": "none"},
+    "the positions count from 0: the first token has row 0": {"places": "from 1"},
+    "the last rows of the positions are added; take the first n": {"places": "last"},
+    "all tokens have the same position, row 0; add a row for each place": {"places": "same"},
+    'the positions are sinusoidal; here they are learned, w["positions"]': {"places": "sinusoidal"},
+    "the positions are added in each block again; add them once, to the embeddings": {
+        "places_again": True
+    },
+    "the embeddings are scaled by √d_model; here they are not": {"scaled": True},
+    "only the first block is used": {"blocks": "first"},
+    "the blocks come in reversed order": {"blocks": "reversed"},
+    "no block is used": {"blocks": "none"},
+    **by_hand.MASK_SLIPS,
+    "the keys and values are not normed: the attention reads norm(x) for queries and keys": {
+        "keys_raw": True
+    },
+    "attention and feed-forward network read the same x in parallel; the feed-forward network "
+    "reads what the attention left": {"parallel": "both"},
+    **by_hand.place_slips(
+        by_hand.ENCODER_PLACES,
+        {
+            "attention": "the norm before the attention",
+            "feed_forward": "the norm before the feed-forward network",
+        },
+    ),
+}
+
+
+@exercise("gpt(ids, w, heads)", "agrees with ts.models.GPT")
 def gpt() -> Cases:
     """Check gpt(ids, w, heads): a pre-norm GPT with GELU and learned positions; logits of every
     next token.
@@ -406,44 +307,104 @@ def gpt() -> Cases:
             if parameter.ndim == 2:
                 parameter.normal_(std=0.4)
     ids = torch.tensor([[3, 1, 4, 1, 5]])
+    w = matrices(model)
     with torch.no_grad():
         right = model(ids)[0]
-        hidden = model.hidden(ids)[0]
-        bare = GPT(model.config).eval()
-        bare.load_state_dict(model.state_dict())
-        bare.norm = nn.Identity()  # the last norm, before the head
-        without_norm = bare(ids)[0]
+
+    def compute(**switches: Any) -> Tensor:
+        return _gpt(ids[0], w, 2, **switches)
+
+    without = {
+        f"{sentence}; and the last norm is missing": compute(no_last_norm=True, **changes)
+        for sentence, changes in by_hand.order_slips("pre").items()
+    }
+    without["the norms are missing, all of them"] = compute(
+        no_last_norm=True, no_norm=("attention", "feed_forward")
+    )
+    mistakes = Slips(
+        compute,
+        {**GPT_SLIPS, **slips_of_blocks("gelu", "pre")},
+        without,
+        pairs=by_hand.OFTEN,
+    )
     yield Case(
-        (ids[0], matrices(model), 2),
+        (ids[0], w, 2),
         right,
-        {
-            "these are the hidden states; multiply them by the transposed embedding": hidden,
-            "the last norm, before the head, is missing": without_norm,
-            "these are probabilities; return the logits": right.softmax(-1),
-        },
+        mistakes,
         tolerance=1e-3,
+        causal="ids",
+        raises={
+            r"\(5\) must match.*\(16\)|\(16\) must match.*\(5\)": "there are 16 positions and 5 "
+            'tokens: take the first n rows, w["positions"][:n]',
+        },
+        asked=_is_tied((ids[0],), w),
     )
 
 
-# --------------------------------------------------------------------------------------- 13  recall
+# ------------------------------------------------------------------------------------------ recall
 
 
 def corrupt(function: Solution) -> None:
     """Check corrupt(words, start, stop): prefix ⁇ suffix ⁇ cut-out."""
     words = ["Ada", "was", "born", "in", "London"]
-    for start, stop, right in (
-        (4, 5, ["Ada", "was", "born", "in", "⁇", "⁇", "London"]),
-        (1, 3, ["Ada", "⁇", "in", "London", "⁇", "was", "born"]),
-    ):
-        found = call("corrupt", function, words, start, stop)
-        if found != right:
-            hint = ""
-            if isinstance(found, list) and found.count("⁇") != 2:
-                hint = (
-                    "; there are two ⁇: where the words were, and before the words that were "
-                    "cut out"
-                )
+    for start, stop in ((4, 5), (1, 3)):
+        right = [*words[:start], "⁇", *words[stop:], "⁇", *words[start:stop]]
+        found = call("corrupt(words, start, stop)", function, words, start, stop)
+        if not isinstance(found, list) or found != right:
+            hint = _about_words(found, words, start, stop)
+            shown = " ".join(str(found).split())
             raise WrongAnswer(
-                f"corrupt(words, {start}, {stop}) is {found}, and should be {right}{hint}"
+                f"corrupt(words, {start}, {stop}) is {shown[:120]}, and should be {right}{hint}"
             )
     passed("corrupt", "agrees with the pretraining of recipes/recall-*.toml")
+
+
+def _about_words(found: Any, words: list[str], start: int, stop: int) -> str:
+    """Return what is wrong with a corrupted line."""
+    if not isinstance(found, list):
+        return f"; return a list of words, not a {type(found).__name__}"
+    if any(isinstance(word, list | tuple) for word in found):
+        return "; one element is a list itself: unpack it with *, or add the lists"
+    prefix = words[:start]
+    span = words[start:stop]
+    suffix = words[stop:]
+    known = {
+        "; these are the words, unchanged": words,
+        "; the words of the second example are those of the first: numbers are written into it": [
+            *words[:4], "⁇", "⁇", "London",
+        ],
+        "; the words that were cut out are not removed from their place": [*words, "⁇", *span],
+        "; the words that were cut out come at the end, after the suffix": [
+            *prefix, "⁇", *span, "⁇", *suffix,
+        ],
+        "; one ⁇ stands for all the words that were cut out, not one for each word": [
+            *prefix, *["⁇"] * len(span), *suffix, "⁇", *span,
+        ],
+        "; the words that were cut out are missing at the end": [*prefix, "⁇", *suffix, "⁇"],
+        "; the words that were cut out are missing at the end, and there are two ⁇": [
+            *prefix, "⁇", *suffix,
+        ],
+        "; the words that were cut out stand in reversed order": [
+            *prefix, "⁇", *suffix, "⁇", *span[::-1],
+        ],
+        "; the word at stop is not cut out: words[start:stop] ends before it": [
+            *prefix, "⁇", *words[stop + 1 :], "⁇", *words[start : stop + 1],
+        ],
+        "; the word at start is cut out too: words[:start] ends before it": [
+            *words[: start + 1], "⁇", *suffix, "⁇", *words[start + 1 : stop],
+        ],
+        "; start and stop count from 0": [
+            *words[: start - 1], "⁇", *words[stop - 1 :], "⁇", *words[start - 1 : stop - 1],
+        ],
+        "; stop is a place, not a length: words[start:stop]": [
+            *prefix, "⁇", *words[start + stop :], "⁇", *words[start : start + stop],
+        ],
+    }  # fmt: skip
+    for hint, wrong in known.items():
+        if found == wrong:
+            return hint
+    if found.count("⁇") == 0:
+        return '; the sign is "⁇", one character'
+    if found.count("⁇") != 2:
+        return "; there are two ⁇: where the words were, and before the words that were cut out"
+    return ""

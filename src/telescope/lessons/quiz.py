@@ -40,8 +40,15 @@ TRIES = (
 class TryResult:
     """How far a student came with one try.
 
-    tried    whether there was a guess; first_guess: whether the first one was right
-    solved   whether it was done, as the page judged
+    Attributes:
+        tried: whether there was a guess; first_guess: whether the first one was right.
+        solved: whether it was done, as the page judged.
+        first_guess: whether the first guess was right.
+
+    Example:
+        >>> from telescope.lessons import TryResult
+        >>> TryResult(tried=True, first_guess=False, solved=True).solved
+        True
     """
 
     tried: bool
@@ -51,7 +58,21 @@ class TryResult:
 
 @dataclass(frozen=True)
 class QuizResult:
-    """What a code says: the name, and the result of every try by lesson and name."""
+    """What a code says: the name, and the result of every try by lesson and name.
+
+    Attributes:
+        name: whose code it is.
+        tries: the `TryResult` of each try, by lesson and name.
+
+    Example:
+        >>> from telescope.lessons import QuizResult, TryResult
+        >>> code = QuizResult(
+        ...     "Ada",
+        ...     {"T1 scale": TryResult(tried=True, first_guess=False, solved=True)},
+        ... )
+        >>> code.solved, code.first_guesses
+        (1, 0)
+    """
 
     name: str
     tries: dict[str, TryResult]
@@ -70,8 +91,20 @@ class QuizResult:
 def read_code(line: str) -> QuizResult:
     """Return what a line such as "Ada: T1-2K8FQ2M0-7H3JQ0ZD" says.
 
-    Raises ValueError, with one sentence, where there is no code, where it is of another version of
-    the lessons, and where code and name do not fit each other.
+    Args:
+        line: the name, a colon and the code.
+
+    Raises:
+        ValueError: there is no code, the code is of another version of the lessons, or code and
+            name do not fit each other.
+
+    Example:
+        >>> from telescope.lessons import read_code
+        >>> try:
+        ...     read_code("Ada")
+        ... except ValueError as problem:
+        ...     print(type(problem).__name__)
+        ValueError
     """
     if len(line) > LONGEST_LINE:
         raise ValueError(f"the line has more than {LONGEST_LINE} signs: it is no name with a code")

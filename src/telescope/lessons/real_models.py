@@ -33,6 +33,10 @@ def smollm2() -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     Raises:
         ImportError: If transformers is missing, or the package is there and gguf is missing.
         OSError: If there is neither the package nor the hub.
+
+    Example:
+        >>> from telescope.lessons import smollm2
+        >>> model, tokenizer = smollm2()  # doctest: +SKIP
     """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer

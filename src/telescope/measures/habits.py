@@ -163,7 +163,7 @@ def _listed_rows(
         keys,
         attention,
         summary.lse,
-        [listing.repeated(count) for listing in listed.values()],
+        [listing._repeated(count) for listing in listed.values()],
     )
     for name, found in zip(listed, parts, strict=True):
         # Only the listing of "same" tells whether one of its keys is seen.

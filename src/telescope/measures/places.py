@@ -110,7 +110,7 @@ class BatchTokens:
         real = self._unended[1]
         if real is None:
             return attention
-        key = (attention.identity, size)
+        key = (attention._identity, size)
         if key not in self._definitions:
             # Tokens and keys are aligned at their ends; see `RealQueries`.
             own = RealQueries(Keep(real.to(self.ids.device)), real.shape[1] - size[1])
@@ -178,7 +178,7 @@ class Places:
         """
         # A text is of use only if its tokens are the keys of this call.
         text = None if across or text is None or text.ids.shape[1] != size[1] else text
-        key = (size, positions, evicted, heads, attention.identity, space)
+        key = (size, positions, evicted, heads, attention._identity, space)
         if text is not None and key in text.places and text.places[key][0]() is not None:
             return text.places[key][1]  # a living definition's identity is its own
 
@@ -280,7 +280,7 @@ class Places:
     @property
     def tensors(self) -> list[Tensor]:
         """Every tensor that this object keeps."""
-        listed = [tensor for listing in (self.listed or {}).values() for tensor in listing.tensors]
+        listed = [tensor for listing in (self.listed or {}).values() for tensor in listing._tensors]
         return [self.place, self.first, *listed, *([] if self.ids is None else [self.ids])]
 
     def marks(self, count: int = 1) -> Marks | None:
@@ -301,7 +301,7 @@ class Places:
                 for name in SINGLE
             ]
         )
-        listed = [self.listed[name].repeated(count) for name in MATCHES if name in self.listed]
+        listed = [self.listed[name]._repeated(count) for name in MATCHES if name in self.listed]
         return Marks(self.place - FAR, single, tuple(listed))
 
     def habits(self, rows: slice) -> Bool[Tensor, "name #batch row key"]:

@@ -16,6 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..field_words import FieldNames
+from ..guesses import OF_HEAD
+from ..printed import PlainTable, PrintedTable
+
 CLEAR = 0.4  # the least share of the weight at which a habit names the kind of a head
 FAR = 64  # positions: keys that are farther from the query than this are "far"
 # Keys that a cache with attention sinks and a sliding window keeps.
@@ -298,13 +302,26 @@ def is_repeated(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Head:
+class Head(PrintedTable, FieldNames):
     """One head: the share of its weight that goes to each kind of key, from 0 to 1; NaN where it is
     not known.
 
     Shares are exact means over the queries that have a choice: those after the first token that see
     a key. Padding is left out as query, as key and as first token. In cross-attention, only
     `first`, `sink`, `punctuation` and `spread` are known.
+
+    Attributes:
+        layer: the name of the attention.
+        number: of the head in the attention.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer) as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> head = recording.heads()[0]
+        >>> head.layer, 0 <= head.first <= 1
+        ('attention', True)
     """
 
     layer: str
@@ -365,6 +382,22 @@ class Head:
     """
     segments: Mapping[str, float] = field(default_factory=dict)
     """To each segment of heads(segments=...), of all weight given."""
+
+    _theirs = OF_HEAD
+
+    def __rich__(self) -> PlainTable:
+        """Return a table with a row for each number that is known; a notebook shows it."""
+        title = f"{self.layer}, head {self.number}: {self.kind}"
+        table = PlainTable(title=title, box=None, pad_edge=False, title_justify="left")
+        for name in ("measure", "number", "what it is"):
+            table.add_column(name, justify="right" if name == "number" else "left")
+        for name in COLUMNS:
+            # Nothing is shown of what is not known.
+            if number := MEASURES[name].show(getattr(self, name)):
+                table.add_row(name.replace("_", " "), number, MEASURES[name].meaning)
+        for name, share in self.segments.items():
+            table.add_row(name, MEASURES["first"].show(share), "the tokens of this segment")
+        return table
 
 
 def kinds_of(shares: Float[Tensor, "habit head"], repeated: Float[Tensor, " head"]) -> list[str]:

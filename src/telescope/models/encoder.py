@@ -38,7 +38,24 @@ class EncoderConfig(ModelConfig):
 
     The meaning of None: d_hidden = 4 · d_model, attention_dropout = dropout.
 
-    Raises a TypeError or a ValueError with one sentence where a field does not fit.
+    Args:
+        vocabulary: how many token ids there are.
+        max_positions: the longest text.
+        types: token types, such as first and second text; 0 for a model without types.
+        d_model: the width of the residual stream.
+        blocks: the number of blocks.
+        heads: the number of heads of a block.
+        d_hidden: the width of the feed-forward network; None is 4 · d_model.
+        norm: "layer" or "rms".
+        norm_eps: what is added to the variance before its root.
+        activation: as in `layers.FeedForward`.
+        pooling: "mean" of the tokens, "cls" is the state of the first token, "bert" is tanh(W
+            h_cls).
+        dropout: of features, in training only.
+        attention_dropout: of attention weights; None is `dropout`.
+
+    Raises:
+        TypeError, ValueError: with one sentence where a field does not fit.
 
     Example:
         >>> from telescope.models import EncoderConfig
@@ -62,8 +79,8 @@ class EncoderConfig(ModelConfig):
 
     may_be_zero = ("types",)
 
-    def check(self) -> None:
-        super().check()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         check_heads(self.d_model, self.heads)
         if self.types < 0:
             raise ValueError(f"types={self.types} must not be negative; 0 is none")
@@ -73,8 +90,14 @@ class Encoder(Model, config_type=EncoderConfig):
     """ids → embedding ⊕ positions ⊕ types → norm → blocks → hidden states; `pool` returns one
     vector for each text.
 
-    config     sizes and options
-    attention  the definition for every block
+    Args:
+        config: sizes and options.
+        attention: the definition for every block.
+
+    Attributes:
+        config: the sizes and options that the model was built with.
+        tokenizer: converts text to ids and back, or None.
+        special: the special ids: start, end and padding.
 
     Example:
         >>> import torch
@@ -83,6 +106,8 @@ class Encoder(Model, config_type=EncoderConfig):
         >>> hidden = model(torch.tensor([[3, 1, 4]]))
         >>> hidden.shape, model.pool(hidden).shape
         (torch.Size([1, 3, 8]), torch.Size([1, 8]))
+        >>> model.attention
+        Attention()
     """
 
     config: EncoderConfig
@@ -104,7 +129,10 @@ class Encoder(Model, config_type=EncoderConfig):
             EncoderBlock(
                 config.d_model,
                 MultiHeadAttention(
-                    config.d_model, config.heads, attention=attention, dropout=config.weight_dropout
+                    config.d_model,
+                    config.heads,
+                    attention=attention,
+                    dropout=config._weight_dropout,
                 ),
                 FeedForward(config.d_model, d_hidden, activation=config.activation),
                 norm=norm,
@@ -132,12 +160,15 @@ class Encoder(Model, config_type=EncoderConfig):
     ) -> States:
         """Return the hidden state of each token.
 
-        mask       hides padding, e.g. ts.padding(lengths)
-        types      the type of each token, 0 unless given
-        positions  the position of each token; unless given, 0, 1, 2, …
+        Args:
+            mask: hides padding, e.g. ts.padding(lengths).
+            types: the type of each token, 0 unless given.
+            positions: the position of each token; unless given, 0, 1, 2, ….
+            ids: (batch, n), token ids.
 
-        Raises a ValueError where ids are not in the vocabulary, too many, or types are given to a
-        model without types.
+        Raises:
+            ValueError: where ids are not in the vocabulary, too many, or types are given to a model
+                without types.
         """
         # Before the lookup, whose own error names no id.
         check_ids("ids", ids, self.config.vocabulary)
@@ -157,6 +188,13 @@ class Encoder(Model, config_type=EncoderConfig):
     def pool(self, hidden: States, mask: Mask | None = None) -> Float[Tensor, "batch d_model"]:
         """Return one vector for each text: the mean over tokens that `mask` shows, or the state of
         the first token.
+
+        Args:
+            hidden: (batch, n, d_model), from `forward`.
+            mask: hides padding, e.g. ts.padding(lengths).
+
+        Returns:
+            (batch, d_model).
         """
         if self.config.pooling == "mean":
             # Padding must not enter the mean; a text of padding alone gives zeros.

@@ -60,12 +60,45 @@ class GPTConfig(ModelConfig):
     W_q, W_k and W_v) = bias, out_bias (of W_O) = bias, attention_dropout = dropout,
     synthesizer_block = max_positions, no window.
 
-    Raises a TypeError or a ValueError with one sentence where a field does not fit.
+    Args:
+        vocabulary: how many token ids there are.
+        max_positions: the longest text; a limit for learned positions and the Synthesizer alone.
+        d_model: the width of the residual stream.
+        blocks: the number of blocks.
+        heads: the number of query heads of a block.
+        key_heads: the number of key and value heads; None is `heads`.
+        d_k: the width of a head's queries and keys; None is d_model / heads.
+        d_hidden: the width of the feed-forward network; None is 4 · d_model.
+        positions: "learned", "rotary" or "none".
+        rotary_base, rotary_fraction, rotary_pairs: as in `ts.rotary`.
+        rotary_scaling: for texts longer than in training: "linear", "llama3", or None.
+        rotary_factor: of the scaling.
+        rotary_low, rotary_high, rotary_original: of the scaling "llama3" alone.
+        attention: "causal" or "synthesizer".
+        window: a token sees itself and the window - 1 tokens before it; None is no window.
+        synthesizer_block: columns of the Synthesizer's table; None is max_positions.
+        synthesizer_shared: whether all heads share one table.
+        norm: "layer" or "rms".
+        norm_eps: what is added to the variance before its root.
+        activation: as in `layers.FeedForward`.
+        gated: whether the feed-forward network is gated, as in Llama.
+        bias: whether linear layers and norms have a bias.
+        attention_bias: of W_q, W_k and W_v; None is `bias`.
+        out_bias: of W_O; None is `bias`.
+        tied: whether the head is the embedding.
+        dropout: of features, in training only.
+        attention_dropout: of attention weights; None is `dropout`.
+
+    Raises:
+        TypeError, ValueError: with one sentence where a field does not fit.
 
     Example:
         >>> from telescope.models import GPTConfig
         >>> GPTConfig(d_model=64, heads=4, positions="rotary").width
         16
+        >>> config = GPTConfig(d_model=64, heads=4, positions="rotary")
+        >>> config.rotary().base
+        10000.0
     """
 
     vocabulary: int = 256
@@ -103,8 +136,8 @@ class GPTConfig(ModelConfig):
     dropout: float = 0.0
     attention_dropout: float | None = None
 
-    def check(self) -> None:
-        super().check()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         check_heads(self.d_model, self.heads, self.key_heads, self.d_k)
         if self.rotary_low >= self.rotary_high:
             raise ValueError(
@@ -148,12 +181,18 @@ class GPTConfig(ModelConfig):
 class GPT(Model, config_type=GPTConfig):
     """ids → embedding ⊕ positions → blocks → norm → head → logits of the next token.
 
-    config     sizes and options
-    attention  the definition for every block; unless given, causal with the config's window. A
-               given one replaces both, so it needs a mask: ts.Attention(mask=ts.causal,
-               softcap=30.0)
+    Args:
+        config: sizes and options.
+        attention: the definition for every block; unless given, causal with the config's window. A
+            given one replaces both, so it needs a mask: ts.Attention(mask=ts.causal, softcap=30.0).
 
-    Raises a ValueError where `attention` has no mask.
+    Attributes:
+        config: the sizes and options that the model was built with.
+        tokenizer: converts text to ids and back, or None.
+        special: the special ids: start, end and padding.
+
+    Raises:
+        ValueError: where `attention` has no mask.
 
     Example:
         >>> import torch
@@ -161,6 +200,18 @@ class GPT(Model, config_type=GPTConfig):
         >>> model = GPT(GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
         >>> model(torch.tensor([[3, 1, 4]])).shape
         torch.Size([1, 3, 10])
+        >>> ids = torch.tensor([[3, 1, 4]])
+        >>> torch.equal(model.logits(model.hidden(ids)), model(ids))
+        True
+        >>> model.loss(ids[:, :-1], ids[:, 1:]).shape  # the mean, in nats
+        torch.Size([])
+        >>> model.head_weight.shape, model.attention
+        (torch.Size([10, 8]), Attention(mask=causal))
+        >>> cache = model.cache(batch=1, room=16)
+        >>> model(ids, cache=cache).shape, cache.length
+        (torch.Size([1, 3, 10]), 3)
+        >>> model.longest, model.is_limited
+        (256, True)
     """
 
     config: GPTConfig
@@ -221,15 +272,18 @@ class GPT(Model, config_type=GPTConfig):
     ) -> Logits:
         """Return the logits of the token that follows each token.
 
-        mask       combined with the definition's by &, e.g. ts.padding(keep=...); with a cache,
-                   over all its keys
-        positions  the position of each token; unless given, 0, 1, 2, … or, with a cache, those
-                   after its tokens
-        cache      keys and values of earlier tokens, from `model.cache()`; those of `ids` are
-                   appended to it
+        Args:
+            mask: combined with the definition's by &, e.g. ts.padding(keep=...); with a cache, over
+                all its keys.
+            positions: the position of each token; unless given, 0, 1, 2, … or, with a cache, those
+                after its tokens.
+            cache: keys and values of earlier tokens, from `model.cache()`; those of `ids` are
+                appended to it.
+            ids: (batch, n), token ids.
 
-        Raises a ValueError where ids are not in the vocabulary, too many, or of another batch than
-        the cache.
+        Raises:
+            ValueError: where ids are not in the vocabulary, too many, or of another batch than the
+                cache.
         """
         return self.logits(self.hidden(ids, mask, positions, cache))
 
@@ -242,6 +296,9 @@ class GPT(Model, config_type=GPTConfig):
     ) -> States:
         """Return the hidden states before the head: `logits(hidden[:, -1:])` are the logits of the
         last token alone.
+
+        Args:
+            ids, mask, positions, cache: as in `forward`.
         """
         self._check(ids, cache)
         n = ids.shape[1]
@@ -280,6 +337,17 @@ class GPT(Model, config_type=GPTConfig):
 
         See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in
         memory at once.
+
+        Args:
+            ids: (batch, n), token ids.
+            targets: (batch, n), the token that follows each id.
+            mask, positions: as in `forward`.
+            ignore: targets of this number do not count.
+            label_smoothing: the share of the target's probability that is spread over all tokens.
+            reduction: "mean" or "sum", over all targets that count.
+
+        Returns:
+            A scalar tensor, in nats.
         """
         hidden = self.hidden(ids, mask, positions)
         return cross_entropy(
@@ -292,7 +360,11 @@ class GPT(Model, config_type=GPTConfig):
         )
 
     def logits(self, hidden: States) -> Logits:
-        """Return hidden states times the head."""
+        """Return hidden states times the head.
+
+        Args:
+            hidden: (batch, n, d_model), from `hidden`.
+        """
         return linear(hidden, self.head_weight)
 
     @property
@@ -307,10 +379,14 @@ class GPT(Model, config_type=GPTConfig):
         """Return an empty cache for `batch` sequences of up to `room` tokens, max_positions unless
         given.
 
-        pads  how many of the first tokens of each sequence are padding, (batch,): these are masked,
-              and the first real token has position 0
+        Args:
+            pads: how many of the first tokens of each sequence are padding, (batch,): these are
+                masked, and the first real token has position 0.
+            batch: the number of sequences.
+            room: the tokens that each of them may have; None is max_positions.
 
-        Raises a ValueError where `room` exceeds the positions that the model has.
+        Raises:
+            ValueError: where `room` exceeds the positions that the model has.
         """
         room = self.longest if room is None else room
         self._check_length(room)
@@ -349,7 +425,7 @@ class GPT(Model, config_type=GPTConfig):
                 shared=config.synthesizer_shared,
                 bias=config.bias,
                 attention=Attention(scale=1.0, mask=mask) if attention is None else attention,
-                dropout=config.weight_dropout,
+                dropout=config._weight_dropout,
             )
         return MultiHeadAttention(
             config.d_model,
@@ -360,7 +436,7 @@ class GPT(Model, config_type=GPTConfig):
             out_bias=config.bias if config.out_bias is None else config.out_bias,
             attention=Attention(mask=mask) if attention is None else attention,
             rotary=self.rotary,
-            dropout=config.weight_dropout,
+            dropout=config._weight_dropout,
         )
 
     def _feed_forward(self) -> FeedForward:

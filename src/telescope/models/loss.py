@@ -252,8 +252,15 @@ class Translator(Model, ABC):
     ) -> Float[Tensor, "batch m vocabulary"]:
         """Return the logits of the token that follows each token of the target, given the source.
 
-        The masks hide padding, ts.padding(lengths). Raises a ValueError where ids are not in the
-        vocabulary, or too many for learned positions.
+        The masks hide padding, ts.padding(lengths).
+
+        Args:
+            source: (batch, n), token ids.
+            target: (batch, m), token ids; the first starts the decoder.
+            source_mask, target_mask: hide padding, ts.padding(lengths).
+
+        Raises:
+            ValueError: ids are not in the vocabulary, or too many for learned positions.
         """
         return self.logits(self.hidden(source, target, source_mask, target_mask))
 
@@ -274,6 +281,16 @@ class Translator(Model, ABC):
 
         See `models.loss.cross_entropy` for the options; the logits of the whole batch are never in
         memory at once.
+
+        Args:
+            source, target, source_mask, target_mask: as in `forward`.
+            targets: (batch, m), the token that follows each token of the target.
+            ignore: targets of this number do not count.
+            label_smoothing: the share of the target's probability that is spread over all tokens.
+            reduction: "mean" or "sum", over all targets that count.
+
+        Returns:
+            A scalar tensor, in nats.
         """
         hidden = self.hidden(source, target, source_mask, target_mask)
         return cross_entropy(
@@ -287,7 +304,11 @@ class Translator(Model, ABC):
         )
 
     def logits(self, hidden: TargetStates) -> Float[Tensor, "batch m vocabulary"]:
-        """Return hidden states times the head, plus its bias where it has one."""
+        """Return hidden states times the head, plus its bias where it has one.
+
+        Args:
+            hidden: (batch, m, d_model), from `hidden` or `decode`.
+        """
         return linear(hidden, self.head_weight, self.head_bias)
 
     @abstractmethod
@@ -298,7 +319,14 @@ class Translator(Model, ABC):
         source_mask: Mask | None = None,
         target_mask: Mask | None = None,
     ) -> TargetStates:
-        """Return the decoder's hidden states, which `logits` turns into logits."""
+        """Return the decoder's hidden states, which `logits` turns into logits.
+
+        Args:
+            source, target, source_mask, target_mask: as in `forward`.
+
+        Returns:
+            (batch, m, d_model), the decoder's states, which `logits` turns into logits.
+        """
 
     @property
     def vocabulary(self) -> int:

@@ -31,7 +31,19 @@ class LuongConfig(ModelConfig):
 
     Where target_vocabulary is None it equals vocabulary.
 
-    Raises a TypeError or a ValueError with one sentence where a field does not fit.
+    Args:
+        vocabulary: how many token ids the source has.
+        target_vocabulary: how many the target has; None is `vocabulary`.
+        d_embedding: the width of an embedding.
+        d_model: the width of both LSTMs; each direction of a bidirectional encoder has half of it.
+        layers: the number of layers of each LSTM.
+        bidirectional: whether the encoder also reads the source backwards.
+        score: "dot", "general" or "concat", as in `layers.LuongAttention`.
+        input_feeding: whether h̃ of a step is part of the next step's input.
+        dropout: of features, in training only.
+
+    Raises:
+        TypeError, ValueError: with one sentence where a field does not fit.
 
     Example:
         >>> from telescope.models import LuongConfig
@@ -50,8 +62,8 @@ class LuongConfig(ModelConfig):
     input_feeding: bool = True
     dropout: float = 0.2
 
-    def check(self) -> None:
-        super().check()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if self.bidirectional and self.d_model % 2:
             near = f"{self.d_model - 1} or {self.d_model + 1}"
             raise ValueError(
@@ -63,6 +75,11 @@ class LuongConfig(ModelConfig):
 class LuongMemory:
     """The encoder's output: the states of its last layer, and the final hidden and cell state of
     every layer.
+
+    Attributes:
+        states: (batch, n, d_model), of the last layer.
+        hidden: (layers, batch, d_model), the last hidden state of every layer.
+        cell: (layers, batch, d_model), the last cell state of every layer.
 
     Example:
         >>> import torch
@@ -82,9 +99,11 @@ class LuongCache:
     """The decoder's state: hidden and cell state of its layers, and h̃, which is part of its next
     input.
 
-    memory, memory_mask  the encoder's output, and the mask that hides its padding
-    fed                  h̃ of the last step
-    length               the number of tokens decoded
+    Attributes:
+        memory, memory_mask: the encoder's output, and the mask that hides its padding.
+        fed: h̃ of the last step.
+        length: the number of tokens decoded.
+        hidden, cell: (layers, batch, d_model), the states of the decoder's layers.
 
     Example:
         >>> import torch
@@ -93,6 +112,8 @@ class LuongCache:
         >>> cache = model.cache(model.encode(torch.tensor([[3, 1, 4]])), beams=2)
         >>> cache.sources, cache.batch
         (1, 2)
+        >>> cache.reorder(torch.tensor([1, 1]))  # both beams go on from the second
+        >>> cache.keep_sources(torch.tensor([0]), None)
     """
 
     memory: LuongMemory
@@ -113,7 +134,12 @@ class LuongCache:
         return self.memory.states.shape[0]
 
     def keep_sources(self, index: Int[Tensor, " new_sources"], memory_mask: Mask | None) -> None:
-        """Keep these sources alone, with the mask of their padding."""
+        """Keep these sources alone, with the mask of their padding.
+
+        Args:
+            index: the numbers of the sources that are kept.
+            memory_mask: hides their padding; None hides nothing.
+        """
         # Sources are the first axis of the states, and the second of hidden and cell states.
         self.memory = LuongMemory(
             self.memory.states.index_select(0, index),
@@ -123,7 +149,11 @@ class LuongCache:
         self.memory_mask = memory_mask
 
     def reorder(self, index: Int[Tensor, " new_batch"]) -> None:
-        """Replace sequence i by sequence index[i], for every i; see `layers.Cache`."""
+        """Replace sequence i by sequence index[i], for every i; see `layers.Cache`.
+
+        Args:
+            index: for each new sequence, the number of the old one.
+        """
         self.hidden = self.hidden.index_select(1, index)
         self.cell = self.cell.index_select(1, index)
         self.fed = self.fed.index_select(0, index)
@@ -135,9 +165,16 @@ class LuongTranslator(Translator, config_type=LuongConfig):
 
     With input feeding, h̃ of a step is part of the next step's input.
 
-    config     sizes and options
-    attention  the definition of the attention to the encoder, except its score, which the config
-               chooses
+    Args:
+        config: sizes and options.
+        attention: the definition of the attention to the encoder, except its score, which the
+            config chooses.
+
+    Attributes:
+        config: the sizes and options that the model was built with.
+        tokenizer: converts text to ids and back, or None.
+        special: the special ids: start, end and padding.
+        head_bias: None: this model adds nothing to the logits.
 
     Example:
         >>> import torch
@@ -145,6 +182,17 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         >>> model = LuongTranslator(LuongConfig(vocabulary=10, d_model=8))
         >>> model(torch.tensor([[3, 1, 4]]), torch.tensor([[1, 5]])).shape
         torch.Size([1, 2, 10])
+        >>> source, target = torch.tensor([[3, 1, 4]]), torch.tensor([[1, 5, 2]])
+        >>> model = model.eval()
+        >>> memory = model.encode(source)
+        >>> model.decode(target, memory).shape == model.hidden(source, target).shape
+        True
+        >>> model.logits(model.decode(target[:, :1], cache=model.cache(memory))).shape
+        torch.Size([1, 1, 10])
+        >>> model.loss(source, target[:, :-1], target[:, 1:]).shape, model.vocabulary
+        (torch.Size([]), 10)
+        >>> model.attention, model.head_weight.shape
+        (Attention(scale=1.0), torch.Size([10, 8]))
     """
 
     config: LuongConfig
@@ -212,6 +260,10 @@ class LuongTranslator(Translator, config_type=LuongConfig):
     def encode(self, source: Ids, mask: Mask | None = None) -> LuongMemory:
         """Return the encoder's states; each source is read up to its length, by
         mask=ts.padding(lengths).
+
+        Args:
+            source: (batch, n), token ids.
+            mask: hides padding, ts.padding(lengths).
         """
         check_ids("source", source, self.config.vocabulary)
         x = self.dropout(self.embedding(source))
@@ -232,7 +284,14 @@ class LuongTranslator(Translator, config_type=LuongConfig):
         """Return h̃ of every step, which `logits` turns into logits; a cache is continued, and
         updated in place.
 
-        Raises a ValueError unless exactly one of memory and cache is given.
+        Args:
+            target: (batch, m), token ids.
+            memory: from `encode`; None with a cache.
+            memory_mask: hides the padding of the source.
+            cache: from `model.cache(memory)`.
+
+        Raises:
+            ValueError: unless exactly one of memory and cache is given.
         """
         check_ids("target", target, self.vocabulary)
         check_memory_or_cache(memory, cache)
@@ -265,9 +324,12 @@ class LuongTranslator(Translator, config_type=LuongConfig):
     ) -> LuongCache:
         """Return the decoder's first state, the encoder's last one.
 
-        beams  the number of targets for each source; the batch is sources · beams, the beams of a
-               source adjacent
-        room   ignored: an LSTM's state does not grow with the target
+        Args:
+            beams: the number of targets for each source; the batch is sources · beams, the beams of
+                a source adjacent.
+            room: ignored: an LSTM's state does not grow with the target.
+            memory: from `encode`.
+            memory_mask: hides the padding of the source.
         """
         check_sizes(beams=beams)
         # All beams of a source begin with its last state.

@@ -44,7 +44,9 @@ class Config:
         >>> from telescope.models import GPTConfig
         >>> GPTConfig(d_model=64, heads=4).to_dict()["heads"]
         4
-        >>> GPTConfig.from_dict({"d_model": 64, "heads": 4}) == GPTConfig(d_model=64, heads=4)
+        >>> GPTConfig.from_dict({"d_model": 64, "heads": 4}) == GPTConfig(
+        ...     d_model=64, heads=4
+        ... )
         True
     """
 
@@ -60,16 +62,20 @@ class Config:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), field.type)
-        self.check()
+        self._check_fields()
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         """Raise a ValueError where fields are out of range or contradict each other."""
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """Return the config with these fields, as `to_dict` returns them; others have defaults.
 
-        Raises a ValueError where a field without a default is missing.
+        Args:
+            given: fields by name.
+
+        Raises:
+            ValueError: where a field without a default is missing.
         """
         missing = [
             f'"{field.name}"'
@@ -93,7 +99,7 @@ class ModelConfig(Config):
 
     may_be_zero: ClassVar[tuple[str, ...]] = ()
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         for field in fields(self):
             kinds = get_args(field.type) or (field.type,)
             if "dropout" in field.name:
@@ -104,7 +110,7 @@ class ModelConfig(Config):
                 check_positive(self, field.name)
 
     @property
-    def weight_dropout(self) -> float:
+    def _weight_dropout(self) -> float:
         """The dropout of attention weights: attention_dropout where it is given, else dropout."""
         config: Any = self
         given: float | None = config.attention_dropout
@@ -115,9 +121,10 @@ class ModelConfig(Config):
 class Special:
     """The special token ids of a model. Ids that are not known are None.
 
-    start  the id that begins a text
-    end    the ids that end a text
-    pad    the id that fills shorter sequences of a batch
+    Args:
+        start: the id that begins a text.
+        end: the ids that end a text.
+        pad: the id that fills shorter sequences of a batch.
 
     Example:
         >>> from telescope.models import Special
@@ -211,9 +218,10 @@ class Model(nn.Module):
     A subclass that can be saved and loaded names its config: `class GPT(Model,
     config_type=GPTConfig)`. Loading finds the subclass by its name in `MODEL_CLASSES`.
 
-    config     the sizes and options that the model was built with
-    tokenizer  converts text to ids and back, or None
-    special    the special ids: start, end and padding
+    Attributes:
+        config: the sizes and options that the model was built with.
+        tokenizer: converts text to ids and back, or None.
+        special: the special ids: start, end and padding.
 
     Example:
         >>> import tempfile, torch, telescope as ts
@@ -224,6 +232,8 @@ class Model(nn.Module):
         ...     model.save(f"{folder}/gpt")
         ...     torch.equal(ts.load(f"{folder}/gpt")(ids), model(ids))
         True
+        >>> model.attention
+        Attention(mask=causal)
     """
 
     config: Config
@@ -248,10 +258,14 @@ class Model(nn.Module):
 
         The folder appears complete or not at all. A model that was saved there before is replaced.
 
-        Raises a ValueError where `path` holds anything else, where the model differs from what its
-        config describes, or where its definition has a function; a WriteError, which is a
-        ValueError and an OSError, where the disk is full or cannot be written; a TypeError where
-        the class or the tokenizer cannot be saved. Equal models have equal files.
+        Args:
+            path: the folder.
+
+        Raises:
+            ValueError: where `path` holds anything else, where the model differs from what its
+                config describes, or where its definition has a function; a WriteError, which is a
+                ValueError and an OSError, where the disk is full or cannot be written; a TypeError
+                where the class or the tokenizer cannot be saved. Equal models have equal files.
         """
         # A definition that the config already describes is not stored twice.
         attention = custom_attention(self)

@@ -52,7 +52,33 @@ class TransformerConfig(ModelConfig):
     the decoder's vocabulary, heads and hidden width are the encoder's, d_hidden = 4 · d_model,
     final_norm (a norm after each stack) = pre_norm, attention_dropout = dropout.
 
-    Raises a TypeError or a ValueError with one sentence where a field does not fit.
+    Args:
+        vocabulary: how many token ids the source has.
+        target_vocabulary: how many the target has; None is `vocabulary`.
+        max_positions: the longest source and the longest target.
+        d_model: the width of the residual stream.
+        encoder_blocks, decoder_blocks: the number of blocks of each stack.
+        heads: the number of heads of a block of the encoder.
+        decoder_heads: of the decoder; None is `heads`.
+        d_hidden: the width of the encoder's feed-forward network; None is 4 · d_model.
+        decoder_d_hidden: of the decoder's; None is that of the encoder.
+        shared: whether source and target have one embedding.
+        tied: whether the head is the target's embedding.
+        head_bias: whether a bias is added to the logits.
+        scaled: whether embeddings are multiplied by √d_model.
+        positions: "sinusoidal", "sinusoidal_halves" (sines first, then cosines) or "learned".
+        pre_norm: whether the norm comes before the sublayer instead of after the sum.
+        final_norm: whether each stack ends in a norm; None is `pre_norm`.
+        norm: "layer" or "rms".
+        norm_eps: what is added to the variance before its root.
+        activation: as in `layers.FeedForward`.
+        bias: whether linear layers and norms have a bias.
+        dropout: of features, in training only.
+        attention_dropout: of attention weights; None is `dropout`.
+        hidden_dropout: of the hidden features of the feed-forward network.
+
+    Raises:
+        TypeError, ValueError: with one sentence where a field does not fit.
 
     Example:
         >>> from telescope.models import TransformerConfig
@@ -87,8 +113,8 @@ class TransformerConfig(ModelConfig):
     attention_dropout: float | None = None
     hidden_dropout: float = 0.0
 
-    def check(self) -> None:
-        super().check()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         check_heads(self.d_model, self.heads)
         check_heads(self.d_model, self.decoder_heads or self.heads)
         if self.positions != "learned" and self.d_model % 2:
@@ -106,19 +132,25 @@ class TransformerCache(Cache):
     """The cache of a Transformer's decoder: its own keys and values, and those of the encoder's
     output.
 
-    rooms        one LayerCache for each decoder block, for the self-attention
-    memory       keys and values of the encoder's output for each decoder block, computed once,
-                 shared by all beams
-    memory_mask  hides the padding of the source
-    pads         how many of the first tokens of each target are padding
+    Args:
+        rooms: one LayerCache for each decoder block, for the self-attention.
+        memory: keys and values of the encoder's output for each decoder block, computed once,
+            shared by all beams.
+        memory_mask: hides the padding of the source.
+        pads: how many of the first tokens of each target are padding.
 
     Example:
         >>> import torch
         >>> from telescope.models import Transformer, TransformerConfig
-        >>> model = Transformer(TransformerConfig(vocabulary=10, d_model=8, heads=2)).eval()
-        >>> cache = model.cache(model.encode(torch.tensor([[3, 1, 4]])), room=16, beams=2)
+        >>> model = Transformer(
+        ...     TransformerConfig(vocabulary=10, d_model=8, heads=2)
+        ... ).eval()
+        >>> cache = model.cache(
+        ...     model.encode(torch.tensor([[3, 1, 4]])), room=16, beams=2
+        ... )
         >>> cache.sources, cache.batch
         (1, 2)
+        >>> cache.keep_sources(torch.tensor([0]), None)
     """
 
     def __init__(
@@ -138,7 +170,12 @@ class TransformerCache(Cache):
         return self.memory[0][0].shape[0]
 
     def keep_sources(self, index: Int[Tensor, " new_sources"], memory_mask: Mask | None) -> None:
-        """Keep these sources alone, with the mask of their padding."""
+        """Keep these sources alone, with the mask of their padding.
+
+        Args:
+            index: the numbers of the sources that are kept.
+            memory_mask: hides their padding; None hides nothing.
+        """
         # The keys and values of each block have the sources as first axis.
         self.memory = [
             (keys.index_select(0, index), values.index_select(0, index))
@@ -151,8 +188,16 @@ class Transformer(Translator, config_type=TransformerConfig):
     """source → encoder blocks → z; target → decoder blocks, with causal attention and attention to
     z → head → logits.
 
-    config     sizes and options
-    attention  the definition for every layer; the decoder's self-attention is made causal
+    Args:
+        config: sizes and options.
+        attention: the definition for every layer; the decoder's self-attention is made causal.
+
+    Attributes:
+        config: the sizes and options that the model was built with.
+        tokenizer: converts text to ids and back, or None.
+        special: the special ids: start, end and padding.
+        head_bias: (target vocabulary,), what is added to the logits; None without
+            `config.head_bias`.
 
     Example:
         >>> import torch
@@ -160,6 +205,17 @@ class Transformer(Translator, config_type=TransformerConfig):
         >>> model = Transformer(TransformerConfig(vocabulary=10, d_model=8, heads=2))
         >>> model(torch.tensor([[3, 1, 4]]), torch.tensor([[1, 5]])).shape
         torch.Size([1, 2, 10])
+        >>> source, target = torch.tensor([[3, 1, 4]]), torch.tensor([[1, 5, 2]])
+        >>> model = model.eval()
+        >>> memory = model.encode(source)
+        >>> model.decode(target, memory).shape == model.hidden(source, target).shape
+        True
+        >>> model.logits(model.decode(target[:, :1], cache=model.cache(memory))).shape
+        torch.Size([1, 1, 10])
+        >>> model.loss(source, target[:, :-1], target[:, 1:]).shape, model.vocabulary
+        (torch.Size([]), 10)
+        >>> model.attention, model.head_weight.shape
+        (Attention(), torch.Size([10, 8]))
     """
 
     config: TransformerConfig
@@ -240,7 +296,13 @@ class Transformer(Translator, config_type=TransformerConfig):
     def encode(
         self, source: Ids, mask: Mask | None = None, positions: Positions | None = None
     ) -> States:
-        """Return z, the encoder's output for the source."""
+        """Return z, the encoder's output for the source.
+
+        Args:
+            source: (batch, n), token ids.
+            mask: hides padding, ts.padding(lengths).
+            positions: the position of each token; unless given, 0, 1, 2, ….
+        """
         x = self._embed("source", source, self.embedding, self.source_positions, positions)
         for block in self.encoder:
             x = block(x, mask)
@@ -258,12 +320,17 @@ class Transformer(Translator, config_type=TransformerConfig):
     ) -> TargetStates:
         """Return the decoder's hidden states for the target; `logits` turns them into logits.
 
-        memory     z, from `encode`; None with a cache, which holds the memory's keys and values
-        positions  the position of each token; unless given, 0, 1, 2, … or, with a cache, those
-                   after its tokens
-        cache      from `model.cache(memory)`; the target's keys and values are appended to it
+        Args:
+            memory: z, from `encode`; None with a cache, which holds the memory's keys and values.
+            positions: the position of each token; unless given, 0, 1, 2, … or, with a cache, those
+                after its tokens.
+            cache: from `model.cache(memory)`; the target's keys and values are appended to it.
+            target: (batch, m), token ids.
+            mask: hides the padding of the target.
+            memory_mask: hides the padding of the source.
 
-        Raises a ValueError without either memory or cache, or with both.
+        Raises:
+            ValueError: without either memory or cache, or with both.
         """
         # From a cache the memory comes as keys and values, else as the encoder's output.
         start: int | Tensor = 0
@@ -306,12 +373,14 @@ class Transformer(Translator, config_type=TransformerConfig):
     ) -> TransformerCache:
         """Return a cache for up to `room` tokens of each target, max_positions unless given.
 
-        memory       z, from `encode`; its keys and values are computed once and shared by all beams
-                     of a source
-        memory_mask  hides the padding of the source
-        beams        the number of targets for each source; the batch is sources · beams, the beams
-                     of a source adjacent
-        pads         how many of the first tokens of each target are padding
+        Args:
+            memory: z, from `encode`; its keys and values are computed once and shared by all beams
+                of a source.
+            memory_mask: hides the padding of the source.
+            beams: the number of targets for each source; the batch is sources · beams, the beams of
+                a source adjacent.
+            pads: how many of the first tokens of each target are padding.
+            room: the tokens that each target may have; None is max_positions.
         """
         check_sizes(beams=beams)
         room = self.config.max_positions if room is None else room
@@ -363,7 +432,7 @@ class Transformer(Translator, config_type=TransformerConfig):
             heads,
             bias=config.bias,
             attention=attention,
-            dropout=config.weight_dropout,
+            dropout=config._weight_dropout,
         )
 
     def _feed_forward(self, d_hidden: int) -> FeedForward:

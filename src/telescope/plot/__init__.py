@@ -8,7 +8,9 @@ SVG or PDF. Needs matplotlib.
 Example:
     >>> import torch, telescope as ts
     >>> x = torch.eye(3)[None, None]
-    >>> steps = ts.trace(x, x, x, ts.Attention(mask=ts.causal), ["the", "cat", "sat"])
+    >>> steps = ts.trace(
+    ...     x, x, x, ts.Attention(mask=ts.causal), ["the", "cat", "sat"]
+    ... )
     >>> ts.plot.heatmap(steps).save("weights.svg")
 """
 

@@ -52,34 +52,39 @@ def image(
     """Draw how much weight one query gives to each patch of an image, over the picture if it is
     given.
 
-    seen    an attention of a recording, a `Trace`, a `Survey`, or a tensor (query, key), (heads,
-            query, key) or (batch, heads, query, key)
-    query   the token that looks: (row, column) of a patch, a name such as "[CLS]", or a position;
-            None draws what each patch receives from all queries together
-    head    the number of the head in the model; None draws all heads
-    image   the picture that the patches were cut from, with the shape of the grid: a file, an
-            image of PIL, or an array or tensor (height, width), (height, width, colour) or (colour,
-            height, width); of several grids a dict from their names to pictures
-    tokens  what the tokens are, a `Grid` or `Segments`, or (query tokens, key tokens); a recording
-            made with tokens= knows its own
-    width   "column" (85 mm) or "text" (175 mm), or inches; by default as wide as is needed
-
     The query's own patch has a frame. What the query gives to tokens that are no patches, such as
     class tokens, stands below. Of a recording of summaries, the weights that were kept are drawn,
     and below stands what part of the weight these are.
+
+    Args:
+        seen: an attention of a recording, a `Trace`, a `Survey`, or a tensor (query, key), (heads,
+            query, key) or (batch, heads, query, key).
+        query: the token that looks: (row, column) of a patch, a name such as "[CLS]", or a
+            position; None draws what each patch receives from all queries together.
+        head: the number of the head in the model; None draws all heads.
+        image: the picture that the patches were cut from, with the shape of the grid: a file, an
+            image of PIL, or an array or tensor (height, width), (height, width, colour) or (colour,
+            height, width); of several grids a dict from their names to pictures.
+        tokens: what the tokens are, a `Grid` or `Segments`, or (query tokens, key tokens); a
+            recording made with tokens= knows its own.
+        width: "column" (85 mm) or "text" (175 mm), or inches; by default as wide as is needed.
+        batch: which sequence.
+        title: above the picture; None is none.
 
     Example:
         >>> import torch, telescope as ts
         >>> x = torch.randn(1, 2, 5, 4)
         >>> steps = ts.trace(x, x, x, tokens=ts.Grid(2, 2, before=["[CLS]"]))
-        >>> picture = ts.plot.image(steps, "[CLS]", tokens=ts.Grid(2, 2, before=["[CLS]"]))
+        >>> picture = ts.plot.image(
+        ...     steps, "[CLS]", tokens=ts.Grid(2, 2, before=["[CLS]"])
+        ... )
         >>> [axes.get_title() for axes in picture.axes[:2]]
         ['head 0', 'head 1']
     """
     found = _weights(seen, query, tokens, batch)
     heads = [*range(len(found.names))] if head is None else [_place(found.names, head)]
     grids = {
-        part.name: (first, part) for first, part in found.keys.parts() if isinstance(part, Grid)
+        part.name: (first, part) for first, part in found.keys._parts() if isinstance(part, Grid)
     }
     if not grids:
         raise ValueError(
@@ -168,7 +173,7 @@ def _count(numbers: Tensor) -> tuple[int, ...]:
 def _sizes(seen: Any) -> tuple[tuple[int, int], int]:
     """Return the number of queries and keys, and of sequences."""
     if isinstance(seen, RecordedCall):
-        return seen.size, seen.facts.shape[0]
+        return seen.size, seen._facts.shape[0]
     if isinstance(seen, Survey):
         return (seen.queries.shape[-2], seen.keys.shape[-2]), len(seen.queries)
     weights = seen.weights if isinstance(seen, Trace) else seen
@@ -184,7 +189,7 @@ def _kinds(
     seen: Any, tokens: Tokens | None, size: tuple[int, int]
 ) -> tuple[TokenKind | None, TokenKind]:
     """Return what the queries and the keys are."""
-    sides = seen.facts.tokens if isinstance(seen, RecordedCall) else None
+    sides = seen._facts.tokens if isinstance(seen, RecordedCall) else None
     if tokens is not None:
         sides, _ = split_tokens(tokens)
     if sides is None or sides.keys is None:
@@ -303,7 +308,7 @@ def _beside(found: _Found, place: int) -> str:
     """
     numbers = found.numbers[place]
     is_patch = torch.zeros(len(numbers), dtype=torch.bool)
-    for first, part in found.keys.parts():
+    for first, part in found.keys._parts():
         if isinstance(part, Grid):
             is_patch[first + part.first : first + part.first + part.count] = True
     others = [i for i in range(len(numbers)) if not is_patch[i]]

@@ -89,7 +89,7 @@ def known_names(seen: Seen) -> tuple[tuple[str, ...] | None, tuple[str, ...] | N
         seen = seen.call
     if not isinstance(seen, RecordedCall):
         return None, None
-    return seen.all_names("query"), seen.all_names("key")
+    return seen._all_names("query"), seen._all_names("key")
 
 
 def _unwrapped(
@@ -105,7 +105,7 @@ def _unwrapped(
     if not isinstance(seen, RecordedCall):
         return seen, None
     # Only a call that kept its values can be traced; any other gives its survey.
-    return seen.trace() if traced and seen.has_values else seen.survey(), seen.heads
+    return seen.trace() if traced and seen._has_values else seen.survey(), seen.heads
 
 
 def with_batch_and_heads(weights: Tensor) -> Float[Tensor, "batch heads query key"]:

@@ -44,17 +44,20 @@ def heatmap(
     """Draw the weights of one head: a row for each query, a column for each key, brighter for more
     weight.
 
-    seen    a `Trace`, a `Survey`, one attention of a recording, or a tensor (query, key), (heads,
-            query, key) or (batch, heads, query, key)
-    tokens  names of the positions, what they are (`Grid`, `Frames`, `Segments`), or (query tokens,
-            key tokens); a trace, and a recording made with tokens=, knows its own
-    head    the number of the head in the model
-    width   "column" (85 mm), "text" (175 mm) or inches
-
     Up to 12 tokens every weight is written as a number, and a cell without weight is empty. Above
     48 tokens the colours rise with the power 0.4 of the weight, so that small weights can be seen;
     the colour bar shows it. Above 512 tokens a cell is the share of the weight that a block of
     queries gives to a block of keys; the axes then count tokens.
+
+    Args:
+        seen: a `Trace`, a `Survey`, one attention of a recording, or a tensor (query, key), (heads,
+            query, key) or (batch, heads, query, key).
+        tokens: names of the positions, what they are (`Grid`, `Frames`, `Segments`), or (query
+            tokens, key tokens); a trace, and a recording made with tokens=, knows its own.
+        head: the number of the head in the model.
+        width: "column" (85 mm), "text" (175 mm) or inches.
+        batch: which sequence.
+        title: above the picture; None is none.
 
     Example:
         >>> import torch, telescope as ts
@@ -95,6 +98,13 @@ def heads_grid(
     The colours of each map reach from 0 to its own largest weight: heads are compared by pattern,
     not by strength. The arguments are those of `heatmap`; `columns` is the number of maps in a row.
 
+    Args:
+        seen: as in `heatmap`, or a whole recording.
+        tokens, batch: as in `heatmap`.
+        columns: the number of maps in a row.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
+
     Example:
         >>> import torch, telescope as ts
         >>> q, k = torch.randn(2, 1, 6, 9, 4)
@@ -103,6 +113,11 @@ def heads_grid(
     """
     # A recording has a row of maps for each attention that was called.
     if isinstance(seen, Recording):
+        if columns is not None:
+            raise ValueError(
+                f"columns={columns} is of one attention; a recording has a row for each attention, "
+                "and a column for each head"
+            )
         rows = [
             (name, matrices_of(watched, tokens, batch))
             for name, watched in seen.items()
@@ -166,6 +181,12 @@ def alignment(
     for more weight.
 
     `least` is the smallest weight that is drawn. The other arguments are those of `heatmap`.
+
+    Args:
+        seen, tokens, head, batch: as in `heatmap`.
+        least: the smallest weight that is drawn.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts

@@ -90,7 +90,9 @@ class Picture(Figure):
 
     Example:
         >>> import torch, telescope as ts
-        >>> picture = ts.plot.heatmap(torch.eye(3), tokens=["a", "b", "c"], width="column")
+        >>> picture = ts.plot.heatmap(
+        ...     torch.eye(3), tokens=["a", "b", "c"], width="column"
+        ... )
         >>> picture.save("identity.pdf")
         >>> float(picture.get_figwidth())
         3.35
@@ -101,7 +103,14 @@ class Picture(Figure):
         inch of a PNG.
 
         The same picture gives the same bytes. An earlier file of this name is replaced as a whole
-        or not at all. Raises ValueError for another ending, or where the file cannot be written.
+        or not at all.
+
+        Args:
+            path: its ending, .png, .svg or .pdf, names the format.
+            dpi: the pixels of an inch of a PNG.
+
+        Raises:
+            ValueError: another ending, or the file cannot be written.
         """
         ending = os.fspath(path).rpartition(".")[2].lower()
         if ending not in FORMATS:

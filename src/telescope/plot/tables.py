@@ -72,12 +72,16 @@ def scatter(
 ) -> Picture:
     """Draw each row of a table, such as each head of a model, as a point by two of its columns.
 
-    table   `recording.heads()`, an atlas, a pandas or polars frame, or a list of dicts
-    colour  a column of words; each word has a colour and a shape
-    label   a column to write beside each point
-
     A point of an atlas is a mean over the corpus; its thin lines reach from the 25 % to the 75 %
     quantile of the texts. Rows where a number is unknown are left out.
+
+    Args:
+        table: `recording.heads()`, an atlas, a pandas or polars frame, or a list of dicts.
+        colour: a column of words; each word has a colour and a shape.
+        label: a column to write beside each point.
+        x, y: the columns that place a point.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import telescope as ts
@@ -142,9 +146,12 @@ def habits(
     """Draw a square for each head, layers from top to bottom, brighter for a larger share of the
     weight.
 
-    heads  `recording.heads()`, `atlas.heads()`, or a part of them
-    habit  a column of the table: itself, previous, first, sink, same, induction, punctuation, far,
-           streaming, retrieval, spread, largest_logit, neighbours, patches, seconds
+    Args:
+        heads: `recording.heads()`, `atlas.heads()`, or a part of them.
+        habit: a column of the table: itself, previous, first, sink, same, induction, punctuation,
+            far, streaming, retrieval, spread, largest_logit, neighbours, patches, seconds.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts
@@ -197,16 +204,26 @@ def effects(
 ) -> Picture:
     """Draw what each edit of a model changed, the largest change on top.
 
-    table    what measuring edits returned: a frame, columns by name, or a list of dicts. A row
-             whose `name` is None is the model as it is, drawn as a line to compare with
-    measure  the column to draw; the first one with numbers unless given
-    name     the column that names each row
-    most     rows that are drawn
+    Args:
+        table: what measuring edits returned: a frame, columns by name, or a list of dicts. A row
+            whose `name` is None is the model as it is, drawn as a line to compare with.
+        measure: the column to draw; the first one with numbers unless given.
+        name: the column that names each row.
+        most: rows that are drawn.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import telescope as ts
-        >>> table = {"edit": [None, "head 0 muted", "head 1 muted"], "loss": [2.0, 2.1, 2.5]}
-        >>> [label.get_text() for label in ts.plot.effects(table).axes[0].get_yticklabels()]  # from below
+        >>> table = {
+        ...     "edit": [None, "head 0 muted", "head 1 muted"],
+        ...     "loss": [2.0, 2.1, 2.5],
+        ... }
+        >>> # From below
+        >>> [
+        ...     label.get_text()
+        ...     for label in ts.plot.effects(table).axes[0].get_yticklabels()
+        ... ]
         ['head 0 muted', 'head 1 muted']
     """
     rows = rows_of(table)

@@ -26,12 +26,16 @@ def text(
     """Draw a text with each token highlighted by its share, from white for 0 to dark blue for the
     largest.
 
-    tokens  pieces of the text; a piece that begins with a space begins a word, and one with a line
-            break ends a line
-    shares  a number for each token, 0 or more: a row of weights, what each key receives, the
-            sources of an answer
+    Args:
+        tokens: pieces of the text; a piece that begins with a space begins a word, and one with a
+            line break ends a line.
+        shares: a number for each token, 0 or more: a row of weights, what each key receives, the
+            sources of an answer.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
-    Raises ValueError where the numbers do not fit.
+    Raises:
+        ValueError: where the numbers do not fit.
 
     Example:
         >>> import telescope as ts
@@ -54,15 +58,19 @@ def sources(found: Sources, *, title: str | None = None, width: Width = "text") 
     """Draw the text that an answer comes from, each token highlighted by its score, and the answer
     below it.
 
-    found  what `recording.sources(span)` returned; of how="hidden", which knows segments alone, the
-           tokens of a segment share its score
-
     Blue is a score above 0, red one below: hiding that token would make the answer likelier. The
     title is the answer, and how its sources were found.
 
+    Args:
+        found: what `recording.sources(span)` returned; of how="hidden", which knows segments alone,
+            the tokens of a segment share its score.
+        title: above the picture; None is the answer and how its sources were found.
+        width: "column" (85 mm), "text" (175 mm) or inches.
+
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)).eval()
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config).eval()
         >>> with ts.watch(model, keep="queries-keys") as recording:
         ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
         >>> picture = ts.plot.sources(recording.sources(range(3, 5)))

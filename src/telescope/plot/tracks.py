@@ -45,13 +45,17 @@ def received(
 ) -> Picture:
     """Draw the weight that each key receives from all queries together, for every head.
 
-    seen    a `Survey`, one attention of a recording, a `Trace` or a tensor of weights
-    tokens  the name of each key, or what the keys are, such as a `Grid`; a recording made with
-            tokens= knows its own
-
     Up to four heads are lines, more are rows of a heat map, whose colours rise with the logarithm:
     a sink receives a thousand times more than other keys. A text of more than 600 tokens is
     averaged in blocks.
+
+    Args:
+        seen: a `Survey`, one attention of a recording, a `Trace` or a tensor of weights.
+        tokens: the name of each key, or what the keys are, such as a `Grid`; a recording made with
+            tokens= knows its own.
+        batch: which sequence.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts
@@ -78,6 +82,12 @@ def entropy(
     one key.
 
     The arguments are those of `received`; `tokens` name the queries.
+
+    Args:
+        seen, batch: as in `received`.
+        tokens: the name of each query, or what the queries are.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts
@@ -167,17 +177,23 @@ def training(
     """Draw the health of a training: losses, and for every head its mean entropy and its largest
     logit.
 
-    run  the events of a training (`report=events.append` collects them), or the folder that
-         `telescope train` wrote, whose TensorBoard logs are read. Entropies and logits are there
-         where `watch_every` or `--watch` was set
-
     An entropy that falls to 0 is a head that attends to one key alone; logits that rise without end
     end in overflow.
+
+    Args:
+        run: the events of a training (`report=events.append` collects them), or the folder that
+            `telescope train` wrote, whose TensorBoard logs are read. Entropies and logits are there
+            where `watch_every` or `--watch` was set.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import telescope as ts
         >>> from telescope.training import HeadsWatched
-        >>> entropy, logit = {"blocks.0.self": (1.0, 0.5)}, {"blocks.0.self": (2.0, 9.0)}
+        >>> entropy, logit = (
+        ...     {"blocks.0.self": (1.0, 0.5)},
+        ...     {"blocks.0.self": (2.0, 9.0)},
+        ... )
         >>> events = [HeadsWatched(step, entropy, logit) for step in (10, 20)]
         >>> [axes.get_title() for axes in ts.plot.training(events).axes]
         ['entropy of each head (nats)', 'largest logit of each head']
@@ -227,15 +243,19 @@ def health(
     """Draw what `ts.Health` measured of each head: its largest logit, mean entropy and largest
     share on one key.
 
-    reports  one `HealthReport`, drawn as a point for each head of each layer, or those of several
-             steps, drawn as lines
-
     A layer has a colour. The dashed line is the logit from which on the default rules give an
     alert.
 
+    Args:
+        reports: one `HealthReport`, drawn as a point for each head of each layer, or those of
+            several steps, drawn as lines.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
+
     Example:
         >>> import torch, telescope as ts
-        >>> model = ts.models.GPT(ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1))
+        >>> config = ts.models.GPTConfig(vocabulary=10, d_model=8, heads=2, blocks=1)
+        >>> model = ts.models.GPT(config)
         >>> report = ts.Health(model).measure(torch.tensor([[1, 2, 3, 4]]))
         >>> [axes.get_title() for axes in ts.plot.health(report).axes]
         ['largest logit', 'mean entropy (nats)', 'share on one key']

@@ -24,16 +24,22 @@ def geometry(
 ) -> Picture:
     """Draw each vector before and after attention in one plane, joined by an arrow.
 
-    before  vectors (n, d), with `after` of the same shape; or a `Trace`, whose values of one head
-            move to the context; or an attention of a recording with keep="steps", whose residual
-            stream moves
-    tokens  the name of each vector; a trace knows its own
-
     The plane is that of the two largest principal components of both sets together; its axes say
     which share of the variance they show. What lies close in the plane may be far apart in space:
     `ts.trace.geometry` has true cosines.
 
-    Raises ValueError where the two sets do not fit each other.
+    Args:
+        before: vectors (n, d), with `after` of the same shape; or a `Trace`, whose values of one
+            head move to the context; or an attention of a recording with keep="steps", whose
+            residual stream moves.
+        tokens: the name of each vector; a trace knows its own.
+        after: vectors (n, d), where `before` is a tensor.
+        head, batch: which head and sequence of a trace.
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
+
+    Raises:
+        ValueError: the two sets do not fit each other.
 
     Example:
         >>> import torch, telescope as ts
@@ -42,6 +48,16 @@ def geometry(
         >>> [text.get_text() for text in picture.axes[0].texts if text.get_text()]
         ['a', 'b', 'c']
     """
+    # Vectors by themselves have no heads and no batch; whatever holds them has its own `after`.
+    is_holder = isinstance(before, Trace | Watched | RecordedCall)
+    if is_holder and after is not None:
+        raise ValueError(
+            f"after= belongs to vectors before; a {type(before).__name__} has both: leave it out"
+        )
+    if not isinstance(before, Trace) and head != 0:
+        raise ValueError(f"head={head} is of a Trace; {type(before).__name__} has no heads to draw")
+    if not is_holder and batch != 0:
+        raise ValueError(f"batch={batch} is of a Trace or a recording; pass vectors[{batch}]")
     # Take the vectors before and after from whatever holds them.
     if isinstance(before, Trace):
         first = before.head(head)
@@ -120,10 +136,13 @@ def variance(
     """Draw the measured variance of the scores against d_k, before and after scaling, beside the
     law.
 
-    traces  attentions of random queries and keys with different d_k, as `ts.trace` returns them
-
     The variance of a dot product of d_k independent features is d_k times that of one product, so
     the scores rise along a line; divided by √d_k, they stay where they were.
+
+    Args:
+        traces: attentions of random queries and keys with different d_k, as `ts.trace` returns them
+        title: above the picture; None is none.
+        width: "column" (85 mm), "text" (175 mm) or inches.
 
     Example:
         >>> import torch, telescope as ts

@@ -20,7 +20,8 @@ from .continuation import ROOM
 from .edits import SavedEdit
 from .find_sources import source_kind, sources_of_scores, stack_of
 from .forward_pass import ForwardPass
-from .heads import Heads, heads_of, natural_order
+from .heads import Heads, natural_order
+from .measured_heads import heads_of
 from .names import (
     HeadNumbers,
     Layers,

@@ -12,7 +12,21 @@ from .recording import Recording
 
 
 class AlignedHead(NamedTuple):
-    """A head of a cross-attention, and how it follows the other sequence."""
+    """A head of a cross-attention, and how it follows the other sequence.
+
+    Attributes:
+        layer: the name of the cross-attention.
+        number: of the head in the attention.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.TransformerConfig(vocabulary=8, d_model=8, heads=2)
+        >>> model = ts.models.Transformer(config).eval()
+        >>> with ts.watch(model) as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 5, 6, 7]]))
+        >>> -1 <= ts.alignments(recording)[0].order <= 1
+        True
+    """
 
     layer: str
     number: int

@@ -143,7 +143,7 @@ class AttentionCall(NamedTuple):
         # Calls are stacked into one tensor: shapes, types and devices must agree.
         tensors = tuple((part.shape, part.dtype, part.device) for part in (self.queries, self.keys))
         return (
-            self.attention.identity,
+            self.attention._identity,
             tensors,
             self.evicted,
             # The identity of the text is enough: layers of one forward pass share the object.
@@ -437,6 +437,18 @@ class CallFacts:
 class TextColumns(NamedTuple):
     """The columns of a batch, indices into its tensors, in which one sequence has its own
     tokens.
+
+    Attributes:
+        queries: the columns of the queries, along the axis `query`.
+        keys: the columns of the keys, along the axis `key`.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer) as recording:
+        ...     _ = layer(torch.randn(2, 5, 8), mask=ts.padding([5, 3]))
+        >>> [*recording["attention"].call.text_columns(1).keys]
+        [0, 1, 2]
     """
 
     queries: range

@@ -79,7 +79,7 @@ class Asked:
             )
         self.call = found
         self.log = log
-        self.sequence = check_index("sequence", sequence, found.facts.shape[0])
+        self.sequence = check_index("sequence", sequence, found._facts.shape[0])
         self.columns = found.text_columns(self.sequence)
         self.streams = Streams(log, self.sequence)
         self.labels = Labels(list(attentions))
@@ -143,7 +143,7 @@ def _score(
     token_name: Any,
 ) -> Why:
     call = asked.call
-    place = call.head_index(head)
+    place = call._head_index(head)
     asked_at = asked.query_column(query)
     answered_at = asked.key_column(key)
     if asked_at not in call.rows:
@@ -209,7 +209,7 @@ def readers(
     query_at = asked.query_column(query)
     # Positions are those of the head's own stack, whose later attentions read themselves.
     key_at = asked.columns.queries[check_index("key", key, len(asked.columns.queries))]
-    number = asked.call.heads[asked.call.head_index(head)]
+    number = asked.call.heads[asked.call._head_index(head)]
     names = list(attentions)
     later = []
     for name in names[names.index(asked.name) + 1 :]:
@@ -264,7 +264,7 @@ def writes(
     number = None
     if head is not None:
         split, names, _ = _split_head(asked, head, column, decode, token_name)
-        number = asked.call.heads[asked.call.head_index(head)]
+        number = asked.call.heads[asked.call._head_index(head)]
     following = asked.next_token(column)
 
     def choose(logits: Tensor) -> list[int]:
@@ -310,7 +310,7 @@ def _split_head(
     keys.
     """
     call = asked.call
-    place = call.head_index(head)
+    place = call._head_index(head)
     if column not in call.rows:
         raise ValueError(f'"{asked.name}" did not keep this query: queries= selects others')
     found = row_in_float64(one_head(call, head, asked.sequence), call.rows.index(column))

@@ -30,16 +30,16 @@ def check_kinds(names: TokenNames | None, calls: Mapping[str, Sequence[RecordedC
         return
     every = [(name, call) for name, own in calls.items() for call in own]
     for _, call in every:
-        call.facts.tokens = None
+        call._facts.tokens = None
     found = []
     for name, call in every:
-        prompt = call.facts.prompt
+        prompt = call._facts.prompt
         given = call.size[0] if prompt is None else prompt
         # Written tokens have no kind: count those that were given, and the keys before.
         keys = call.size[1] if call.across else call.size[1] - call.size[0] + given
         found.append(names.of_call(name, given, keys, across=call.across, is_whole=True))
     for (_, call), sides in zip(every, found, strict=True):
-        call.facts.tokens = sides
+        call._facts.tokens = sides
 
 
 # ----------------------------------------------------------------------------------- recording.json

@@ -101,7 +101,7 @@ def sources_of_scores(
     scores = found.double().cpu()[keys.start : keys.stop]
     # In self-attention the answer's own earlier tokens are keys, too: give them a segment.
     if not question.across and len(scores) > count:
-        segments = segments.with_rest(ANSWER, len(scores))
+        segments = segments._with_rest(ANSWER, len(scores))
     by_segment = torch.zeros(len(segments.names), dtype=torch.float64).index_add_(
         0, segments.ids, scores
     )
@@ -132,7 +132,7 @@ def by_norms(question: Question, model: Any) -> Float[Tensor, " token"]:
     found = []
     for alike, weights in span_weights(question, calls, "carried"):
         # The norms are kept for each head; take those that were asked for.
-        norms = torch.stack([call.parts["norms"].tensor[question.sequence] for call in alike])
+        norms = torch.stack([call._kept["norms"].tensor[question.sequence] for call in alike])
         norms = norms[:, head_index(question, alike[0])]
         carried = (weights * norms.to(weights.device).double()).sum(1)
         # Divide by the layer's total: layers with large values must not outweigh the others.
@@ -167,7 +167,7 @@ def by_rollout(question: Question, model: Any) -> Float[Tensor, " token"]:
 
     # Start with all relevance on the rows that wrote the span.
     decoding = {stack_of(name) for name in question.readers}
-    device = question.reader.facts.device
+    device = question.reader._facts.device
     answer = torch.zeros(_length(question.reader), dtype=torch.float64, device=device)
     answer[question.rows[0] : question.rows[-1] + 1] = 1.0 / len(question.rows)
     # The source has relevance of its own, which the cross-attentions fill.
@@ -217,8 +217,8 @@ def _fetched_ahead(
 
     def fetch(call: RecordedCall) -> tuple[Fetched, StreamEvent | None] | None:
         # Only a copy from RAM to a GPU is worth a second stream.
-        device = call.facts.device
-        if device.type != "cuda" or "queries" not in call.parts or call.queries.is_cuda:
+        device = call._facts.device
+        if device.type != "cuda" or "queries" not in call._kept or call.queries.is_cuda:
             return None
         kept = (call.queries, call.keys, call.lse)
         # Allocate in the current stream, which uses and frees the memory.
@@ -255,17 +255,17 @@ def _passed_on(
     question: Question, call: RecordedCall, relevance: Tensor, live: range, fetched: Fetched | None
 ) -> Float[Tensor, " token"]:
     """Return Aᵀr, the mean of the heads; only the tokens of `live` may have relevance."""
-    relevance = relevance.to(call.facts.device)  # a model's layers may be on several
+    relevance = relevance.to(call._facts.device)  # a model's layers may be on several
     rows: Sequence[int] = live
     # Look which rows count where that costs nothing, or where not every query was kept.
-    if relevance.device.type == "cpu" or call.facts.rows is not None:
+    if relevance.device.type == "cpu" or call._facts.rows is not None:
         rows = relevance.nonzero().flatten().tolist()
     # Relevance that is 0 everywhere needs no pass over the matrix.
     if not rows:
         return relevance.new_zeros(call.size[1])
     need(call, "rollout", "queries", 'keep="queries-keys"')
     # If most rows count, zeros for the others cost less than a copy of those that count.
-    if 2 * len(rows) > call.size[0] and call.facts.rows is None:
+    if 2 * len(rows) > call.size[0] and call._facts.rows is None:
         rows = range(call.size[0])
     factors = relevance[rows.start : rows.stop] if isinstance(rows, range) else relevance[rows]
     chosen = Rows(rows, factors)
@@ -300,14 +300,14 @@ def by_gradient(question: Question, model: Any) -> Float[Tensor, " token"]:
     """
     found = []
     for call in question.select(question.readers).values():
-        if "gradients" not in call.parts:
+        if "gradients" not in call._kept:
             raise NotKeptError(
                 f'sources(how="gradient") has no gradients of "{call.name}": use ts.watch(model, '
                 'also="gradients"), '
                 "and call backward() of the answer's log-probability inside of the block"
             )
         # The kept number is summed over the queries already.
-        gradients = call.parts["gradients"].tensor[question.sequence].double().cpu()
+        gradients = call._kept["gradients"].tensor[question.sequence].double().cpu()
         found.append(gradients[_gradient_rows(question, call, len(gradients))].sum(0))
     return torch.stack(found).sum(0)
 

@@ -60,9 +60,9 @@ def measure_heads(
     for which in _alike(calls, texts):
         # What depends on the text and the definition alone is the same for all of these calls.
         first = calls[which[0]]
-        shared = SharedFacts.of(first, texts.marks(which[0], first.facts.device), segments)
-        order.setdefault(first.facts.device, []).extend(which)
-        found.setdefault(first.facts.device, []).extend(
+        shared = SharedFacts.of(first, texts.marks(which[0], first._facts.device), segments)
+        order.setdefault(first._facts.device, []).extend(which)
+        found.setdefault(first._facts.device, []).extend(
             _measure([calls[i] for i in some], shared) for some in _stretches(which, first)
         )
 
@@ -136,14 +136,14 @@ def _alike(calls: Sequence[RecordedCall], texts: CallTexts) -> list[list[int]]:
     by_identity: dict[int, Hashable] = {}
     alike: dict[Hashable, list[int]] = {}
     for i, call in enumerate(calls):
-        facts = call.facts
-        parts = call.parts
+        facts = call._facts
+        parts = call._kept
         attention = facts.attention
         # A definition without tensors is compared by value, others by the identity of theirs.
         # Layers mostly share one object, and a hash of its fields takes long: number the objects.
         if id(attention) not in by_identity:
             by_identity[id(attention)] = (
-                attention if attention.has_no_tensors else attention.identity
+                attention if attention._has_no_tensors else attention._identity
             )
         kind = (
             type(call),
@@ -168,8 +168,8 @@ def _stretches(which: list[int], call: RecordedCall) -> Iterator[list[int]]:
     """Yield the numbers of calls like this one, at most JOINED_BYTES of them at a time."""
     # For each number of a query or a key, some copies in float64 exist at a time.
     queries, keys = call.size
-    each = 8 * call.facts.shape[0] * len(call.heads) * (4 * queries + 3 * keys)
-    most = JOINED_BYTES.get(call.facts.device.type, JOINED_BYTES["cuda"]) // max(each, 1)
+    each = 8 * call._facts.shape[0] * len(call.heads) * (4 * queries + 3 * keys)
+    most = JOINED_BYTES.get(call._facts.device.type, JOINED_BYTES["cuda"]) // max(each, 1)
     for start in range(0, len(which), max(most, 1)):
         yield which[start : start + max(most, 1)]
 
@@ -214,7 +214,7 @@ class SharedFacts:
     ) -> "SharedFacts":
         """Return what the calls that are like this one share."""
         # A call of summaries has its sums already, and needs no lists of keys.
-        places = call.places(lists=not isinstance(call, SummariesCall))
+        places = call._places(lists=not isinstance(call, SummariesCall))
         return cls(
             call=call,
             places=places,
@@ -256,8 +256,8 @@ def _joined_summary(calls: Sequence[RecordedCall]) -> Summary:
     """Return the summaries of calls along the axis of heads, on the model's device, with the
     largest weight of each query alone.
     """
-    seen = [call.summary() for call in calls]
-    device = calls[0].facts.device
+    seen = [call._summary() for call in calls]
+    device = calls[0]._facts.device
     lses = [own.lse for own in seen if own.lse is not None]
     return Summary(
         lse=_joined(lses, device) if lses else None,
@@ -302,11 +302,11 @@ def _rows(calls: Sequence[RecordedCall], seen: Summary, shared: SharedFacts) -> 
     """Return what measures are summed from, on the model's device."""
     places = shared.places
     received = seen.received.double()
-    sums = _joined([call.shares(places) for call in calls], received.device).unbind(-1)
+    sums = _joined([call._shares(places) for call in calls], received.device).unbind(-1)
     # With top=0 no largest weights were kept, and those that count stand for those that see.
     has_top = bool(seen.top_keys.shape[-1])
     call = shared.call
-    chooses = counted(call.attention if has_top else call.kept_attention(), seen, places)
+    chooses = counted(call.attention if has_top else call._attention_of_kept(), seen, places)
     return HeadRows(
         received=received,
         entropy=seen.entropy,
@@ -327,9 +327,9 @@ def _members(
     """Return the keys of each sequence, and which of them belong to each segment; segments count
     the tokens of each sequence, without its padding.
     """
-    ids = segments.ids.to(call.facts.device)
+    ids = segments.ids.to(call._facts.device)
     member = (ids == torch.arange(len(segments.names), device=ids.device)[:, None]).double()
-    every = [own.keys for own in call.all_text_columns()]
+    every = [own.keys for own in call._all_text_columns()]
     return [(keys, member[:, : len(keys)]) for keys in every]
 
 
@@ -340,7 +340,7 @@ def _streaming(
     choice; None if it was not kept.
     """
     # In cross-attention no key is near a query.
-    shares = [None if call.across else call.streaming() for call in calls]
+    shares = [None if call.across else call._streaming() for call in calls]
     known = [share for share in shares if share is not None]
     if not known:
         return None
@@ -354,7 +354,7 @@ def _written_tokens(call: RecordedCall, places: Places) -> WrittenTokens | None:
     The query of a token is the one before it. Of a text that was generated, only the generated
     tokens count. Padding counts neither as written nor as a copy.
     """
-    device = call.facts.device
+    device = call._facts.device
     written = call.query_ids
     read = call.key_ids
     if written is None or read is None or not (places.causal or call.across):
@@ -362,14 +362,14 @@ def _written_tokens(call: RecordedCall, places: Places) -> WrittenTokens | None:
     written = written.to(device)
     read = read.to(device)
     if call.across:  # a source may hold the id of padding as a word
-        read = read.masked_fill(~call.real_tokens()[1].to(device), NO_TOKEN)
+        read = read.masked_fill(~call._real_tokens()[1].to(device), NO_TOKEN)
 
     # Only generated tokens count, if some were; else all but the first, which no query wrote.
-    prompt = call.facts.prompt
+    prompt = call._facts.prompt
     first = prompt if prompt is not None and prompt < call.size[0] else 1
     # The query at row r writes the token r + 1, which must be known.
     start, stop = max(first - 1, 0), call.size[0] - 1
-    kept = call.facts.rows
+    kept = call._facts.rows
     which: slice | Tensor
     if kept is None or len(kept) == call.size[0]:
         # A slice selects neighbours, and the host need not wait for a GPU.

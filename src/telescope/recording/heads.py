@@ -6,25 +6,29 @@ from dataclasses import asdict, fields
 from importlib import import_module
 from math import isnan, nan
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any, SupportsFloat, overload
 
-import torch
-from jaxtyping import Float, Int
-from rich.table import Table
-from torch import Tensor
-
-from ..field_words import OF_TABLE, FieldNames
+from ..field_words import FieldNames
 from ..files import Columns, Names, frame
-from ..measures import CLEAR, COLUMNS, HABITS, MEASURES, Head, IsMark, kinds_of
-from ..traces import FirstThatFits, PrintedTable, round_numbers
-from ..words import hint, index_range, suggests, whole_number
-from .head_measures import DENOMINATORS, QUOTIENTS, HeadSums, measure_heads
+from ..guesses import OF_TABLE
+from ..measures import COLUMNS, HABITS, MEASURES, Head
+from ..traces import FirstThatFits, PlainTable, PrintedTable, round_numbers
+from ..words import direction, hint, index_range, suggests, whole_number
 from .names import Layers, list_names, select_layers
-from .recorded_call import RecordedCall
-from .sources import Segments
 
 # The columns that a narrow screen leaves out, in this order.
 SPARED = ("far", "punctuation", "same", "induction", "sink", "previous", "itself", "first")
+# Kinds that say where a head rests, and little of what it looks for.
+RESTING = ("first", "sink", "far")
+# Conditions that callers of `where` guess.
+CONDITIONS = {
+    "head": "number=",
+    "heads": "number=",
+    "layers": "layer=",
+    "kinds": "kind=",
+    "name": "layer=",
+}
+LONG = 10  # rows of a printed table from which on a line says how it is sorted
 
 
 class Heads(PrintedTable, FieldNames, Sequence[Head]):
@@ -33,6 +37,27 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
     `layers` are the names of all layers in the order of the model; a part of a table keeps all of
     them. `left_out` are the attentions whose heads were not watched, or not in every run; they are
     named below the table.
+
+    Attributes:
+        layers: the names of all layers in the order of the model.
+        left_out: the attentions whose heads were not watched, or not in every run.
+        segments: the names of the segments of `recording.heads(segments=...)`.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> layer = ts.layers.MultiHeadAttention(8, 2)
+        >>> with ts.watch(layer) as recording:
+        ...     _ = layer(torch.randn(1, 5, 8))
+        >>> heads = recording.heads()
+        >>> heads.sort("first")[0].first == max(head.first for head in heads)
+        True
+        >>> len(heads.where(number=0)), heads.to_dict()[0]["layer"]
+        (1, 'attention')
+        >>> len(heads.table()) == len(heads.columns()["kind"])
+        True
+        >>> from matplotlib.figure import Figure
+        >>> heads.plot("spread", Figure().subplots()).get_title()
+        'spread'
     """
 
     _theirs = OF_TABLE
@@ -44,6 +69,7 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         layers: Sequence[str] | None = None,
         counts: Mapping[str, int] | None = None,
         left_out: Sequence[str] = (),
+        order: str = "",
     ) -> None:
         self._heads = tuple(heads)
         # Without a model's order, sort by name, numbers by value.
@@ -57,27 +83,49 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
             counts = {head.layer: head.number + 1 for head in lowest_first}
         self._counts = counts
         """How many heads each layer has, as far as the whole table shows."""
+        self._order = order
+        """Which heads come first, for a long table that is printed."""
         self.segments = tuple(self._heads[0].segments) if self._heads else ()
         """The names of the segments, which can be sorted and filtered by like any column."""
 
     @suggests(
         "sort",
-        descending="rising=False",
-        reverse="rising=False",
-        ascending="rising=True",
+        reverse="descending=True",
+        ascending="rising=, True for the smallest first",
         key="by=",
     )
-    def sort(self, by: str = "kind", *, rising: bool | None = None) -> "Heads":
-        """Return the table sorted by a column, unknown numbers last.
+    def sort(
+        self, by: str | None = None, *, rising: bool | None = None, descending: bool | None = None
+    ) -> "Heads":
+        """Return the table sorted by a column, unknown numbers last; without a column, the most
+        telling heads first.
 
-        `rising` sets the direction; by default layers, numbers and kinds rise, and shares fall.
-        Within a kind, the clearest head comes first; within a layer, the lowest number.
+        A head tells most by a clear kind: heads with a kind come first, by the share that names it.
+        Heads that rest on the first token or on a sink, or look far back, come after them, and
+        mixed heads last.
+
+        Args:
+            by: a column, or a segment; None is how telling a head is.
+            rising: the direction; by default layers, numbers and kinds rise, and shares fall.
+                Within a kind, the clearest head comes first; within a layer, the lowest number.
+            descending: the same, the other way round: `descending=True` is `rising=False`.
+
+        Raises:
+            TypeError, ValueError: there is no such column, or the two directions differ.
         """
+        rising = direction(rising, descending)
+        # Sorting is stable: equal heads keep the order of the model.
+        position = {layer: i for i, layer in enumerate(self.layers)}
+        if by is None:
+            heads = sorted(self, key=lambda head: (position[head.layer], head.number))
+            heads.sort(key=_how_telling, reverse=not rising)
+            order = "" if rising else "the most telling first, mixed ones last"
+            return self._part(heads, order)
         # Segments are a dict in `Head`, and columns here.
         columns = [each.name for each in fields(Head) if each.name != "segments"]
         _check_known(by, [*columns, *self.segments], "column")
         names = by in ("layer", "number", "kind")
-        # Sorting is stable: order by the second criterion first.
+        # Order by the second criterion first.
         heads = (
             sorted(self, key=_clearest, reverse=True)
             if by == "kind"
@@ -87,12 +135,16 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         # Numbers that are NaN have no order, and go to the end.
         unknown = [head for head in heads if not names and isnan(_value(head, by))]
         known = [head for head in heads if names or not isnan(_value(head, by))]
-        position = {layer: i for i, layer in enumerate(self.layers)}
         known.sort(
             key=lambda head: position[head.layer] if by == "layer" else _value(head, by),
             reverse=not (names if rising is None else rising),
         )
-        return Heads([*known, *unknown], self.layers, self._counts, self.left_out)
+        return self._part([*known, *unknown], "")
+
+    def _part(self, heads: Iterable[Head], order: str | None = None) -> "Heads":
+        """Return a table of some of these heads, in the given order."""
+        order = self._order if order is None else order
+        return Heads(heads, self.layers, self._counts, self.left_out, order)
 
     def where(
         self,
@@ -123,23 +175,25 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         layers = None if layer is None else select_layers(self.layers, layer, argument="layer")
         for one in kinds or ():
             _check_known(one, (*HABITS, "neighbours", "mixed"), "kind")
-        for name in at_least:
+        for name, least in at_least.items():
+            if name in CONDITIONS:
+                raise TypeError(f"where takes no {name}=; write {CONDITIONS[name]}")
             _check_known(name, (*COLUMNS, *self.segments), "habit")
+            if not isinstance(least, SupportsFloat):
+                raise TypeError(
+                    f"{name}={least!r} is {type(least).__name__}; it takes the least value, such "
+                    f"as {name}=0.4"
+                )
 
         # A head must meet every condition; NaN is never at least anything.
-        return Heads(
-            (
-                head
-                for head in self
-                if (test is None or test(head))
-                and (kinds is None or head.kind in kinds)
-                and (layers is None or head.layer in layers)
-                and (numbers is None or (head.layer, head.number) in numbers)
-                and all(_value(head, name) >= least for name, least in at_least.items())
-            ),
-            self.layers,
-            self._counts,
-            self.left_out,
+        return self._part(
+            head
+            for head in self
+            if (test is None or test(head))
+            and (kinds is None or head.kind in kinds)
+            and (layers is None or head.layer in layers)
+            and (numbers is None or (head.layer, head.number) in numbers)
+            and all(_value(head, name) >= least for name, least in at_least.items())
         )
 
     def _select(self, number: int | Iterable[int]) -> set[tuple[str, int]]:
@@ -175,11 +229,18 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
     def table(self, *, library: str = "pandas") -> Any:
         """Return the table as a frame of pandas or polars: a row for each head, NaN where a number
         is not known.
+
+        Args:
+            library: "pandas" or "polars".
         """
         return frame(self.columns(), library)
 
     def columns(self) -> Columns:
-        """Return the columns of `table`."""
+        """Return the columns of `table`.
+
+        Returns:
+            The values of each column by its name.
+        """
         columns: dict[str, Any] = {}
         # The last field is the segments, which have columns of their own.
         for each in fields(Head)[:-1]:
@@ -193,7 +254,15 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         """Draw a square for each head with matplotlib, layers from top to bottom, and return the
         axes.
 
-        Raise a ValueError if matplotlib is not installed, or if the table is empty.
+        Args:
+            habit: a column of numbers.
+            axes: matplotlib's axes to draw on; None makes new ones.
+
+        Returns:
+            matplotlib's axes.
+
+        Raises:
+            ValueError: if matplotlib is not installed, or if the table is empty.
         """
         # Check what can go wrong before anything is drawn.
         _check_known(habit, COLUMNS, "habit")
@@ -226,14 +295,28 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
 
     def __getitem__(self, index: Any) -> "Head | Heads":
         if isinstance(index, slice):
-            return Heads(self._heads[index], self.layers, self._counts, self.left_out)
-        if isinstance(index, str):
-            raise TypeError(
-                f'a table of heads has a row for each head, and no ["{index}"]; .sort("{index}"), '
-                f'.where({index}=0.4) or .table()["{index}"]'
-            )
+            # Read backwards, the order is another one.
+            backwards = index.step is not None and index.step < 0
+            return self._part(self._heads[index], "" if backwards else None)
+        if isinstance(index, str | tuple):
+            raise TypeError(f"a table of heads has a row for each head; {self._way_to(index)}")
         head: Head = self._heads[index]
         return head
+
+    def _way_to(self, index: str | tuple[Any, ...]) -> str:
+        """Return the call for an index by name, for errors."""
+        if isinstance(index, tuple):
+            layer, number = (*index, 0)[:2]
+            return f".where(layer={layer!r}, number={number!r}) has the head of a layer"
+        if index in self.layers:
+            return f'.where(layer="{index}") has those of a layer'
+        ways = f'.sort("{index}") or .table()["{index}"] reads a column'
+        return f'{ways}, .where(kind="{index}") has those of a kind' if index in HABITS else ways
+
+    def _ours(self, name: str) -> str | None:
+        if name in COLUMNS or name in ("layer", "number", "kind"):
+            return f"[head.{name} for head in heads]"
+        return super()._ours(name)
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -257,12 +340,14 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         more = [name for name in COLUMNS if name not in (*HABITS, "spread")]
         return [name for name in more if not all(isnan(_value(head, name)) for head in self)]
 
-    def _table(self, known: Sequence[str], without: Sequence[str]) -> Table:
+    def _table(self, known: Sequence[str], without: Sequence[str]) -> PlainTable:
         captions = [f"not watched: {list_names(self.left_out)}"] if self.left_out else []
+        if self._order and len(self) > LONG:
+            captions.insert(0, f"{len(self):,} heads, {self._order}; [:{LONG}] are the top {LONG}")
         if without:
             captions.append(f"no room for {', '.join(without)}: a wider screen or JSON has them")
         caption = "\n".join(captions) or None
-        table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+        table = PlainTable(box=None, pad_edge=False, caption=caption, caption_justify="left")
         for name in ("layer", "head", "kind"):
             table.add_column(name, justify="right" if name == "head" else "left", no_wrap=True)
 
@@ -280,97 +365,15 @@ class Heads(PrintedTable, FieldNames, Sequence[Head]):
         return table
 
 
-def heads_of(
-    attentions: Mapping[str, Sequence[RecordedCall]],
-    is_mark: IsMark | None,
-    segments: Segments | None = None,
-    left_out: Sequence[str] = (),
-) -> Heads:
-    """Return the heads of every attention that was called, each measured over all of its calls."""
-    # Calls with other heads than the last call's cannot be added up.
-    numbers = {name: calls[-1].heads for name, calls in attentions.items() if calls}
-    named = [
-        (name, call)
-        for name, calls in attentions.items()
-        for call in calls
-        if call.heads == numbers[name]
-    ]
-    sums = measure_heads([call for _, call in named], is_mark, segments)
-
-    # The row in the table of each head that was measured: calls of an attention share their rows.
-    rows = [(name, number) for name, own in numbers.items() for number in own]
-    place = {row: i for i, row in enumerate(rows)}
-    which = torch.tensor(
-        [place[name, number] for name, call in named for number in call.heads],
-        dtype=torch.long,
-        device="cpu",
-    )
-    columns, shares, kinds = _columns(sums, which, len(rows))
-
-    # The fields of `Head`, column by column: only this is done once for each head.
-    names = () if segments is None else segments.names
-    by_segment = [dict(zip(names, own, strict=True)) for own in shares.T.tolist()]
-    layers = [name for name, _ in rows]
-    own_numbers = [number for _, number in rows]
-    each = zip(layers, own_numbers, kinds, *columns.tolist(), by_segment, strict=True)
-    found = [Head(*values) for values in each]
-    return Heads(found, list(attentions), left_out=left_out)
-
-
-def _columns(
-    sums: HeadSums, which: Int[Tensor, " measured"], count: int
-) -> tuple[Float[Tensor, "column head"], Float[Tensor, "segment head"], list[str]]:
-    """Return the numbers of `count` heads in the order of the fields of `Head`, the shares of
-    segments, and the kinds; `which` tells the head of each column of the sums.
-    """
-    below = dict(zip(DENOMINATORS, sums.below, strict=True))
-    each = torch.stack([below[per] for per in QUOTIENTS.values()])
-    # Calls in which a measure is unknown do not count, with their denominators.
-    known = ~sums.above.isnan() & (each > 0)
-    has_logit = ~sums.largest_logit.isnan()
-    parts = [
-        torch.where(known, sums.above, 0.0),
-        torch.where(known, each, 0.0),
-        sums.below.nan_to_num(0.0),
-        sums.segments,
-        has_logit.double()[None],
-    ]
-
-    # Add up the calls of each head.
-    numbers = torch.cat(parts)
-    total = numbers.new_zeros(len(numbers), count)
-    total.scatter_add_(1, which.expand(len(numbers), -1), numbers)
-    above, each, denominators, segments, logits = torch.split(total, [len(part) for part in parts])
-
-    # Divide the sums of all calls, which weighs each query alike.
-    below = dict(zip(DENOMINATORS, denominators, strict=True))
-    measures = dict(zip(QUOTIENTS, above / _positive(each), strict=True))
-    largest = torch.where(has_logit, sums.largest_logit, -torch.inf)
-    highest = total.new_full((count,), -torch.inf).scatter_reduce_(0, which, largest, "amax")
-    measures["largest_logit"] = torch.where(logits[0] > 0, highest, nan)
-    # The part of the queries whose token occurred before names kinds; see `kinds_of`.
-    kinds = kinds_of(
-        torch.stack([measures[name] for name in HABITS]),
-        below["repeated"] / _positive(below["queries"]),
-    )
-    # In an image, "far" counts positions: patches that lie near each other go before.
-    local = (measures["neighbours"] >= CLEAR).tolist()
-    kinds = [
-        "neighbours" if near and kind in ("far", "mixed") else kind
-        for near, kind in zip(local, kinds, strict=True)
-    ]
-    columns = torch.stack([measures[each.name] for each in fields(Head) if each.name in measures])
-    return columns, segments / _positive(below["given"]), kinds
-
-
-def _positive(count: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """Return the numbers above 0, and NaN for the others: a share of nothing is not known."""
-    return torch.where(count > 0, count, nan)
-
-
 def _value(head: Head, name: str) -> Any:
     """Return a column of a head, or the share of a segment."""
     return head.segments[name] if name in head.segments else getattr(head, name)
+
+
+def _how_telling(head: Head) -> tuple[int, float]:
+    """Return the rank of a head's kind, and the share that names the kind."""
+    rank = 0 if head.kind == "mixed" else 1 if head.kind in RESTING else 2
+    return rank, _clearest(head)
 
 
 def _clearest(head: Head) -> float:

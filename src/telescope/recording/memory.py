@@ -19,13 +19,13 @@ def check_memory(
     ValueError if they exceed the free memory.
     """
     device = call.queries.device
-    expected = count * kinds[keep].expected_bytes(call, options)
+    expected = count * kinds[keep]._expected_bytes(call, options)
     if options.store.has_room(expected, device):
         return expected
     free, where = options.store.free_bytes(device)
     # Look for a way out that has room: another store, or less to keep.
     stores = [name for name in STORES if STORES[name]().free_bytes(device)[0] > expected]
-    less = count * kinds["summaries"].expected_bytes(call, options) <= free and keep != "summaries"
+    less = count * kinds["summaries"]._expected_bytes(call, options) <= free and keep != "summaries"
     way = (
         f'store="{stores[-1]}" has room'
         if stores

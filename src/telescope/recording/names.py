@@ -101,6 +101,57 @@ def _select(
     return found
 
 
+def attention_named(name: object, names: Sequence[str], left_out: Sequence[str]) -> str:
+    """Return the full name of the only attention that `name` stands for: its name, a path of the
+    model, or the number of a layer.
+
+    Raise an UnknownNameError that lists the attentions if there are several, or suggests a name;
+    `left_out` are those that were not watched.
+    """
+    if not isinstance(name, str):
+        return _attention_at(name, names)
+    if name in names:
+        return name
+    # A path with one attention inside stands for that attention.
+    inside = attentions_inside(names, name)
+    if len(inside) == 1:
+        return inside[0]
+    if inside:
+        raise UnknownNameError(
+            f'there are {len(inside)} attentions in "{name}": {", ".join(inside)}'
+        )
+    # Tell an attention that was not watched from a name that does not exist.
+    unwatched = [path for path in left_out if path == name] or attentions_inside(left_out, name)
+    if unwatched:
+        raise UnknownNameError(f'"{name}" was not watched: {describe_unwatched(unwatched)}')
+    said = f'no attention watched is "{name}"'
+    # The names of hooks of another library, and a number as a text.
+    if names and name.rpartition(".")[2].startswith("hook_"):
+        raise UnknownNameError(
+            f'{said}; recording["{names[0]}"] is one, with .weights, .trace() and .before in place '
+            "of hooks"
+        )
+    if name.lstrip("-").isdecimal():
+        raise UnknownNameError(f"{said}; the number of a layer is written without quotes: [{name}]")
+    raise UnknownNameError(f"{said}; {hint(name, names)}")
+
+
+def _attention_at(place: object, names: Sequence[str]) -> str:
+    """Return the name of the only attention of a layer, by its number."""
+    if not isinstance(place, SupportsIndex) or isinstance(place, bool):
+        raise UnknownNameError(
+            f"recording[{place!r}] is no attention; recording[layer] takes one name or number, and "
+            "what was recorded of it are attributes: recording[layer].weights"
+        )
+    try:
+        found = select_layers(names, place, argument="layer")
+    except ValueError as problem:
+        raise UnknownNameError(str(problem)) from None
+    if len(found) > 1:
+        raise UnknownNameError(f"layer {place} has {len(found)} attentions: {', '.join(found)}")
+    return found[0]
+
+
 def stack_and_number(name: str) -> tuple[str, int] | None:
     """Return the stack of an attention and its number there: decoder.0.cross is number 0 of
     decoder.

@@ -157,7 +157,7 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
             f'{where}: "left_out" is not a reason for each attention that was not watched'
         )
     for name, reason in left_out.items():
-        recording.leave_out(name, reason)
+        recording._leave_out(name, reason)
     return recording
 
 
@@ -206,14 +206,14 @@ def _call(
         for part, (kind, shape) in described.items()
         if not part.startswith("attention.")
     }
-    return KEEP[keep].opened(facts, parts)
+    return KEEP[keep]._opened(facts, parts)
 
 
 def _warn_of_unknown_sums(folder: Path, calls: Mapping[str, list[RecordedCall]]) -> None:
     """Name the measures that a later version kept and this one does not know."""
     # Only recordings of summaries hold sums.
     stored = [
-        call.parts["shares"] for own in calls.values() for call in own if "shares" in call.parts
+        call._kept["shares"] for own in calls.values() for call in own if "shares" in call._kept
     ]
     names = [name for part in stored if isinstance(part, FileTensor) for name in part.sums]
     if unknown := [name for name in dict.fromkeys(names) if name not in SUMS]:

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
+from ..traces import PlainTable
 from .names import list_names
 from .watched import Watched
 
@@ -15,9 +14,9 @@ def table_of(
     edits: Iterable[Any],
     left_out: Mapping[str, str],
     other_layers: Sequence[str],
-) -> Table:
+) -> PlainTable:
     """Return the table of a recording; `left_out` has the reason for each name."""
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    table = PlainTable(title=title, box=None, pad_edge=False, title_justify="left")
     for column in ("name", "heads", "queries x keys", "definition", "calls"):
         right = column in ("heads", "calls")
         # Only definitions may be folded: a number that is cut is another number.
@@ -28,7 +27,7 @@ def table_of(
             overflow="fold",
         )
     for one in watched.values():
-        table.add_row(*one.cells())
+        table.add_row(*one._cells())
     for edit in edits:
         table.add_row("edited", "", "", str(edit), "")
     for name, reason in left_out.items():

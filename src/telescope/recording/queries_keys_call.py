@@ -67,7 +67,7 @@ class QueriesKeysCall(RecordedCall):
         self._parts.grow("keys", call.keys[:, :, known:])
 
     @classmethod
-    def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
+    def _expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
         # The part of the queries that a selection keeps, as if the call began a text.
         kept = len(options.queries(call.size[0], 0)) / max(call.size[0], 1)
         lse = 0 if call.lse is None else call.lse.nbytes
@@ -88,7 +88,7 @@ class QueriesKeysCall(RecordedCall):
         queries = self._to_model_device(self.queries)
         keys = self._to_model_device(self.keys)
         with torch_modes.without_autocast(queries.device):
-            seen = survey(queries, keys, self.kept_attention(), top=wanted[0], map=map)
+            seen = survey(queries, keys, self._attention_of_kept(), top=wanted[0], map=map)
         # A survey with a map serves later requests without one, too.
         self._surveys = {**(self._surveys or {}), wanted: seen}
         return seen
@@ -97,7 +97,7 @@ class QueriesKeysCall(RecordedCall):
         """Return the survey of one head, by its number in the model; the other heads are not
         computed.
         """
-        place = self.head_index(number)
+        place = self._head_index(number)
         heads = len(self.heads)
 
         # If all heads have been surveyed, this one is known.
@@ -111,28 +111,31 @@ class QueriesKeysCall(RecordedCall):
             keys = self._to_model_device(self.keys[:, key_heads])
             with torch_modes.without_autocast(queries.device):
                 seen = survey(
-                    queries, keys, restrict_to_heads(self.kept_attention(), which, heads), top=TOP
+                    queries,
+                    keys,
+                    restrict_to_heads(self._attention_of_kept(), which, heads),
+                    top=TOP,
                 )
             self._heads = {**(self._heads or {}), place: seen}
         return self._heads[place]
 
-    def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
+    def _shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
         seen = self.survey()
         queries = self._to_model_device(self.queries)
         keys = self._to_model_device(self.keys)
         with torch_modes.without_autocast(queries.device):
-            return head_sums(queries, keys, self.kept_attention(), seen.summary, places)
+            return head_sums(queries, keys, self._attention_of_kept(), seen.summary, places)
 
-    def streaming(self) -> Float[Tensor, "batch heads query"] | None:
+    def _streaming(self) -> Float[Tensor, "batch heads query"] | None:
         # The survey holds queries and keys on the model's device already.
         seen = self.survey()
-        places = self.places(lists=False)
+        places = self._places(lists=False)
         with torch_modes.without_autocast(seen.queries.device):
             return streaming_share(
                 seen.engine, seen.queries, seen.keys, seen.attention, seen.lse, places
             )
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Return at once: queries and keys are stored while the model runs."""
 
     def _wait(self) -> None:
@@ -154,11 +157,11 @@ class QueriesKeysCall(RecordedCall):
 
     @property
     def queries(self) -> Float[Tensor, "batch heads query d_q"]:
-        return self.parts["queries"].tensor
+        return self._kept["queries"].tensor
 
     @property
     def keys(self) -> Float[Tensor, "batch key_heads key d_k"]:
-        return self.parts["keys"].tensor
+        return self._kept["keys"].tensor
 
     def _other_tensors(self) -> Iterator[Tensor]:
         """Yield also the tensors of the surveys computed so far, with the queries and keys copied
@@ -174,7 +177,7 @@ class QueriesKeysCall(RecordedCall):
             yield from tensors(seen.attention)
 
     def _to_model_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.facts.device)
+        return tensor.to(self._facts.device)
 
 
 class StepsCall(QueriesKeysCall):
@@ -183,8 +186,8 @@ class StepsCall(QueriesKeysCall):
     """
 
     keep = "steps"
-    has_values = True
-    stream: tuple[StreamLog, int] | None = None
+    _has_values = True
+    _stream: tuple[StreamLog, int] | None = None
     """The log of the residual streams, and the number of this call in its recording."""
     _widths: tuple[int, ...] = ()
     """The features of each set of values, where "values" joins several that are multiplied by the
@@ -201,9 +204,9 @@ class StepsCall(QueriesKeysCall):
         self._split_values()
         self._parts.grow("values", call.values[:, :, known:])
 
-    def add_values(self, call: AttentionCall, number: int) -> None:
+    def _add_values(self, call: AttentionCall, number: int) -> None:
         """Append the values of the keys that this set does not have yet."""
-        super().add_values(call, number)
+        super()._add_values(call, number)
         self._split_values()
         name = f"values.{number + 1}"
         stored = self._parts.get(name)
@@ -231,7 +234,7 @@ class StepsCall(QueriesKeysCall):
         # Remember the widths, by which the sets are split again.
         self._widths = tuple(each.shape[-1] for each in sets)
         self._parts["values"] = GrowingTensor(
-            torch.cat(whole, -1), 2, self.options.store, owned=True
+            torch.cat(whole, -1), 2, self._options.store, owned=True
         )
 
     def _split_values(self) -> None:
@@ -243,11 +246,11 @@ class StepsCall(QueriesKeysCall):
         ):
             # The first set has no number, as where there is only one.
             name = f"values.{number + 1}" if number else "values"
-            self._parts[name] = GrowingTensor(each, 2, self.options.store)
+            self._parts[name] = GrowingTensor(each, 2, self._options.store)
         self._widths = ()
 
     @classmethod
-    def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
+    def _expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
         """Return how many bytes would be kept; the residual stream is taken to be as wide as the
         contexts of all heads.
         """
@@ -255,7 +258,7 @@ class StepsCall(QueriesKeysCall):
         batch, heads, queries, _ = call.queries.shape
         kept = batch * heads * len(options.queries(queries, 0))
         stream = STREAM * kept * call.values.shape[-1] * call.values.element_size()
-        return super().expected_bytes(call, options) + values + stream
+        return super()._expected_bytes(call, options) + values + stream
 
     def add_residual_stream(
         self, before: Float[Tensor, "batch n d_model"], after: Float[Tensor, "batch n d_model"]
@@ -268,24 +271,24 @@ class StepsCall(QueriesKeysCall):
         """Return every step as it ran, queries at padding included; dropout is not applied. Without
         `tokens`, positions have the names that `ts.watch(tokens=...)` gave.
         """
-        names = (self.all_names("query"), self.all_names("key"))
+        names = (self._all_names("query"), self._all_names("key"))
         # Where one side has no names, `trace` numbers its tokens.
-        given: Any = names if tokens is None and self.facts.tokens is not None else tokens
+        given: Any = names if tokens is None and self._facts.tokens is not None else tokens
         queries, keys, values = map(self._to_model_device, (self.queries, self.keys, self.values))
-        with torch.no_grad(), torch_modes.without_autocast(self.facts.device):
+        with torch.no_grad(), torch_modes.without_autocast(self._facts.device):
             # A trace shows what ran, and padding queries ran.
             return trace(
-                queries, keys, values, include_padding_queries(self.kept_attention()), given
+                queries, keys, values, include_padding_queries(self._attention_of_kept()), given
             )
 
     @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:
-        return self.parts["values"].tensor
+        return self._kept["values"].tensor
 
     @property
-    def value_sets(self) -> int:
+    def _value_sets(self) -> int:
         # Reading the parts joins the sets.
-        return len(self._widths) if "values" in self.parts and self._widths else 1
+        return len(self._widths) if "values" in self._kept and self._widths else 1
 
     @property
     def before(self) -> Float[Tensor, "batch query d_model"]:
@@ -296,17 +299,17 @@ class StepsCall(QueriesKeysCall):
         return self._residual_stream("after")
 
     def _residual_stream(self, name: str) -> Tensor:
-        if name not in self.parts:
-            if self.stream is None:
+        if name not in self._kept:
+            if self._stream is None:
                 raise ValueError(
                     f'"{self.name}" has no residual stream: it was not called by an AddNorm'
                 )
-            log, number = self.stream
+            log, number = self._stream
             around = Streams(log, 0).around(CallColumns(self.name, number, self.size, self.across))
             return around.before if name == "before" else around.after
 
         # Positions can only be assigned to queries if there is one for each.
-        stream = self.parts[name].tensor
+        stream = self._kept[name].tensor
         if stream.shape[1] != self.size[0]:
             raise ValueError(
                 f'"{self.name}": {stream.shape[1]} positions of the residual stream do not fit its '
@@ -329,8 +332,8 @@ def one_head(call: RecordedCall, number: SupportsIndex, sequence: SupportsIndex 
     `number` is the head's number in the model. Negative numbers count from the last head kept and
     the last sequence. Raise a ValueError that names the range if there is no such head or sequence.
     """
-    place = call.head_index(number)
-    batch = call.facts.shape[0]
+    place = call._head_index(number)
+    batch = call._facts.shape[0]
     heads = len(call.heads)
     sequence = check_index("sequence", sequence, batch, of=f'"{call.name}"')
 
@@ -340,11 +343,11 @@ def one_head(call: RecordedCall, number: SupportsIndex, sequence: SupportsIndex 
     own = (one, slice(place, place + 1))
     shared = (one, slice(key_head, key_head + 1))
     # Restrict the definition to the head, then to the sequence.
-    attention = restrict_to_heads(call.kept_attention(), torch.tensor([place]), heads)
+    attention = restrict_to_heads(call._attention_of_kept(), torch.tensor([place]), heads)
     return OneHead(
         queries=call.queries[own],
         keys=call.keys[shared],
-        values=call.values[shared] if call.has_values else None,
+        values=call.values[shared] if call._has_values else None,
         attention=restrict_to_sequences(attention, torch.tensor([sequence]), batch),
         lse=None if call.lse is None else call.lse[own],
     )

@@ -57,17 +57,46 @@ class RecordedCall(ABC):
 
     Calls that continue a sequence, as decoding token by token does, are appended to the first and
     count as one call.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> call = recording["blocks.0.self"].call
+        >>> call.name, call.heads, call.size, call.rows
+        ('blocks.0.self', (0, 1), (4, 4), [0, 1, 2, 3])
+        >>> call.attention, call.dropout, call.across
+        (Attention(mask=causal), 0.0, False)
+        >>> call.queries.shape, call.keys.shape, call.values.shape
+        (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4, 4]))
+        >>> call.weights.shape, call.query_ids.tolist(), call.key_ids.tolist()
+        (torch.Size([1, 2, 4, 4]), [[1, 2, 3, 4]], [[1, 2, 3, 4]])
+        >>> call.before.shape, call.after.shape  # the residual stream
+        (torch.Size([1, 4, 8]), torch.Size([1, 4, 8]))
+        >>> call.survey(top=2).top.keys.shape, call.head(1).entropy.shape
+        (torch.Size([1, 2, 4, 2]), torch.Size([1, 1, 4]))
+        >>> (
+        ...     call.trace(list("abcd")).query_tokens,
+        ...     call.queries_without_keys().any().item(),
+        ... )
+        (('a', 'b', 'c', 'd'), False)
+        >>> call.lse is None or call.lse.shape == (1, 2, 4), call.nbytes > 0
+        (True, True)
+        >>> [*call.text_columns(0).keys]
+        [0, 1, 2, 3]
     """
 
     keep: ClassVar[str]
-    has_queries: ClassVar[bool] = True
+    _has_queries: ClassVar[bool] = True
     """Whether queries and keys are kept, so that every score can be computed again."""
-    has_values: ClassVar[bool] = False
+    _has_values: ClassVar[bool] = False
     """Whether values are kept, so that the output of every query can be computed again."""
-    fingerprints_of_keys_come_late: ClassVar[bool] = False
+    _fingerprints_of_keys_come_late: ClassVar[bool] = False
     """Whether the survey computes the fingerprints of the keys, and not the constructor."""
 
-    facts: CallFacts
+    _facts: CallFacts
     _parts: StoredParts
     _fingerprints: list[GrowingTensor]
     """Of each of `AttentionCall.identifying_tensors`."""
@@ -87,14 +116,14 @@ class RecordedCall(ABC):
     ) -> None:
         # A recording counts every key of the text, evicted ones included.
         call = call.with_evicted_keys()
-        self.options = options
-        self.kind = call.kind
+        self._options = options
+        self._kind = call.kind
         self._queue = queue
 
         # Note the facts; the definition is copied, since the model may write to its tensors.
         batch, key_heads, _, d_k = call.keys.shape
         d_q = call.queries.shape[-1]
-        self.facts = CallFacts(
+        self._facts = CallFacts(
             name=name,
             heads=call.heads,
             dropout=call.dropout,
@@ -117,7 +146,7 @@ class RecordedCall(ABC):
         # Fingerprints tell later whether a call continues this one.
         identifying = (
             call.identifying_tensors[1:]
-            if self.fingerprints_of_keys_come_late
+            if self._fingerprints_of_keys_come_late
             else call.identifying_tensors
         )
         if options.sample:  # each text is one call, which nothing continues
@@ -134,18 +163,18 @@ class RecordedCall(ABC):
         self._store_norms(call, 0)
 
     @classmethod
-    def opened(cls, facts: CallFacts, parts: Mapping[str, StoredTensor]) -> "RecordedCall":
+    def _opened(cls, facts: CallFacts, parts: Mapping[str, StoredTensor]) -> "RecordedCall":
         """Return a call that was read from a file; nothing can be appended to such a call."""
         # Skip the constructor, which takes a call of a running model.
         call = cls.__new__(cls)
-        call.facts = facts
+        call._facts = facts
         call._parts = StoredParts(on_device, parts)
         call._fingerprints = []
         return call
 
     # -------------------------------------------------------------------------------------- growing
 
-    def is_continued_by(self, call: AttentionCall, *, same_run: bool) -> bool:
+    def _is_continued_by(self, call: AttentionCall, *, same_run: bool) -> bool:
         """Return whether `call` is the rest of this one.
 
         Over the same keys, `call` may also begin another sequence: if it belongs to another run of
@@ -154,7 +183,7 @@ class RecordedCall(ABC):
         for a GPU.
         """
         # Another batch, type or set of heads is another sequence.
-        if call.kind != self.kind:
+        if call.kind != self._kind:
             return False
         has_new_keys = call.size[1] > self.size[1]
 
@@ -180,7 +209,7 @@ class RecordedCall(ABC):
         size = self.size
         # Layers of one shape and one definition have the same answer.
         shapes = (call.queries.shape, call.keys.shape, call.queries.device)
-        key = ("continues", id(before), call.attention.identity, size, call.evicted, shapes)
+        key = ("continues", id(before), call.attention._identity, size, call.evicted, shapes)
         return call.once(key, lambda: continues(before, size, call), before, call.attention)
 
     def _began_with_another_query(self, call: AttentionCall) -> bool:
@@ -188,7 +217,7 @@ class RecordedCall(ABC):
             self._first_query, call.queries[:, :, :1]
         )
 
-    def append(self, call: AttentionCall) -> None:
+    def _append(self, call: AttentionCall) -> None:
         """Append a call for which `is_continued_by` is true."""
         # All steps count from the sizes before the call, so that `_grow` comes last.
         self._note_written(call)
@@ -201,16 +230,16 @@ class RecordedCall(ABC):
 
     def _grow(self, call: AttentionCall) -> None:
         """Count the queries and keys of a call that was appended, and take over its definition."""
-        self.facts.size = (self.size[0] + call.size[0], call.size[1])
+        self._facts.size = (self.size[0] + call.size[0], call.size[1])
         # An equal definition need not be copied again.
         if call.attention is not self.attention and call.attention != self.attention:
-            self.facts.attention = _own_definition(call)
+            self._facts.attention = _own_definition(call)
 
     def _note_written(self, call: AttentionCall) -> None:
         """Note, before a call is appended, whether its queries were given to the model or written
         by it.
         """
-        facts = self.facts
+        facts = self._facts
         before = self.size[0]
         after = before + call.size[0]
         given, ends = facts.written
@@ -241,12 +270,12 @@ class RecordedCall(ABC):
 
     @classmethod
     @abstractmethod
-    def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
+    def _expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
         """Return how many bytes would be kept of the call."""
 
     def _select_queries(self, call: AttentionCall, before: int) -> AttentionCall:
         """Return the call with the queries that are to be kept; `before` queries came earlier."""
-        if self.facts.rows is None:
+        if self._facts.rows is None:
             return call
         # A query is kept if some sequence selects it; in the others the query sees nothing.
         which = self._selected_rows(call, before)
@@ -259,10 +288,10 @@ class RecordedCall(ABC):
         whose it is.
         """
         # The rows of each sequence, and of all of them together.
-        own = call.select_rows(self.options.queries, before)
+        own = call.select_rows(self._options.queries, before)
         which = sorted({row for rows in own for row in rows})
-        if self.facts.rows is not None:
-            self.facts.rows += [before + row for row in which]
+        if self._facts.rows is not None:
+            self._facts.rows += [before + row for row in which]
         batch = len(call.queries)
         count = before + call.size[0]
 
@@ -290,7 +319,7 @@ class RecordedCall(ABC):
             SelectedQueries(selected, self._selected.shape[1] - call.size[1])
         )
 
-    def saved_attention(self) -> Attention:
+    def _saved_attention(self) -> Attention:
         """Return the definition over all queries, in which queries that were not selected see
         nothing.
         """
@@ -298,7 +327,7 @@ class RecordedCall(ABC):
             return self.attention
         ahead = self._selected.shape[1] - self.size[1]
         return self.attention.with_extra_mask(
-            SelectedQueries(Keep(self._selected.to(self.facts.device)), ahead)
+            SelectedQueries(Keep(self._selected.to(self._facts.device)), ahead)
         )
 
     def _store_ids(self, ids: Int[Tensor, "batch query"] | None, before: int) -> None:
@@ -318,7 +347,7 @@ class RecordedCall(ABC):
                 "norms", call.carrier.norms(call.values[:, :, known:], call.heads), owned=True
             )
 
-    def add_values(self, call: AttentionCall, number: int) -> None:
+    def _add_values(self, call: AttentionCall, number: int) -> None:
         """Store one more set of values that the weights of the latest queries are multiplied by;
         the first is set 0.
 
@@ -331,7 +360,7 @@ class RecordedCall(ABC):
                 "the output projection belongs to which is not known; leave it out"
             )
 
-    def keep_gradient(
+    def _keep_gradient(
         self, call: AttentionCall, context: Float[Tensor, "..."], head_axis: int
     ) -> None:
         """Store weight times gradient of each key when a backward pass reaches a call, given with
@@ -343,7 +372,7 @@ class RecordedCall(ABC):
         """
         # A call outside of autograd has no gradients.
         of_values = call.values.requires_grad and context.requires_grad
-        of_context = self.has_values and context.requires_grad
+        of_context = self._has_values and context.requires_grad
         if not (of_values or of_context):
             return
         if self.size[0] > call.size[0]:
@@ -400,12 +429,12 @@ class RecordedCall(ABC):
         def store(gradient: Tensor) -> None:
             with torch_modes.recording_mode(gradient.device):
                 own = gradient.movedim(head_axis, 1)[:, self.heads]
-                if self.facts.rows is not None:
-                    own = own[:, :, self.facts.rows]
+                if self._facts.rows is not None:
+                    own = own[:, :, self._facts.rows]
                 held = self._parts.get("context_gradients")
                 own = own.clone() if held is None else own + held.tensor.to(own.device)
                 self._parts["context_gradients"] = GrowingTensor(
-                    own, 2, self.options.store, owned=True
+                    own, 2, self._options.store, owned=True
                 )
 
         context.register_hook(store)  # type: ignore[no-untyped-call]
@@ -416,20 +445,25 @@ class RecordedCall(ABC):
         # Several backward passes add up, as gradients do.
         if held is not None:
             product = product + held.tensor.to(product.device)
-        self._parts["gradients"] = GrowingTensor(product, 2, self.options.store, owned=True)
+        self._parts["gradients"] = GrowingTensor(product, 2, self._options.store, owned=True)
 
     # -------------------------------------------------------------------------------------- reading
 
     @abstractmethod
     def survey(self, *, top: int | None = None, map: MapSize | None = None) -> Survey:
-        """Return the survey of all heads; see `ts.survey`."""
+        """Return the survey of all heads; see `ts.survey`.
 
-    def summary(self) -> Summary:
+        Args:
+            top: how many of each query's largest weights; None is what was kept.
+            map: (rows, columns) of a map to pool; None is what was kept.
+        """
+
+    def _summary(self) -> Summary:
         """Return the summary of the survey of all heads; its tensors must not be written to."""
         return self.survey().summary
 
     @abstractmethod
-    def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
+    def _shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
         """Return the share of each habit of each head, summed over the queries; see
         `measures.head_sums`.
         """
@@ -437,7 +471,7 @@ class RecordedCall(ABC):
     def queries_without_keys(self) -> Bool[Tensor, "batch heads query"]:
         """Return which of the kept queries saw no key and are no padding."""
         seen = self.survey()
-        attention = self.kept_attention()
+        attention = self._attention_of_kept()
         top = seen.summary.top_keys
 
         # A query without a largest key saw none; with top=0, its lse tells the same.
@@ -461,20 +495,26 @@ class RecordedCall(ABC):
             blind = blind & real.sees(at)[..., 0]
         return blind
 
-    def streaming(self) -> Float[Tensor, "batch heads query"] | None:
+    def _streaming(self) -> Float[Tensor, "batch heads query"] | None:
         """Return the share of each query's weight within the first and the last keys; None if it
         was not kept.
         """
-        part = self.parts.get("streaming")
+        part = self._kept.get("streaming")
         return None if part is None else part.tensor
 
     def head(self, number: SupportsIndex) -> Survey:
         """Return the survey of one head, by its number in the model; -1 is the last head that was
         kept.
-        """
-        return self.survey().head(self.head_index(number))
 
-    def head_index(self, number: SupportsIndex) -> int:
+        Args:
+            number: the number of the head in the model; -1 is the last that was kept.
+
+        Raises:
+            ValueError: the head was not kept.
+        """
+        return self.survey().head(self._head_index(number))
+
+    def _head_index(self, number: SupportsIndex) -> int:
         """Return the index of a head among those kept; raise a ValueError that lists the heads if
         it was not kept.
 
@@ -496,11 +536,17 @@ class RecordedCall(ABC):
     def trace(self, tokens: Tokens | None = None) -> Trace:
         """Return every step; see `ts.trace`. The random dropout of a training step is not
         applied.
+
+        Args:
+            tokens: the names of the tokens, or (query tokens, key tokens); None is their positions.
+
+        Raises:
+            ValueError: the recording was not made with keep="steps".
         """
         raise self._not_kept("trace()", "steps")
 
     @property
-    def parts(self) -> dict[str, StoredTensor]:
+    def _kept(self) -> dict[str, StoredTensor]:
         """The tensors that are kept, by name."""
         queue = getattr(self, "_queue", None)  # a call that was read from a file has none
         if queue is not None and queue.collect_steps is not None:
@@ -510,7 +556,7 @@ class RecordedCall(ABC):
         return self._parts
 
     @abstractmethod
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Compute what is still due once the model has run."""
 
     @abstractmethod
@@ -520,25 +566,25 @@ class RecordedCall(ABC):
     @property
     def name(self) -> str:
         """The name of the attention in the model."""
-        return self.facts.name
+        return self._facts.name
 
     @property
     def heads(self) -> tuple[int, ...]:
         """The number of each head in the model."""
-        return self.facts.heads
+        return self._facts.heads
 
     @property
     def size(self) -> Size:
         """The number of queries and of keys."""
-        return self.facts.size
+        return self._facts.size
 
     @property
     def across(self) -> bool:
         """Whether queries and keys come from two sequences, as in the cross-attention of a
         decoder.
         """
-        if self.facts.across is not None:
-            return self.facts.across
+        if self._facts.across is not None:
+            return self._facts.across
         # An older recording does not say: judge by the name, the ids and the mask.
         named = self.name.rpartition(".")[2] in CROSS
         return named or "key_ids" in self._parts or seems_cross_attention(self.attention, self.size)
@@ -546,17 +592,17 @@ class RecordedCall(ABC):
     @property
     def attention(self) -> Attention:
         """The definition, over all queries."""
-        return self.facts.attention
+        return self._facts.attention
 
     @property
     def dropout(self) -> float:
         """The probability with which the model dropped weights."""
-        return self.facts.dropout
+        return self._facts.dropout
 
     @property
     def rows(self) -> list[int]:
         """The numbers of the queries that were kept."""
-        return list(range(self.size[0])) if self.facts.rows is None else self.facts.rows
+        return list(range(self.size[0])) if self._facts.rows is None else self._facts.rows
 
     @property
     def queries(self) -> Float[Tensor, "batch heads query d_q"]:
@@ -573,7 +619,7 @@ class RecordedCall(ABC):
         """ln Σ exp(score) of each query, if kept: part of a summary, or as the engine that ran
         returned it.
         """
-        return self.parts["lse"].tensor if "lse" in self.parts else None
+        return self._kept["lse"].tensor if "lse" in self._kept else None
 
     @property
     def values(self) -> Float[Tensor, "batch key_heads key d_v"]:
@@ -581,7 +627,7 @@ class RecordedCall(ABC):
         raise self._not_kept("values", "steps")
 
     @property
-    def value_sets(self) -> int:
+    def _value_sets(self) -> int:
         """How many sets of values, joined along the features, the weights were multiplied by; 1 in
         a recording that was read from a file.
         """
@@ -616,7 +662,7 @@ class RecordedCall(ABC):
     @property
     def key_ids(self) -> Int[Tensor, "batch key"] | None:
         """The token ids of the keys: those of the queries, or of the other sequence."""
-        if "key_ids" in self.parts:
+        if "key_ids" in self._kept:
             return self._ids("key_ids", self.size[1])
         # In self-attention over a whole text, keys and queries are the same tokens.
         return self.query_ids if self.size[0] == self.size[1] and not self.across else None
@@ -635,14 +681,14 @@ class RecordedCall(ABC):
             yield self._selected
 
     def _ids(self, name: str, count: int) -> Tensor | None:
-        part = self.parts.get(name)
+        part = self._kept.get(name)
         if part is None:
             return None
         # Ids that do not cover all tokens cannot be assigned to them.
         ids = part.tensor
         return ids if ids.shape[1] == count else None
 
-    def kept_attention(self) -> Attention:
+    def _attention_of_kept(self) -> Attention:
         """Return the definition over the queries that were kept, in which queries after the end of
         a text see nothing.
 
@@ -654,10 +700,10 @@ class RecordedCall(ABC):
             id(self.attention),
         ):
             # Hide queries first: these masks number all queries, and not only those kept.
-            attention = self._without_ended(self.saved_attention())
-            if self.facts.rows is not None:
+            attention = self._without_ended(self._saved_attention())
+            if self._facts.rows is not None:
                 attention = restrict_to_queries(
-                    attention, torch.tensor(self.facts.rows).long(), self.size
+                    attention, torch.tensor(self._facts.rows).long(), self.size
                 )
             self._kept_attention = ((self.size, id(self.attention)), attention)
         return self._kept_attention[1]
@@ -665,17 +711,17 @@ class RecordedCall(ABC):
     def _without_ended(self, attention: Attention) -> Attention:
         """Return a definition in which queries after the end of their text see nothing."""
         ids = self.query_ids
-        if ids is None or not self.facts.written.ends:
+        if ids is None or not self._facts.written.ends:
             return attention
-        return BatchTokens(ids).without_ended(attention, self.size, self.facts.written)
+        return BatchTokens(ids).without_ended(attention, self.size, self._facts.written)
 
-    def real_tokens(self) -> tuple[Bool[Tensor, "batch query"], Bool[Tensor, "batch key"]]:
+    def _real_tokens(self) -> tuple[Bool[Tensor, "batch query"], Bool[Tensor, "batch key"]]:
         """Return which queries and keys are tokens that count: neither padding nor after the end of
         their text.
         """
         return real_tokens(
             self._without_ended(self.attention),
-            batch=self.facts.shape[0],
+            batch=self._facts.shape[0],
             heads=len(self.heads),
             size=self.size,
             across=self.across,
@@ -687,23 +733,26 @@ class RecordedCall(ABC):
 
         A position counts these tokens from 0: `columns.keys[position]` is its index into a tensor
         of the recording.
-        """
-        return self.all_text_columns()[sequence]
 
-    def all_text_columns(self) -> "list[TextColumns]":
+        Args:
+            sequence: which sequence of the batch.
+        """
+        return self._all_text_columns()[sequence]
+
+    def _all_text_columns(self) -> "list[TextColumns]":
         """Return `text_columns` of every sequence, whose masks are read once."""
         queries, keys = self.size
         # Without padding, every column is a token of the sequence.
         if not self._has_padding():
-            return [TextColumns(range(queries), range(keys))] * self.facts.shape[0]
-        own = zip(*self.real_tokens(), strict=True)
+            return [TextColumns(range(queries), range(keys))] * self._facts.shape[0]
+        own = zip(*self._real_tokens(), strict=True)
         return [TextColumns(range_of(rows), range_of(columns)) for rows, columns in own]
 
-    def all_names(self, side: str) -> tuple[str, ...] | None:
+    def _all_names(self, side: str) -> tuple[str, ...] | None:
         """Return the names of the kept queries, side "query", or of the keys, "key"; positions are
         the names of tokens behind those that were named. None where that side is not named.
         """
-        known = known_names(self.facts.tokens, side, self.size, across=self.across)
+        known = known_names(self._facts.tokens, side, self.size, across=self.across)
         if known is None:
             return None
         which = self.rows if side == "query" else range(self.size[1])
@@ -712,32 +761,32 @@ class RecordedCall(ABC):
 
     def _has_padding(self) -> bool:
         """Return whether some tokens may not count."""
-        if self.facts.written.ends or real_query_masks(self.attention):
+        if self._facts.written.ends or real_query_masks(self.attention):
             return True
         # In cross-attention, the mask may hide padding of the source.
         return self.across and include_padding_queries(self.attention).mask != everyone
 
-    def places(self, *, lists: bool = True) -> Places:
+    def _places(self, *, lists: bool = True) -> Places:
         """Return the positions of the kept queries; `lists=False` saves what only the shares of
         habits need.
         """
         queries, keys = self.size
-        rows = self.facts.rows
+        rows = self._facts.rows
         return Places.of(
             self.attention,
-            batch=self.facts.shape[0],
+            batch=self._facts.shape[0],
             heads=len(self.heads),
             size=self.size,
             # Rows number the queries; positions number the keys, of which queries are the last.
             positions=None if rows is None else tuple(keys - queries + row for row in rows),
             across=self.across,
             # Only the lists of keys need the tokens.
-            text=BatchTokens(self.key_ids.to(self.facts.device))
+            text=BatchTokens(self.key_ids.to(self._facts.device))
             if lists and self.key_ids is not None
             else None,
             lists=lists,
-            device=self.facts.device,
-            space=space_of_sides(self.facts.tokens),
+            device=self._facts.device,
+            space=space_of_sides(self._facts.tokens),
         )
 
     def _not_kept(self, what: str, keep: str) -> ValueError:
@@ -752,9 +801,9 @@ def _own_definition(call: AttentionCall) -> Attention:
     """
     attention = call.attention
     # Nothing can be written to a definition without tensors: share it.
-    if attention.has_no_tensors:
+    if attention._has_no_tensors:
         return attention
-    return call.once(("own", identity_key(attention)), attention.clone, attention)
+    return call.once(("own", identity_key(attention)), attention._clone, attention)
 
 
 def nbytes_of(calls: Sequence[RecordedCall]) -> int:
@@ -762,7 +811,7 @@ def nbytes_of(calls: Sequence[RecordedCall]) -> int:
     once.
     """
     # Parts are in files or in memory; tensors besides the parts are in memory.
-    parts = [part for call in calls for part in (*call.parts.values(), *call._fingerprints)]
+    parts = [part for call in calls for part in (*call._kept.values(), *call._fingerprints)]
     in_files = sum(part.nbytes for part in parts if not isinstance(part, GrowingTensor))
     in_memory = [part.memory for part in parts if isinstance(part, GrowingTensor)]
 

@@ -37,7 +37,7 @@ class Fetched(NamedTuple):
 
 def need(call: RecordedCall, how: str, part: str, keep: str) -> None:
     """Raise a NotKeptError if a recording kept too little."""
-    if part not in call.parts:
+    if part not in call._kept:
         raise NotKeptError(
             f'sources(how="{how}") needs {part}, which were not kept: ts.watch(model, {keep}) '
             "keeps them"
@@ -48,7 +48,7 @@ def head_places(question: Question, call: RecordedCall) -> list[int]:
     """Return the places of the heads that were asked for, all unless some were."""
     if question.heads is None:
         return list(range(len(call.heads)))
-    places = [call.head_index(number) for number in question.heads]
+    places = [call._head_index(number) for number in question.heads]
     # Two numbers may be one head: -1 and the last.
     if len({*places}) < len(places):
         raise ValueError(
@@ -77,11 +77,11 @@ def span_weights(
         call = group[0]
         # The position of the first query; in cross-attention, queries have none among the keys.
         first = 0 if call.across else call.size[1] - call.size[0]
-        factors = torch.full((count,), 1.0 / count, dtype=torch.float64, device=call.facts.device)
+        factors = torch.full((count,), 1.0 / count, dtype=torch.float64, device=call._facts.device)
         rows = Rows(range(question.rows[0] - first, question.rows[-1] - first + 1), factors)
         # The keys of one sequence are copied where several layers are stacked.
-        _, heads, length, width = call.parts["keys"].shape
-        most = most_at_once(call.facts.device, heads * length * width * call.facts.dtype.itemsize)
+        _, heads, length, width = call._kept["keys"].shape
+        most = most_at_once(call._facts.device, heads * length * width * call._facts.dtype.itemsize)
         for start in range(0, len(group), max(most, 1)):
             some = group[start : start + max(most, 1)]
             yield some, row_weights(question, some, how, rows)
@@ -89,9 +89,9 @@ def span_weights(
 
 def _kind(call: RecordedCall) -> Hashable:
     """Return a key that is the same for calls whose rows can be computed as one."""
-    facts = call.facts
+    facts = call._facts
     # A definition without tensors is compared by value, others by the identity of theirs.
-    plain = facts.attention.has_no_tensors
+    plain = facts.attention._has_no_tensors
     return (
         facts.device,
         facts.dtype,
@@ -99,10 +99,10 @@ def _kind(call: RecordedCall) -> Hashable:
         None if facts.rows is None else tuple(facts.rows),
         facts.heads,
         call.across,
-        facts.attention if plain else facts.attention.identity,
-        call.parts["queries"].shape,
-        call.parts["keys"].shape,
-        "lse" in call.parts,
+        facts.attention if plain else facts.attention._identity,
+        call._kept["queries"].shape,
+        call._kept["keys"].shape,
+        "lse" in call._kept,
     )
 
 
@@ -120,7 +120,7 @@ def row_weights(
     copied to the device already.
     """
     call = calls[0]
-    device = call.facts.device
+    device = call._facts.device
     heads = head_index(question, call)
     one = slice(question.sequence, question.sequence + 1)
     which = _places(call, chosen.rows, how)
@@ -164,7 +164,7 @@ def _restricted(
         if len(rows) < call.size[0]:
             made = restrict_to_queries(made, torch.tensor(rows), call.size)
         sequences = torch.tensor([question.sequence] * count)
-        made = restrict_to_sequences(made, sequences, call.facts.shape[0])
+        made = restrict_to_sequences(made, sequences, call._facts.shape[0])
         # Keep the definition: its identity is the key of the cache.
         known = which, attention, made
         question.restricted[id(attention)] = known
@@ -176,9 +176,9 @@ def _places(call: RecordedCall, rows: Sequence[int], how: str) -> slice | list[i
     if one does not.
     """
     places = rows
-    if call.facts.rows is not None:
+    if call._facts.rows is not None:
         # The recording kept some queries: find each wanted row among them.
-        place = {row: place for place, row in enumerate(call.facts.rows)}
+        place = {row: place for place, row in enumerate(call._facts.rows)}
         missing = next((row for row in rows if row not in place), None)
         if missing is not None:
             first = 0 if call.across else call.size[1] - call.size[0]

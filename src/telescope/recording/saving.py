@@ -91,11 +91,11 @@ def save_recording(
                 tensors: dict[str, Tensor] = {}
                 # The definition adds its tensors to those of the file, under names of its own.
                 entry = {
-                    "attention": to_json(call.saved_attention(), tensors),
-                    **facts_to_json(call.facts),
-                    **kinds.entry(call.facts.tokens),
+                    "attention": to_json(call._saved_attention(), tensors),
+                    **facts_to_json(call._facts),
+                    **kinds.entry(call._facts.tokens),
                 }
-                tensors |= {part: stored.tensor for part, stored in call.parts.items()}
+                tensors |= {part: stored.tensor for part, stored in call._kept.items()}
                 # Another version may know other sums: name those of this one.
                 if "shares" in tensors:
                     entry["sums"] = [*SUMS]

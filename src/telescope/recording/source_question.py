@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..attention import Attention
 from ..words import check_index
 from .attention_call import TextColumns
-from .names import HeadNumbers, Layers, numbers_of_heads, select_layers
+from .names import HeadNumbers, Layers, list_names, numbers_of_heads, select_layers
 from .recorded_call import RecordedCall
 from .sources import OTHER, Segments, read_segments, span_positions, token_texts
 
@@ -48,7 +48,14 @@ class Question:
 
     def select(self, calls: Calls) -> Calls:
         """Return those of the calls that `layers` selects; raise a ValueError if there is none."""
-        return {name: calls[name] for name in select_layers(list(calls), self.layers)}
+        chosen = select_layers(list(self.calls), self.layers)
+        # What does not read the context is no answer, whatever it is called.
+        if self.layers is not None and calls.keys().isdisjoint(chosen):
+            raise ValueError(
+                f"layers={self.layers!r} selects {list_names(chosen)}, which read no context; of "
+                f"this model {', '.join(calls)} do"
+            )
+        return {name: calls[name] for name in chosen if name in calls}
 
     def own_ids(self) -> tuple[list[int] | None, list[int] | None]:
         """Return the token ids of the sequence that is read and of the one that is written, where
@@ -108,7 +115,7 @@ def ask(
     reader = next(iter(readers.values()))
 
     # Translate the sequence and the span into columns of the tensors.
-    sequence = check_index("sequence", sequence, reader.facts.shape[0])
+    sequence = check_index("sequence", sequence, reader._facts.shape[0])
     columns = reader.text_columns(sequence)
     checked = check_span(span, reader, columns)
     # In self-attention, the context ends where the span begins.
@@ -163,7 +170,7 @@ class AnswerPositions(NamedTuple):
         first = 0
         if not call.across:  # the first query may be a later token than the first key
             first = columns.queries.start + call.size[1] - call.size[0] - columns.keys.start
-        prompt = call.facts.prompt
+        prompt = call._facts.prompt
         # A prompt as long as the text is all of it: nothing was generated.
         has_prompt = prompt is not None and prompt < call.size[0]
         begins = first + 1
@@ -194,8 +201,8 @@ def check_span(span: Any, call: RecordedCall, columns: TextColumns) -> range:
         )
     if positions[0] < 0 or positions[-1] >= end:
         raise ValueError(
-            f"span={span!r} is not in the text, whose tokens are numbered 0 to {end - 1}"
-            + ("; positions do not count from the end" if positions[0] < 0 else "")
+            f"span={span!r} is not in the text, whose tokens are numbered 0 to {end - 1}, or from "
+            f"-{end} to -1"
         )
     if has_prompt and positions[0] < begins:
         raise ValueError(

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..field_words import FieldNames
 from ..files import frame
-from ..traces import render_text, token_label
+from ..guesses import OF_SOURCES
+from ..printed import STYLE, html_of
+from ..traces import PlainTable, render_text, token_label
 from ..words import whole_number
 from .recorded_call import RecordedCall
 
@@ -27,6 +29,20 @@ class Segments:
     """A segment for each token of a text, numbered from 0 on in the order of `names`.
 
     Tokens that no given segment holds belong to a last one, "other".
+
+    Attributes:
+        names: of the segments.
+        ids: (token,), the number of each token's segment.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="queries-keys") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4, 5]]))
+        >>> found = recording.sources([4], segments={"question": (0, 2)}).segments
+        >>> found.names[:2], found.tokens()[:2]
+        (('question', 'other'), [[0, 1], [2, 3]])
     """
 
     names: tuple[str, ...]
@@ -39,7 +55,7 @@ class Segments:
             found[number].append(token)
         return found
 
-    def with_rest(self, name: str, count: int) -> "Segments":
+    def _with_rest(self, name: str, count: int) -> "Segments":
         """Return these segments and one more, of the tokens behind the text up to `count`."""
         # The new segment's number is the next one.
         return Segments(
@@ -58,7 +74,7 @@ def segments_of_calls(given: Any, calls: Sequence[RecordedCall]) -> Segments:
             f"segments belong to one text, and keys of {len(counts)} lengths were recorded"
         )
     # Texts of a batch may differ in length, without padding; segments fit the longest.
-    longest = max(len(own.keys) for own in calls[0].all_text_columns())
+    longest = max(len(own.keys) for own in calls[0]._all_text_columns())
     return read_segments(given, longest)
 
 
@@ -145,9 +161,14 @@ def _positions(name: Any, span: Any, count: int) -> list[int]:
 
 
 def span_positions(what: str, span: Any, count: int) -> list[int]:
-    """Return the positions of a span in a text of `count` tokens, as they are given; a slice is cut
-    to the text.
+    """Return the positions of a span in a text of `count` tokens. Negative ones count from the end,
+    -1 is the last; those outside of the text stay as they are, and a slice is cut to the text.
     """
+    return [i + count if -count <= i < 0 else i for i in _given_positions(what, span, count)]
+
+
+def _given_positions(what: str, span: Any, count: int) -> list[int]:
+    """Return the positions of a span, as they are given."""
     if isinstance(span, slice):
         return list(range(*span.indices(count)))
     if isinstance(span, range):
@@ -156,7 +177,9 @@ def span_positions(what: str, span: Any, count: int) -> list[int]:
         return [whole_number(what, span)]
     # A tuple of two is start and stop; two single positions are given as a list.
     if isinstance(span, tuple) and len(span) == 2:
-        return list(range(whole_number(what, span[0]), whole_number(what, span[1])))
+        start, stop = (whole_number(what, one) for one in span)
+        # (5, -1) ends before the last token, as in a slice; (-3, 0) are the last three.
+        return list(range(start, stop + count if stop < 0 <= start else stop))
     if isinstance(span, Iterable) and not isinstance(span, str):
         return [whole_number(what, one) for one in span]
     raise TypeError(
@@ -180,6 +203,22 @@ KINDS = {
 class Source(NamedTuple):
     """One segment of the context: its name, its tokens, what the answer takes from it, and its
     text.
+
+    Attributes:
+        name: of the segment.
+        tokens: how many tokens it has.
+        score: what the answer takes from it; `Sources.how` says how it was found.
+        text: of its tokens.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="queries-keys") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4, 5]]))
+        >>> first, second, *_ = recording.sources([4])
+        >>> first.score >= second.score, first.tokens
+        (True, 1)
     """
 
     name: str
@@ -195,14 +234,36 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Sources:
+class Sources(FieldNames):
     """Where the tokens of a span come from: a ranked table, which prints as one and draws as a text
     in a notebook.
 
     Iteration, indices and `len` are those of the rows, the largest score first. Shares sum to one,
     if no score is below zero: tokens in no segment are "other", and what comes from the answer's
     own tokens is "the answer itself".
+
+    Attributes:
+        how: how the scores were found, as `recording.sources` was told.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=2, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="queries-keys") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4, 5]]))
+        >>> parts = {"question": (0, 2), "text": (2, 4)}
+        >>> found = recording.sources([4], "rollout", segments=parts)
+        >>> sorted(found.shares) == sorted(row.name for row in found.rows)
+        True
+        >>> (
+        ...     len(found.token_scores()),
+        ...     found.to_dict()["how"],
+        ...     len(found.table()) == len(found),
+        ... )
+        (4, 'rollout', True)
     """
+
+    _theirs = OF_SOURCES
 
     how: str
     span: range
@@ -252,6 +313,11 @@ class Sources:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Source:
+        if isinstance(index, str):
+            raise TypeError(
+                f'sources are ranked rows, and no ["{index}"]; .shares["{index}"] is the share of '
+                "a segment"
+            )
         return self.rows[index]
 
     @property
@@ -265,7 +331,11 @@ class Sources:
         return shares
 
     def table(self, *, library: str = "pandas") -> Any:
-        """Return the rows as a frame of pandas or polars."""
+        """Return the rows as a frame of pandas or polars.
+
+        Args:
+            library: "pandas" or "polars".
+        """
         columns = {name: [getattr(row, name) for row in self.rows] for name in Source._fields}
         return frame({"how": [self.how] * len(self.rows), **columns}, library)
 
@@ -281,11 +351,11 @@ class Sources:
             "rows": [row._asdict() for row in self.rows],
         }
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         written = _one_line("".join(self.answer))
         named = f'"{written}"' if written else "the next token"
         title = f"sources of {named}, by {self.how}\n{KINDS[self.how]}"
-        table = Table(
+        table = PlainTable(
             title=title,
             box=None,
             pad_edge=False,
@@ -313,7 +383,7 @@ class Sources:
 
     def _repr_html_(self) -> str:
         """Return the text of the context, each token on a background as strong as its score, then
-        the answer.
+        the answer, and the table of the segments.
         """
         scores = self.token_scores()
         # The largest score has the strongest background, whatever its sign.
@@ -324,7 +394,7 @@ class Sources:
         return (
             f'<div style="white-space: pre-wrap; line-height: 1.7">{words}<hr>'
             f"<strong>{escape(''.join(self.answer))}</strong><br><small>{escape(self.how)}: "
-            f"{escape(KINDS[self.how])}</small></div>"
+            f"{escape(KINDS[self.how])}</small></div>{STYLE}{html_of(self.__rich__())}"
         )
 
     def token_scores(self) -> list[float]:

@@ -20,7 +20,7 @@ class StreamAnswers:
     every projection, part by part.
     """
 
-    stream: StreamLog | None
+    _stream: StreamLog | None
     """The residual streams, with keep="steps"."""
     decode: Callable[[list[int]], str] | None
     token_name: Callable[[int], str | None] | None
@@ -75,7 +75,7 @@ class StreamAnswers:
             >>> abs(sum(found.by("query").values()) - found.score) < 1e-6
             True
         """
-        asked = Asked(self._calls, self.stream, layer, sequence, "why()")
+        asked = Asked(self._calls, self._stream, layer, sequence, "why()")
         return why(asked, head, query, key, against, self.decode, self.token_name)
 
     def writes(
@@ -121,7 +121,7 @@ class StreamAnswers:
             raise ValueError("head= needs layer=, the attention that has the head")
         calls = self._calls
         chosen = [] if layer is None else select_layers(list(calls), layer)
-        asked = Asked(calls, self.stream, self._decoder(chosen), sequence, "writes()")
+        asked = Asked(calls, self._stream, self._decoder(chosen), sequence, "writes()")
         return writes(asked, chosen, head, position, tokens, against, self.decode, self.token_name)
 
     def pushes(
@@ -163,7 +163,7 @@ class StreamAnswers:
             >>> found.up[0].value > 0 > found.down[0].value
             True
         """
-        asked = Asked(self._calls, self.stream, layer, sequence, "pushes()")
+        asked = Asked(self._calls, self._stream, layer, sequence, "pushes()")
         return pushes(asked, head, position, top, self.decode, self.token_name)
 
     def readers(
@@ -192,11 +192,14 @@ class StreamAnswers:
             >>> model = ts.models.GPT(config).eval()
             >>> with ts.watch(model, keep="steps") as recording:
             ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
-            >>> [(row.layer, row.head) for row in recording.readers(0, head=1, query=3, key=1).rows]
+            >>> [
+            ...     (row.layer, row.head)
+            ...     for row in recording.readers(0, head=1, query=3, key=1).rows
+            ... ]
             [('blocks.1.self', 0), ('blocks.1.self', 1)]
         """
         calls = self._calls
-        asked = Asked(calls, self.stream, layer, sequence, "readers()")
+        asked = Asked(calls, self._stream, layer, sequence, "readers()")
         return readers(asked, calls, head, query, key, self.decode, self.token_name)
 
     def lens(
@@ -232,7 +235,7 @@ class StreamAnswers:
         """
         calls = self._calls
         names = select_layers(list(calls), layers)
-        asked = Asked(calls, self.stream, self._decoder(names), sequence, "lens()")
+        asked = Asked(calls, self._stream, self._decoder(names), sequence, "lens()")
         some = {name: calls[name] for name in names}
         return lens(asked, some, position, token, top, self.decode, self.token_name)
 

@@ -27,8 +27,8 @@ class SummariesCall(RecordedCall, GrowingCall):
     """
 
     keep = "summaries"
-    has_queries = False
-    fingerprints_of_keys_come_late = True
+    _has_queries = False
+    _fingerprints_of_keys_come_late = True
     _pending: "PendingSummary | None" = None
     """The survey of the first queries, until its result is read."""
     _text: BatchTokens | None = None
@@ -44,16 +44,16 @@ class SummariesCall(RecordedCall, GrowingCall):
             self._text = call.once(("tokens", id(ids)), lambda: BatchTokens(ids), ids)
         # The destination receives the numbers now, or when the queue runs.
         self._pending = PendingSummary(
-            queue, SummaryDestination(self.facts, self._parts, self._fingerprints)
+            queue, SummaryDestination(self._facts, self._parts, self._fingerprints)
         )
         queue.add(call._replace(text=self._text), self._pending.destination)
 
-    def append(self, call: AttentionCall) -> None:
+    def _append(self, call: AttentionCall) -> None:
         """Append a call for which `is_continued_by` is true: now, or later together with those that
         follow.
         """
         # The rows of a longer text have other borders in a map.
-        if self.options.map is not None and not self._dropped_map:
+        if self._options.map is not None and not self._dropped_map:
             self._dropped_map = True
             warnings.warn(
                 "watch(map=...) keeps the map of a text that is read at once; more was read or "
@@ -66,7 +66,7 @@ class SummariesCall(RecordedCall, GrowingCall):
         is_many = call.queries.shape[-2] > MAX_WAITING and not call.are_steps
         if not call.follows or is_many:
             self._wait()
-            super().append(call)
+            super()._append(call)
             return
         if self._waiting is not None and not self._waiting.has_room_for(call):
             self._queue.survey_waiting()  # of all layers: each has as many
@@ -79,12 +79,12 @@ class SummariesCall(RecordedCall, GrowingCall):
             self._queue.waiting.append(self)
         else:
             self._waiting.add(call)
-        if self.facts.rows is not None:
+        if self._facts.rows is not None:
             self._waiting.keep(self._selected_rows(call, before))
         self._store_norms(call, known - call.evicted)
         self._grow(call)
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         if self._text is not None:
             self._text.places.clear()  # the lists of keys are as long as the text
 
@@ -96,7 +96,7 @@ class SummariesCall(RecordedCall, GrowingCall):
         ids = [part for part in waiting.ids if part is not None]
         if self._text is not None and len(ids) == len(waiting.ids):
             call = self._with_text(call, self._text.followed_by(*ids))
-        if self.facts.rows is None:
+        if self._facts.rows is None:
             return call
         return self._without_unselected(call).select_queries(torch.tensor(waiting.rows).long())
 
@@ -170,7 +170,7 @@ class SummariesCall(RecordedCall, GrowingCall):
         """Return a call that continues the sequence with its tokens, without queries after the end
         of their text.
         """
-        written = self.facts.written
+        written = self._facts.written
         if not written.ends:
             return call._replace(text=text)
         return call._replace(
@@ -211,7 +211,7 @@ class SummariesCall(RecordedCall, GrowingCall):
             yield from self._waiting.tensors()
 
     @classmethod
-    def expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
+    def _expected_bytes(cls, call: AttentionCall, options: KeepOptions) -> int:
         batch, heads, queries, _ = call.queries.shape
         keys = call.size[1]
         number = compute_dtype(call.queries).itemsize
@@ -234,28 +234,28 @@ class SummariesCall(RecordedCall, GrowingCall):
         """Return the survey that was kept, with at most the `top` and exactly the `map` of
         `ts.watch`.
         """
-        numbers = self.summary()
+        numbers = self._summary()
         kept = numbers.top_keys.shape[-1]
-        batch, key_heads, d_q, d_k = self.facts.shape
+        batch, key_heads, d_q, d_k = self._facts.shape
         top = kept if top is None else top
         if not 0 <= top <= kept:
             raise ValueError(
                 f'"{self.name}" has the top {kept} of each query, not {top}; watch(..., top=...) '
                 "sets it"
             )
-        if map is not None and map != self.facts.recorded:
+        if map is not None and map != self._facts.recorded:
             raise self._not_kept(f"map of {map[0]} x {map[1]}", "queries-keys")
 
         # Queries and keys were not kept: tensors without memory tell their shapes.
         heads, rows = numbers.entropy.shape[1:]
         return Survey(
-            queries=torch.empty(batch, heads, rows, d_q, dtype=self.facts.dtype, device="meta"),
+            queries=torch.empty(batch, heads, rows, d_q, dtype=self._facts.dtype, device="meta"),
             keys=torch.empty(
-                batch, key_heads, self.size[1], d_k, dtype=self.facts.dtype, device="meta"
+                batch, key_heads, self.size[1], d_k, dtype=self._facts.dtype, device="meta"
             ),
             values=None,
-            attention=self.kept_attention(),
-            engine=self.facts.engine or "",
+            attention=self._attention_of_kept(),
+            engine=self._facts.engine or "",
             summary=replace(
                 numbers,
                 # A copy, since later calls add in place.
@@ -263,15 +263,15 @@ class SummariesCall(RecordedCall, GrowingCall):
                 top_weights=numbers.top_weights[..., :top],
                 top_keys=numbers.top_keys[..., :top],
             ),
-            recorded=self.facts.recorded,
+            recorded=self._facts.recorded,
             context=None,
         )
 
-    def summary(self) -> Summary:
+    def _summary(self) -> Summary:
         """Return the numbers as they are kept: what keys receive is float64 where a text grew, and
         changes with it.
         """
-        parts = self.parts
+        parts = self._kept
         return Summary(
             lse=parts["lse"].tensor if "lse" in parts else None,
             received=parts["received"].tensor,
@@ -281,14 +281,14 @@ class SummariesCall(RecordedCall, GrowingCall):
             map=parts["map"].tensor if "map" in parts else None,
         )
 
-    def shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
+    def _shares(self, places: Places) -> Float[Tensor, "batch heads sum"]:
         """Return the sums as they were computed; NaN in a recording of a version that did not keep
         them.
         """
-        part = self.parts.get("shares")
+        part = self._kept.get("shares")
         if part is not None:
             return part.tensor
-        heads = (self.facts.shape[0], len(self.heads))
+        heads = (self._facts.shape[0], len(self.heads))
         return torch.full((*heads, len(SUMS)), torch.nan, dtype=torch.float64)
 
 
@@ -359,7 +359,7 @@ def _share_ids(calls: Sequence[SummariesCall], each: Sequence[WaitingRows]) -> N
     # Without room for more tokens: of calls that go on alone, none writes where others read.
     longer = torch.cat([first.tensor, more.to(first.memory.device)], 1)
     for call in calls:
-        call._parts["query_ids"] = GrowingTensor(longer, 1, call.options.store, owned=True)
+        call._parts["query_ids"] = GrowingTensor(longer, 1, call._options.store, owned=True)
 
 
 def _add_rows(
@@ -374,8 +374,8 @@ def _add_rows(
     for call in calls:
         # A map of the shorter text has other borders.
         call._parts.pop("map", None)
-        call.facts.engine = result.engine
-        call.facts.recorded = None
+        call._facts.engine = result.engine
+        call._facts.recorded = None
     store_rows([call._parts for call in calls], result.summary, evicted)
 
 
@@ -386,7 +386,7 @@ def _add_received(
     before = [call._parts["received"].tensor for call in calls]
     if any(one.dtype != torch.float64 for one in before):
         for call, own in zip(calls, torch.stack(before).double().unbind(), strict=True):
-            store = call.options.store
+            store = call._options.store
             call._parts["received"] = GrowingTensor(own, 2, store, owned=True)
     # New keys begin at 0; then every key gets what the new queries give.
     received = [cast(GrowingTensor, call._parts["received"]) for call in calls]

@@ -150,7 +150,7 @@ class SurveyQueue:
         inputs = SurveyInputs(call.queries, call.keys)
         # Compare a definition without tensors by value, others by the identity of their tensors.
         definition = (
-            call.attention if call.attention.has_no_tensors else identity_key(call.attention)
+            call.attention if call.attention._has_no_tensors else identity_key(call.attention)
         )
         # Calls of one kind can be stacked.
         kind = (
@@ -170,7 +170,7 @@ class SurveyQueue:
             self.capacity = most_at_once(call.queries.device, size)
             self.kind = kind
             self.concurrent = can_run_concurrently(inputs, call.attention)
-            self.stacked = {1: call.attention.clone()}
+            self.stacked = {1: call.attention._clone()}
             self.original = call.attention
             self.places = call.places
         self._enqueue(call, inputs, destination)

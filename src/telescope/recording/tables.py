@@ -68,9 +68,9 @@ def _stretches(
     for one in named:
         call = one[2]
         # The table of the largest weights has the most columns and rows.
-        count += 8 * call.facts.shape[0] * len(call.heads) * sum(call.size)
+        count += 8 * call._facts.shape[0] * len(call.heads) * sum(call.size)
         some.append(one)
-        if count >= COPIED_NUMBERS or call.facts.device.type == "cpu":
+        if count >= COPIED_NUMBERS or call._facts.device.type == "cpu":
             yield some
             some, count = [], 0
     if some:
@@ -81,7 +81,7 @@ def _own_tokens(columns: dict[str, Tensor], call: RecordedCall) -> dict[str, Ten
     """Return the rows of tokens that count, with positions that count the tokens of each sequence
     from 0.
     """
-    sequences = call.all_text_columns()
+    sequences = call._all_text_columns()
     batch = columns["batch"].long()
     kept = torch.ones(len(batch), dtype=torch.bool)
     # A table may name queries, keys, or both.
@@ -137,7 +137,7 @@ def _token_columns(calls: Calls, decode: Decode | None) -> Columns:
     found: dict[tuple[str, int], list[Tensor]] = {}
     for recorded in calls.values():
         for number, call in enumerate(recorded):
-            sequences = call.all_text_columns()
+            sequences = call._all_text_columns()
             if call.query_ids is not None and ("queries", number) not in found:
                 rows = zip(call.query_ids.cpu(), sequences, strict=True)
                 found["queries", number] = [

@@ -1,12 +1,13 @@
 """`Watched`: one attention of a watched model, with its recorded calls."""
 
 from collections.abc import Collection, Iterable
-from typing import SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 from jaxtyping import Float
 from torch import Tensor
 
-from ..field_words import OF_WATCHED, FieldNames
+from ..field_words import FieldNames
+from ..guesses import OF_WATCHED
 from ..surveys import Peak, Survey, Top
 from ..token_kinds import Tokens
 from ..traces import Trace
@@ -22,6 +23,34 @@ class Watched(FieldNames):
     `calls` lists its calls; a sequence that grows token by token is one call. The other methods and
     properties read the only call, and raise a ValueError if the attention was not called, or was
     called for several sequences.
+
+    Attributes:
+        name: the full name of the attention in the model.
+        left_out: why a run of the attention could not be recorded; None if every run was.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> config = ts.models.GPTConfig(vocabulary=8, d_model=8, blocks=1, heads=2)
+        >>> model = ts.models.GPT(config).eval()
+        >>> with ts.watch(model, keep="steps") as recording:
+        ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+        >>> attention = recording["blocks.0.self"]
+        >>> len(attention.calls), attention.call.size
+        (1, (4, 4))
+        >>> # Of each key, of each query
+        >>> attention.received.shape, attention.entropy.shape
+        (torch.Size([1, 2, 4]), torch.Size([1, 2, 4]))
+        >>> attention.peak.weight.shape, attention.top.keys.shape
+        (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 8]))
+        >>> (
+        ...     attention.weights.sum(-1).allclose(torch.ones(1, 2, 4)),
+        ...     attention.head(-1).entropy.shape,
+        ... )
+        (True, torch.Size([1, 1, 4]))
+        >>> attention.survey(top=2).map(2, 2).shape, attention.trace().formula
+        (torch.Size([1, 2, 2, 2]), 'softmax(mask(q·k / √4)) v')
+        >>> attention.before.shape, attention.after.shape  # the residual stream
+        (torch.Size([1, 4, 8]), torch.Size([1, 4, 8]))
     """
 
     _theirs = OF_WATCHED
@@ -34,11 +63,11 @@ class Watched(FieldNames):
     ) -> None:
         self.name = name
         self._queue = queue
-        self.unwatched_threads = unwatched_threads
+        self._unwatched_threads = unwatched_threads
         """The ids of the threads that called the model and are not watched."""
         self.left_out: str | None = None
         """Why a run of the attention could not be recorded; None if every run was."""
-        self.recorded: list[RecordedCall] = []
+        self._recorded: list[RecordedCall] = []
         """The calls that are recorded already."""
 
     @property
@@ -46,7 +75,7 @@ class Watched(FieldNames):
         """The calls, the first first. Steps that wait in compiled code are recorded before."""
         if self._queue is not None:
             self._queue.collect()
-        return self.recorded
+        return self._recorded
 
     @property
     def call(self) -> RecordedCall:
@@ -58,7 +87,7 @@ class Watched(FieldNames):
             why = (
                 "the model ran in another thread, and watch sees only the thread that entered its "
                 "block: enter it there"
-                if self.unwatched_threads
+                if self._unwatched_threads
                 else "run the model inside the block; what torch.compile had made before is not "
                 "seen"
             )
@@ -105,6 +134,10 @@ class Watched(FieldNames):
 
         With keep="summaries", `top` is at most the one of `ts.watch`, and `map` exactly the one of
         `ts.watch`.
+
+        Args:
+            top: how many of each query's largest weights; None is what was kept.
+            map: (rows, columns) of a map to pool; None is what was kept.
         """
         return self.call.survey(top=top, map=map)
 
@@ -112,12 +145,23 @@ class Watched(FieldNames):
         """Return the survey of one head, by its number in the model; -1 is the last head that was
         kept.
 
-        Raise a ValueError that lists the heads if the head was not kept.
+        Args:
+            number: the number of the head in the model; -1 is the last that was kept.
+
+        Raises:
+            ValueError: that lists the heads if the head was not kept.
         """
         return self.call.head(number)
 
     def trace(self, tokens: Tokens | None = None) -> Trace:
-        """Return every step of the call, without dropout; needs keep="steps". See `ts.trace`."""
+        """Return every step of the call, without dropout; needs keep="steps". See `ts.trace`.
+
+        Args:
+            tokens: the names of the tokens, or (query tokens, key tokens); None is their positions.
+
+        Raises:
+            ValueError: the recording was not made with keep="steps".
+        """
         return self.call.trace(tokens)
 
     def weight_gradients(
@@ -165,13 +209,19 @@ class Watched(FieldNames):
         """
         return self.call.after
 
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(
+            f'"{self.name}" has no [{index!r}]; .head(number) is the survey of a head, .weights '
+            "are those of all heads, .calls[number] is a call"
+        )
+
     def __repr__(self) -> str:
-        name, heads, size, definition, calls = self.cells()
+        name, heads, size, definition, calls = self._cells()
         if not self.calls:
             return f"{name}: {definition or 'not called'}"
         return f"{name}: heads {heads}, {size}, {definition}, calls {calls}"
 
-    def cells(self) -> list[str]:
+    def _cells(self) -> list[str]:
         """Return name, heads, queries x keys and definition of the last call, and the number of
         calls.
         """

@@ -24,7 +24,7 @@ def weight_gradients(
     sequence: SupportsIndex = 0,
 ) -> Float[Tensor, "row key"]:
     """Return dA_ij = dO_i · v_j of one head; see `Watched.weight_gradients`."""
-    kept = call.parts.get("context_gradients")
+    kept = call._kept.get("context_gradients")
     if kept is None:
         raise ValueError(
             f'"{call.name}" has no gradient of its context: ts.watch(model, keep="steps", '
@@ -38,8 +38,8 @@ def weight_gradients(
             f'"{call.name}" multiplies its weights by several sets of values, and the gradient of '
             "each is not kept; autograd has the derivative by the weights of eager attention"
         )
-    place = call.head_index(head)
-    batch = call.facts.shape[0]
+    place = call._head_index(head)
+    batch = call._facts.shape[0]
     slopes = kept.tensor[check_index("sequence", sequence, batch), place]
     if queries is not None:
         slopes = slopes[_places(call, queries)]
@@ -54,7 +54,7 @@ def weight_gradients(
             f"weight_gradients of {rows:,} queries x {keys:,} keys takes {format_bytes(needed)}, "
             f"and at most {format_bytes(MAX_BYTES)} are returned; choose queries="
         )
-    device = call.facts.device
+    device = call._facts.device
     with torch.no_grad(), torch_modes.without_autocast(device):
         found: Tensor = slopes.to(device, dtype) @ values[0, 0].to(device, dtype).mT
     return found

@@ -181,7 +181,7 @@ def plan(
         >>> import telescope as ts, torch
         >>> x = torch.ones(1, 2, 3, 4)
         >>> print(ts.plan(x, x, x, ts.Attention(mask=ts.causal)))
-        sdpa: torch's fused attention computes softmax(mask(q·k / √4)) v without forming the 3 x 3 weights
+        sdpa: torch's fused attention computes softmax(mask(q·k / √4)) v ...
         >>> print(ts.plan(x, x, x).survey)
         chunked: PyTorch computes it block by block...
     """

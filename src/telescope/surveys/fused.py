@@ -364,7 +364,7 @@ def _lists(listings: tuple[Listing, ...], batch: int, rows: int) -> tuple[Tensor
     first = 0
     for listing in listings:
         # The keys of a list stand behind those of the lists before.
-        ends = [(ends + first).expand(batch, -1) for ends in listing.by_row()]
+        ends = [(ends + first).expand(batch, -1) for ends in listing._by_row()]
         spans.append(torch.stack(ends, -1)[:, :, None])
         keys.append(listing.keys.expand(batch, -1))
         first += listing.keys.shape[-1]

@@ -342,7 +342,7 @@ def _cached_spans(attention: Attention, queries: Tensor, keys: Tensor) -> BandSp
     that made them.
     """
     mask = attention.mask
-    held = () if attention.has_no_tensors else tuple(tensors(mask))
+    held = () if attention._has_no_tensors else tuple(tensors(mask))
     sizes = (*queries.shape[:3], keys.shape[-2], queries.device)
     # Tensors of a trace must not be kept, and those of inference mode do not count versions.
     is_fake = not has_data(queries) or type(queries) is not Tensor

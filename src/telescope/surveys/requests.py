@@ -362,23 +362,23 @@ class Listing:
     wants_seen: bool = False
     """Whether to compute which queries may see a key of the first set."""
 
-    def repeated(self, count: int) -> "Listing":
+    def _repeated(self, count: int) -> "Listing":
         """Return the listing of a batch that repeats this one `count` times."""
         if count == 1:
             return self
         # What has no batch axis holds for all sequences.
         rows, keys, start, stop = (
             part.repeat(*(1,) * (part.ndim - 2), count, 1) if part.shape[-2] > 1 else part
-            for part in self.tensors
+            for part in self._tensors
         )
         return replace(self, rows=rows, keys=keys, start=start, stop=stop)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def _tensors(self) -> tuple[Tensor, ...]:
         return self.rows, self.keys, self.start, self.stop
 
     @cached_property
-    def tiles(self) -> Int[Tensor, "tile 3"]:
+    def _tiles(self) -> Int[Tensor, "tile 3"]:
         """The tiles that hold a listed pair: sequence, tile of rows, tile of keys. Synchronises
         with a GPU, once.
         """
@@ -405,7 +405,7 @@ class Listing:
             [row_tile // height, row_tile % height, first.flatten()[row_tile] + offset], 1
         )
 
-    def by_row(self) -> tuple[Int[Tensor, "#batch query"], Int[Tensor, "#batch query"]]:
+    def _by_row(self) -> tuple[Int[Tensor, "#batch query"], Int[Tensor, "#batch query"]]:
         """Return start and stop of the first set for each query, in the order of the queries."""
         batch = max(len(self.rows), self.start.shape[1])
         # Write the ends of each slot to the place of its query.
@@ -431,8 +431,11 @@ class Marks(NamedTuple):
         >>> from telescope import Attention, causal
         >>> from telescope.surveys import Marks, survey_unchecked
         >>> zeros, own = torch.zeros(1, 1, 4, 2), torch.arange(4)
-        >>> marks = Marks(before=own, single=own[None, None])  # everything before a query, and its own key
-        >>> seen = survey_unchecked(zeros, zeros, Attention(mask=causal), top=1, marks=marks)
+        >>> # Everything before a query, and its own key
+        >>> marks = Marks(before=own, single=own[None, None])
+        >>> seen = survey_unchecked(
+        ...     zeros, zeros, Attention(mask=causal), top=1, marks=marks
+        ... )
         >>> seen.summary.before[0, 0, 3].item(), seen.summary.single[0, 0, 3, 0].item()
         (0.75, 0.25)
     """

@@ -160,7 +160,7 @@ def _by_kernel(matrix: Matrix, lse: Tensor, listing: Listing) -> ListedWeights:
     seen = lse.new_empty(lse.shape, dtype=torch.bool) if listing.wants_seen else None
     # Without a table and without a search, a band takes no memory: one has all rows.
     (band,) = matrix.bands()
-    lists = (tensor.contiguous() for tensor in listing.tensors)
+    lists = (tensor.contiguous() for tensor in listing._tensors)
     run(survey_listed, band, lse.float().contiguous(), *lists, share, seen)
     return ListedWeights(share, seen)
 
@@ -174,7 +174,7 @@ def _by_tiles(
     listed pair are multiplied, as many at a time as SCORES allows, for all heads together.
     """
     work = _TiledLists(queries, keys, attention, lse, listing)
-    tiles = _for_each_sequence(listing.tiles, listing.start.shape[1], len(queries))
+    tiles = _for_each_sequence(listing._tiles, listing.start.shape[1], len(queries))
     for some in torch.split(tiles, work.at_once):
         work.add(*some.T)
     return work.result()

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from ..attention import Attention, Bias, Pairs, Spans, softmax
 from ..engines import torch_modes
+from ..printed import PlainTable, PrintedTable
 from ..words import hint
 from .device import to_host
 
@@ -38,8 +39,8 @@ class Summary:
         >>> import telescope as ts, torch
         >>> zeros = torch.zeros(1, 2, 4, 8)
         >>> summary = ts.survey(zeros, zeros, top=1).summary
-        >>> summary.received.shape, summary.one_head(1).received.shape
-        (torch.Size([1, 2, 4]), torch.Size([1, 1, 4]))
+        >>> summary.received.shape, summary.top_keys.shape
+        (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 1]))
     """
 
     lse: PerQuery | None
@@ -88,7 +89,7 @@ class Summary:
     shares: Float[Tensor, "batch heads query segment"] | None = None
     """The share of each query's weight that goes to each segment of the keys."""
 
-    def one_head(self, i: int) -> "Summary":
+    def _one_head(self, i: int) -> "Summary":
         """Return the numbers of head i; every tensor keeps its heads axis, of size 1."""
         # Every field has its heads in axis 1.
         kept: dict[str, Any] = {
@@ -105,6 +106,16 @@ def compute_dtype(queries: Tensor) -> torch.dtype:
 class Top(NamedTuple):
     """The largest weights of each query, largest first, and their keys; weight 0 and key -1 where
     fewer are seen.
+
+    Attributes:
+        weights: (batch, heads, query, top), the largest first.
+        keys: (batch, heads, query, top), their positions.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = 9.0 * torch.eye(3)[None, None]
+        >>> ts.survey(x, x, top=2).top.keys[0, 0, :, 0].tolist()
+        [0, 1, 2]
     """
 
     weights: Float[Tensor, "batch heads query top"]
@@ -112,7 +123,18 @@ class Top(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The largest weight of each query, and its key."""
+    """The largest weight of each query, and its key.
+
+    Attributes:
+        weight: (batch, heads, query).
+        key: (batch, heads, query), its position.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = 9.0 * torch.eye(3)[None, None]
+        >>> ts.survey(x, x).peak.key.flatten().tolist()  # each query looks at itself
+        [0, 1, 2]
+    """
 
     weight: PerQuery
     key: Int[Tensor, "batch heads query"]
@@ -121,16 +143,70 @@ class Peak(NamedTuple):
 class Largest(NamedTuple):
     """The largest weight that each key gets, and the query that gives it; 0 and -1 where no weight
     is above 0.
+
+    Attributes:
+        weight: (batch, heads, key).
+        query: (batch, heads, key), its position.
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = torch.randn(1, 1, 5, 4)
+        >>> seen = ts.survey(x, x, largest=True)
+        >>> seen.largest.weight.shape, seen.largest.query.shape
+        (torch.Size([1, 1, 5]), torch.Size([1, 1, 5]))
     """
 
     weight: PerKey
     query: Int[Tensor, "batch heads key"]
 
 
-class Statistics:
-    """The numbers of a survey by their public names, read from its summary."""
+class Statistics(PrintedTable):
+    """The numbers of a survey by their public names, read from its summary; a notebook shows a
+    table of the heads.
+    """
+
+    _rest = ".entropy, .peak and .received have them all"
 
     summary: Summary
+
+    def __rich__(self) -> PlainTable:
+        """Return a table with a row for each head: means over the queries that see a key, and the
+        key that receives most.
+        """
+        table = PlainTable(title=repr(self), box=None, pad_edge=False, title_justify="left")
+        sequences, heads, _ = self.received.shape
+        columns = ["head", "mean entropy", "mean peak", "most received by", "share of all"]
+        for name in ["sequence", *columns] if sequences > 1 else columns:
+            table.add_column(name, justify="right", no_wrap=True)
+
+        # Queries that see nothing have no entropy; their largest key is none.
+        entropy = self.entropy.double()
+        sees = torch.ones_like(entropy) if self.lse is None else (self.lse > -torch.inf).double()
+        count = sees.sum(-1)
+        has_peak = bool(self.summary.top_keys.shape[-1])
+        peak = self.peak.weight.double() if has_peak else torch.full_like(entropy, torch.nan)
+        most = self.received.double().amax(-1) if self.received.shape[-1] else count * torch.nan
+        keys = self.received.argmax(-1) if self.received.shape[-1] else torch.zeros_like(count)
+        numbers = [
+            (entropy * sees).sum(-1) / count,
+            (peak * sees).sum(-1) / count,
+            keys.double(),
+            most / self.received.double().sum(-1),
+        ]
+        rows = torch.stack(numbers, -1).tolist()
+        for sequence in range(sequences):
+            for head in range(heads):
+                mean, largest, key, share = rows[sequence][head]
+                named = [f"{sequence}", f"{head}"] if sequences > 1 else [f"{head}"]
+                # Only NaN differs from itself: nothing is known.
+                cells = (
+                    f"{mean:.4g}" if mean == mean else "",
+                    f"{largest:.4g}" if largest == largest else "",
+                    f"key {key:.0f}" if share == share else "",
+                    f"{share:.1%}" if share == share else "",
+                )
+                table.add_row(*named, *cells)
+        return table
 
     @property
     def lse(self) -> PerQuery | None:
@@ -158,8 +234,10 @@ class Statistics:
 
     @property
     def peak(self) -> Peak:
-        """The largest weight of each query, and its key. Raises a ValueError for a survey with
-        top=0.
+        """The largest weight of each query, and its key.
+
+        Raises:
+            ValueError: for a survey with top=0.
         """
         if not self.summary.top_keys.shape[-1]:
             raise ValueError("this survey was made with top=0, so it kept no peak; top=1 keeps it")
@@ -170,7 +248,8 @@ class Statistics:
         """The largest score of each query, after softcap and bias: lse + ln(peak); -inf for a query
         that sees nothing.
 
-        Raises a ValueError for a survey with top=0, or of another normaliser than softmax.
+        Raises:
+            ValueError: for a survey with top=0, or of another normaliser than softmax.
         """
         if self.lse is None:
             raise ValueError("the largest logit is known for softmax only, as lse + ln(peak)")

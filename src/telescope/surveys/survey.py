@@ -12,8 +12,10 @@ from torch import Tensor
 
 from ..attention import Attention, Mask, everyone, key_heads_of, restrict_to_heads, softmax
 from ..engines import attend, check, check_without_values, torch_modes
+from ..field_words import FieldNames
 from ..files import frame
-from ..words import check_index, whole_number
+from ..guesses import OF_SURVEY, of_definition
+from ..words import check_index, suggests, whole_number
 from .dispatch import ENGINES, pool, summarize, weigh
 from .reference import check_lse, check_sums, masked_rows
 from .requests import (
@@ -45,7 +47,7 @@ from .summary import (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Survey(Statistics):
+class Survey(Statistics, FieldNames):
     """Exact numbers for each query and each key of an attention, as `survey` returns them.
 
     .lse .received .entropy .peak .top are computed already, and so are .weighted .carried .largest
@@ -56,23 +58,51 @@ class Survey(Statistics):
     In a recording that kept only summaries, queries and keys are on the meta device: they have
     shapes but no numbers, and .map, .rows, .cell and .extend raise a ValueError.
 
+    Attributes:
+        queries, keys, values: as they were given; (batch, heads, query, d_q) and so on.
+        attention: the definition.
+        engine: which engine computed the survey.
+        summary: the tensors behind .lse, .received, .entropy, .peak and .top.
+
     Example:
         >>> import telescope as ts, torch
-        >>> zeros = torch.zeros(1, 2, 4, 8)  # all scores are equal, and so are the weights
+        >>> # All scores are equal, and so are the weights
+        >>> zeros = torch.zeros(1, 2, 4, 8)
         >>> seen = ts.survey(zeros, zeros, ts.Attention(mask=ts.causal), top=2)
         >>> seen
-        Survey of softmax...: 4 queries x 4 keys, batch 1, heads 2, by chunked; the top 2 of each query
+        Survey of softmax...: 4 queries x 4 keys, batch 1, heads 2, by chunked; ...
         >>> seen.rows(-1)[0, 0].tolist()
         [[0.25, 0.25, 0.25, 0.25]]
         >>> seen.map(2, 2)[0, 0]
         tensor([[1.0000, 0.0000],
                 [0.5833, 0.4167]])
-        >>> seen.borders(3, 2)  # rows pool the queries 0 and 1, 2, 3; columns the keys 0 and 1, 2 and 3
+        >>> # Rows pool the queries 0 and 1, 2, 3; columns the keys 0 and 1, 2 and 3
+        >>> seen.borders(3, 2)
         ([0, 2, 3], [0, 2])
         >>> seen.cell(3, 0).tolist(), seen.head(1).received.shape
         ([[0.25, 0.25]], torch.Size([1, 1, 4]))
+        >>> x = torch.eye(3)[None, None]
+        >>> extras = {"norms": True, "largest": True, "within": ts.window(2)}
+        >>> parts = {
+        ...     "query_weights": torch.ones(3),
+        ...     "segments": torch.tensor([0, 0, 1]),
+        ... }
+        >>> seen = ts.survey(x, x, values=x, top=2, **extras, **parts)
+        >>> seen.lse.shape, seen.entropy.shape, seen.peak.key.shape  # one of each query
+        (torch.Size([1, 1, 3]), torch.Size([1, 1, 3]), torch.Size([1, 1, 3]))
+        >>> seen.top.keys.shape, seen.largest_logit.shape, seen.shares.shape
+        (torch.Size([1, 1, 3, 2]), torch.Size([1, 1, 3]), torch.Size([1, 1, 3, 2]))
+        >>> seen.weighted.shape, seen.carried.shape, seen.largest.weight.shape
+        (torch.Size([1, 1, 1, 3]), torch.Size([1, 1, 3]), torch.Size([1, 1, 3]))
+        >>> seen.within.shape, seen.lost.shape
+        (torch.Size([1, 1, 3]), torch.Size([1, 1, 3]))
+        >>> seen.weigh(torch.ones(3)).allclose(seen.weighted), len(seen.table("keys"))
+        (True, 3)
+        >>> ts.survey(x, x).extend(x, x).received.shape
+        torch.Size([1, 1, 6])
     """
 
+    _theirs = OF_SURVEY
     queries: Queries
     keys: Keys
     values: Float[Tensor, "batch key_heads key d_v"] | None
@@ -89,9 +119,11 @@ class Survey(Statistics):
         """Return what each key gets from all queries together, each with its weight: Aᵀw, for one w
         or several.
 
-        query_weights   (query,), (sets, query) or (batch or 1, heads or 1, sets, query)
+        Args:
+            query_weights: (query,), (sets, query) or (batch or 1, heads or 1, sets, query).
 
-        Raises a ValueError where these do not fit the queries.
+        Raises:
+            ValueError: where these do not fit the queries.
         """
         self._require_tensors("weigh")
         weights = read_query_weights(self.queries, query_weights)
@@ -114,12 +146,17 @@ class Survey(Statistics):
         from 0 among the queries and keys of this survey. Where n is not a multiple of rows, rows
         differ by one query; `borders` lists where each begins.
 
-        how        "share" sums over the keys of a cell and averages over its queries, so that rows
-                   still sum to one;
-                   "max" is the largest weight in a cell
-        segments   ids from 0 on, (token,) or (batch, token), or a pair (query ids, key ids)
+        Args:
+            how: "share" sums over the keys of a cell and averages over its queries, so that rows
+                still sum to one; "max" is the largest weight in a cell.
+            segments: ids from 0 on, (token,) or (batch, token), or a pair (query ids, key ids).
+            rows, cols: the size of the map; None is every query, or every key.
 
-        Raises a ValueError or TypeError where these do not fit the matrix.
+        Returns:
+            (batch, heads, rows, cols).
+
+        Raises:
+            ValueError, TypeError: where these do not fit the matrix.
         """
         # The map that was pooled with the summary costs nothing.
         is_recorded = self.recorded is not None and (rows, cols) == self.recorded
@@ -136,6 +173,9 @@ class Survey(Statistics):
         cols)`.
 
         Row r of the map pools the queries from its border up to the border of row r + 1.
+
+        Args:
+            rows, cols: the size of the map.
         """
         return borders(rows, cols, of=(self.queries.shape[-2], self.keys.shape[-2]))
 
@@ -145,6 +185,12 @@ class Survey(Statistics):
     ) -> Float[Tensor, "batch heads row key"]:
         """Return the weights of these queries with all keys. Negative numbers count from the last
         query.
+
+        Args:
+            i: a query, a slice or range of queries, or a list of them.
+
+        Returns:
+            (batch, heads, row, key).
         """
         self._require_tensors("rows")
         where = read_query_numbers(i, self.queries.shape[-2]).to(self.queries.device)
@@ -155,6 +201,9 @@ class Survey(Statistics):
     def cell(self, i: SupportsIndex, j: SupportsIndex) -> Float[Tensor, "batch heads"]:
         """Return the weight that query i gives to key j, in every sequence and head. Negative
         numbers count back.
+
+        Args:
+            i, j: the query and the key.
         """
         self._require_tensors("cell")
         row = check_index("query", whole_number("i", i), self.queries.shape[-2])
@@ -170,18 +219,22 @@ class Survey(Statistics):
     def table(self, of: str = "queries", *, library: str = "pandas") -> Any:
         """Return the numbers as a long frame of pandas or polars.
 
-        of   "queries": a row for each query of each head, with lse, entropy, peak, peak_key,
-             largest_logit and, where the survey has them, carried, within, lost, share_0, share_1,
-             ...
-             "keys": a row for each key of each head, with received, largest, largest_query,
-             weighted_0, ...
-             "top": a row for each of the largest weights, with rank, key and weight
+        Args:
+            of: "queries": a row for each query of each head, with lse, entropy, peak, peak_key,
+                largest_logit and, where the survey has them, carried, within, lost, share_0,
+                share_1, ... "keys": a row for each key of each head, with received, largest,
+                largest_query, weighted_0, ... "top": a row for each of the largest weights, with
+                rank, key and weight.
+            library: "pandas" or "polars".
         """
         return frame(summary_columns(self.summary, of), library)
 
     def head(self, i: SupportsIndex) -> "Survey":
         """Return the survey of head i; every tensor keeps its heads axis, of size 1. Negative
         numbers count back.
+
+        Args:
+            i: the index of the head; -1 is the last.
         """
         number = check_index("head", i, self.queries.shape[1])
         which = torch.tensor([number])
@@ -193,7 +246,7 @@ class Survey(Statistics):
             keys=self.keys[:, key_head],
             values=None if self.values is None else self.values[:, key_head],
             attention=restrict_to_heads(self.attention, which, self.queries.shape[1]),
-            summary=self.summary.one_head(number),
+            summary=self.summary._one_head(number),
             context=None if self.context is None else self.context[:, [number]],
         )
 
@@ -214,7 +267,14 @@ class Survey(Statistics):
         a tensor as long as the sequence (documents, padding(keep=...), from_tensor), pass the
         longer `attention`. `values` are needed if and only if the survey was made with values.
 
-        Raises a ValueError or TypeError where these do not fit the old ones.
+        Args:
+            queries: (batch, heads, new query, d_q).
+            keys: (batch, key_heads, new key, d_k).
+            values: (batch, key_heads, new key, d_v), if the survey was made with values.
+            attention: the definition of the longer text; None is that of this survey.
+
+        Raises:
+            ValueError, TypeError: where these do not fit the old ones.
         """
         self._require_tensors("extend")
         attention = self.attention if attention is None else attention
@@ -280,6 +340,12 @@ class Survey(Statistics):
         )
 
 
+@suggests(
+    "survey",
+    "the definition is one argument: ts.survey(q, k, ts.Attention(mask=...), top=8)",
+    **of_definition("ts.survey(q, k"),
+    **dict.fromkeys(("topk", "top_k", "k"), "top="),
+)
 @torch.no_grad()
 def survey(
     queries: Float[Tensor, "batch heads query d_q"],
@@ -300,32 +366,35 @@ def survey(
     """Return exact statistics of every query and every key, in memory that grows with n and not
     with n².
 
-    queries     (batch, heads, query, d_q)
-    keys        (batch, key_heads, key, d_k), where key_heads divides heads
-    attention   the definition: score, scale, mask, bias, normaliser
-    top         how many of each query's largest weights are kept
-    values      (batch, key_heads, key, d_v): adds .context, the output of the attention
-    lse         (batch, heads, query): ln Σ exp(score) of a forward pass saves work; some rows are
-                checked
-    map         (rows, cols): pools the matrix in the same pass, for .map(rows, cols)
-    query_weights   (query,), (sets, query) or (batch or 1, heads or 1, sets, query): adds
-                    .weighted, what each key gets from the queries, each with its weight
-    norms       (batch, heads or key_heads, key), such as ‖W_O v‖, or True for the norms of
-                `values`: adds .carried, Σ weight · norm of each query
-    largest     adds .largest, the largest weight that each key gets, and its query
-    within      a mask: adds .within, the share of each query's weight inside of it, at the cost of
-                its area; with `values` also .lost, how far the context moves if a query sees
-                nothing else
-    segments    (key,) or (batch, key), a number from 0 on for each key: adds .shares, of each query
-                and segment
-    engine      "triton", "fused", "chunked" or "reference"; None takes the first of them that can
+    Args:
+        queries: (batch, heads, query, d_q).
+        keys: (batch, key_heads, key, d_k), where key_heads divides heads.
+        attention: the definition: score, scale, mask, bias, normaliser.
+        top: how many of each query's largest weights are kept.
+        values: (batch, key_heads, key, d_v): adds .context, the output of the attention.
+        lse: (batch, heads, query): ln Σ exp(score) of a forward pass saves work; some rows are
+            checked.
+        map: (rows, cols): pools the matrix in the same pass, for .map(rows, cols).
+        query_weights: (query,), (sets, query) or (batch or 1, heads or 1, sets, query): adds
+            .weighted, what each key gets from the queries, each with its weight.
+        norms: (batch, heads or key_heads, key), such as ‖W_O v‖, or True for the norms of `values`:
+            adds .carried, Σ weight · norm of each query.
+        largest: adds .largest, the largest weight that each key gets, and its query.
+        within: a mask: adds .within, the share of each query's weight inside of it, at the cost of
+            its area; with `values` also .lost, how far the context moves if a query sees nothing
+            else.
+        segments: (key,) or (batch, key), a number from 0 on for each key: adds .shares, of each
+            query and segment.
+        engine: "triton", "fused", "chunked" or "reference"; None takes the first of them that can.
 
-    Returns a `Survey` with .lse .received .entropy .peak .top .largest_logit .map(rows, cols)
-    .rows(i) .cell(i, j) .weigh(query_weights) .head(i) .extend(queries, keys). Gradients are not
-    recorded.
+    Returns:
+        A `Survey` with .lse .received .entropy .peak .top .largest_logit .map(rows, cols) .rows(i)
+        .cell(i, j) .weigh(query_weights) .head(i) .extend(queries, keys). Gradients are not
+        recorded.
 
-    Raises a TypeError or ValueError, one sentence, where an argument does not fit the others, and
-    torch.OutOfMemoryError where one row at a time does not fit into memory.
+    Raises:
+        TypeError, ValueError: one sentence, where an argument does not fit the others, and
+            torch.OutOfMemoryError where one row at a time does not fit into memory.
 
     Example:
         >>> import telescope as ts, torch
@@ -333,7 +402,8 @@ def survey(
         >>> seen = ts.survey(keys, keys, ts.Attention(scale=1.0, mask=ts.causal), top=1)
         >>> seen.peak.key.tolist()
         [[[0, 1, 2]]]
-        >>> round(float(seen.received.sum()), 4)  # the weights of each of the three queries sum to one
+        >>> # The weights of each of the three queries sum to one
+        >>> round(float(seen.received.sum()), 4)
         3.0
     """
     _check(queries, keys, values, attention)

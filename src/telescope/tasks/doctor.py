@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,6 +24,7 @@ from ..attention import Attention, causal, window
 from ..engines import chunked, flex, reference, sdpa
 from ..surveys import ENGINES as SURVEYS
 from ..surveys import plan_survey, survey
+from ..traces import PlainTable, showing_progress
 
 # Batch, heads, positions and features of the check: longer than a kernel's tile, and odd.
 SIZE = (1, 4, 261, 64)
@@ -105,21 +105,33 @@ class Report:
         return not any(finding.wrong for finding in self.findings)
 
 
-def check_engines(device: torch.device | None = None, *, every: bool = False) -> Report:
+def check_engines(
+    device: torch.device | None = None, *, every: bool = False, progress: bool | None = None
+) -> Report:
     """Check every engine on a device, the GPU where there is one.
 
-    `every` includes engines that compile for about half a minute first.
+    `every` includes engines that compile for about half a minute first. `progress` is whether to
+    show how far it is, as in `ts.effect`.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
     triton = __import__("triton").__version__ if find_spec("triton") else "none"
+    checks = [*engine_checks(device, every=every)]
+    findings = []
+    with showing_progress("doctor", progress) as advance:
+        for number, check in enumerate(checks):
+            # The survey's cost is one step more.
+            advance(number / (len(checks) + 1), " ".join(check.name.split()))
+            findings.append(run_check(check, device))
+        advance(len(checks) / (len(checks) + 1), "cost of a survey")
+        cost = survey_cost(device)
     # Says what the column of times means.
     timed = f"ms at {' x '.join(map(str, TIMED[device.type]))}, {_timed_dtype(device)}"
     return Report(
         f"telescope {__version__}   torch {torch.__version__}   triton {triton}   {gpu}",
         timed.replace("torch.", ""),
-        tuple(run_check(check, device) for check in engine_checks(device, every=every)),
-        survey_cost(device),
+        tuple(findings),
+        cost,
         untested_torch(torch.__version__),
     )
 
@@ -254,7 +266,7 @@ def row_sums(masked: Tensor, lse: Tensor) -> str:
 
 def draw(report: Report) -> RenderableType:
     """Return the report as a table for a rich console, a line for each engine."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    table = PlainTable(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("engine", no_wrap=True)
     # The names of dtypes, without "torch.".
     for title in (*(str(dtype)[6:] for dtype in DTYPES), "rows", "ms"):

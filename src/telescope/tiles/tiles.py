@@ -120,7 +120,9 @@ class Tiles:
         >>> import telescope as ts, torch
         >>> from telescope.tiles import OneHead, Tiles
         >>> zeros = torch.zeros(1, 1, 4, 2)
-        >>> tiles = Tiles(OneHead(zeros, zeros, None, ts.Attention(mask=ts.causal)), side=2)
+        >>> tiles = Tiles(
+        ...     OneHead(zeros, zeros, None, ts.Attention(mask=ts.causal)), side=2
+        ... )
         >>> tiles.pyramid.max_zoom
         1
         >>> tile = tiles.tile(z=1, x=0, y=1)  # queries 2 and 3, keys 0 and 1

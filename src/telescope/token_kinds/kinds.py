@@ -27,7 +27,7 @@ class TokenKind(ABC):
         """The name of each token."""
 
     @abstractmethod
-    def parts(self, first: int = 0) -> "Iterator[tuple[int, TokenKind]]":
+    def _parts(self, first: int = 0) -> "Iterator[tuple[int, TokenKind]]":
         """Yield each grid, stretch of frames and stretch of labels with the position of its first
         token; `first` is the position of this kind's.
         """
@@ -39,15 +39,21 @@ class TokenKind(ABC):
     def find(self, token: TokenPlace, what: str = "query") -> int:
         """Return the position of a token; see `TokenPlace`. Of equal names the first is meant.
 
-        Raise a ValueError that names the range, or a similar name, if there is no such token.
+        Args:
+            token: a position, a name, or the place of a patch, (row, column) or (grid, row,
+                column).
+            what: what the error calls it, "query" or "key".
+
+        Raises:
+            ValueError: that names the range, or a similar name, if there is no such token.
         """
         if not isinstance(token, str | tuple):
             return check_index(what, token, len(self))
         name = token_name(token)
-        if name in self._places:
-            return self._places[name]
+        if name in self._place_of:
+            return self._place_of[name]
         # A place outside of a grid has no similar name.
-        grids = [part.places for _, part in self.parts() if isinstance(part, Grid)]
+        grids = [part._places for _, part in self._parts() if isinstance(part, Grid)]
         known = hint(name, self._examples())
         if isinstance(token, tuple):
             spans = [f"{places[0]} to {places[-1]}" for places in grids]
@@ -55,13 +61,13 @@ class TokenKind(ABC):
         raise ValueError(f'no {what} is "{name}"; {known}')
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _place_of(self) -> dict[str, int]:
         # Reversed, so that of equal names the first remains.
         return {name: at for at, name in reversed([*enumerate(self.names)])}
 
     def _examples(self) -> list[str]:
         """Return names to suggest: the first and the last of many."""
-        names = [*self._places]
+        names = [*self._place_of]
         return names if len(names) <= 40 else [names[-1], "…", names[0]]
 
 
@@ -88,7 +94,7 @@ class Labels(TokenKind):
     def names(self) -> tuple[str, ...]:
         return self.labels
 
-    def parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
+    def _parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
         yield first, self
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +113,7 @@ class _Named(TokenKind):
 
     @property
     @abstractmethod
-    def places(self) -> tuple[str, ...]:
+    def _places(self) -> tuple[str, ...]:
         """The names of the tokens that lie somewhere."""
 
     @property
@@ -120,15 +126,16 @@ class _Named(TokenKind):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """The name of each token."""
         shown = f"{self.name} " if self.name else ""
-        return (*self.before, *(f"{shown}{place}" for place in self.places), *self.after)
+        return (*self.before, *(f"{shown}{place}" for place in self._places), *self.after)
 
     @property
     def first(self) -> int:
         """The position of the first token that lies somewhere."""
         return len(self.before)
 
-    def parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
+    def _parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
         yield first, self
 
     def _check(self, count: int, what: str) -> None:
@@ -156,6 +163,11 @@ class Grid(_Named):
     A patch is called by its row and column, counted from 0 at the upper left: "(3, 5)", or
     "image 1 (3, 5)" where the grid has a name.
 
+    Args:
+        rows, columns: how many patches lie below and beside each other.
+        before, after: the names of tokens before and after the patches, such as "[CLS]".
+        name: of the image, where there are several.
+
     Example:
         >>> import telescope as ts
         >>> tokens = ts.Grid(2, 3, before=["[CLS]"])
@@ -165,6 +177,10 @@ class Grid(_Named):
         ('[CLS]', '(0, 0)', '(0, 1)')
         >>> tokens.find((1, 2))
         6
+        >>> tokens.count, tokens.first
+        (6, 1)
+        >>> tokens.to_json()["kind"], tokens.that_fits(10)
+        ('grid', "Grid(3, 3, before=['[CLS]'])")
     """
 
     rows: int
@@ -183,10 +199,11 @@ class Grid(_Named):
 
     @property
     def count(self) -> int:
+        """How many patches there are."""
         return self.rows * self.columns
 
     @cached_property
-    def places(self) -> tuple[str, ...]:
+    def _places(self) -> tuple[str, ...]:
         return tuple(f"({i // self.columns}, {i % self.columns})" for i in range(self.count))
 
     def to_json(self) -> dict[str, Any]:
@@ -196,6 +213,9 @@ class Grid(_Named):
     def that_fits(self, count: int) -> str:
         """Return a square grid with so many tokens, these before and after it; "" if there is
         none.
+
+        Args:
+            count: how many tokens there are.
         """
         side = isqrt(max(0, count - len(self.before) - len(self.after)))
         if side < 1 or side * side + len(self.before) + len(self.after) != count:
@@ -210,10 +230,25 @@ class Grid(_Named):
 class Frames(_Named):
     """Frames of sound or video, `count` of them in so many seconds, each named by its start.
 
+    Args:
+        frames: how many.
+        seconds: how long they last together.
+        before, after: the names of tokens before and after the frames.
+        name: of the sound, where there are several.
+
     Example:
         >>> import telescope as ts
         >>> ts.Frames(1500, seconds=30.0).names[:3]
         ('0.00 s', '0.02 s', '0.04 s')
+        >>> sound = ts.Frames(1500, seconds=30.0)
+        >>> (
+        ...     sound.count,
+        ...     sound.step,
+        ...     sound.first,
+        ...     sound.find("0.04 s"),
+        ...     sound.to_json()["kind"],
+        ... )
+        (1500, 0.02, 0, 2, 'frames')
     """
 
     frames: int
@@ -237,6 +272,7 @@ class Frames(_Named):
 
     @property
     def count(self) -> int:
+        """How many frames there are."""
         return self.frames
 
     @property
@@ -245,7 +281,7 @@ class Frames(_Named):
         return self.seconds / self.frames
 
     @cached_property
-    def places(self) -> tuple[str, ...]:
+    def _places(self) -> tuple[str, ...]:
         # As many digits as tell neighbouring frames apart.
         digits = max(0, ceil(-log10(self.step)))
         return tuple(f"{frame * self.step:.{digits}f} s" for frame in range(self.frames))
@@ -264,13 +300,20 @@ class Segments(TokenKind):
     Each part is a list of names, a `Grid`, `Frames`, or other `Segments`. Where there are several
     grids or several stretches of frames, each needs a name of its own.
 
+    Args:
+        parts: each a list of names, a `Grid`, `Frames` or `Segments`.
+
     Example:
         >>> import telescope as ts
-        >>> tokens = ts.Segments(["<s>", "What", "is"], ts.Grid(2, 2, name="image 1"), ["?"])
+        >>> tokens = ts.Segments(
+        ...     ["<s>", "What", "is"], ts.Grid(2, 2, name="image 1"), ["?"]
+        ... )
         >>> tokens.names[2:5]
         ('is', 'image 1 (0, 0)', 'image 1 (0, 1)')
         >>> tokens.spans  # as recording.heads(segments=...) takes them
         {'text': [0, 1, 2, 7], 'image 1': [3, 4, 5, 6]}
+        >>> tokens.find(("image 1", 0, 1)), tokens.to_json()["kind"]
+        (4, 'segments')
     """
 
     def __init__(self, *parts: "TokenKind | Sequence[str]") -> None:
@@ -279,7 +322,7 @@ class Segments(TokenKind):
         read = [read_part(part) for part in parts]
         # Segments inside of others are these parts in their order.
         self.segments: tuple[TokenKind, ...] = tuple(
-            inner for part in read for _, inner in part.parts()
+            inner for part in read for _, inner in part._parts()
         )
         named = [part.name for part in self.segments if isinstance(part, _Named)]
         for name in named:
@@ -294,9 +337,10 @@ class Segments(TokenKind):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """The name of each token."""
         return tuple(name for part in self.segments for name in part.names)
 
-    def parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
+    def _parts(self, first: int = 0) -> Iterator[tuple[int, TokenKind]]:
         for part in self.segments:
             yield first, part
             first += len(part)
@@ -305,7 +349,7 @@ class Segments(TokenKind):
     def spans(self) -> dict[str, list[int]]:
         """The positions of each part's tokens by its name; "text" are all labels."""
         found: dict[str, list[int]] = {}
-        for first, part in self.parts():
+        for first, part in self._parts():
             positions = range(first, first + len(part))
             name = (part.name or str(part)) if isinstance(part, _Named) else "text"
             found[name] = [*found.get(name, []), *positions]

@@ -54,7 +54,7 @@ def space_of_sides(sides: Sides | None) -> Space | None:
 def _space_of(kind: TokenKind) -> Space | None:
     grids = []
     frames = []
-    for first, part in kind.parts():
+    for first, part in kind._parts():
         if isinstance(part, Grid):
             grids.append(GridSpace(first + part.first, part.rows, part.columns))
         elif isinstance(part, Frames):

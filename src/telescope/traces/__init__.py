@@ -6,12 +6,12 @@ May import attention, engines, token_kinds and words. Read trace.py first: `trac
 """
 
 from ..engines import formulas
+from ..printed import FirstThatFits, PlainTable, PrintedTable, render_text
 from .plane import Plane, cosines, nearness, plane
-from .printed import PrintedTable
+from .progress import Advance, showing_progress
 from .render import (
     DIGITS,
     DIGITS_OF_FLOAT64,
-    FirstThatFits,
     background,
     format_number,
     indent,
@@ -19,7 +19,6 @@ from .render import (
     json_numbers,
     number_cell,
     render_table,
-    render_text,
     round_numbers,
     shortest_numbers,
     table_rows,
@@ -34,7 +33,9 @@ __all__ = [
     "INCOMPLETE",
     "PAIR_STEPS",
     "SPACE",
+    "Advance",
     "FirstThatFits",
+    "PlainTable",
     "Plane",
     "PrintedTable",
     "Row",
@@ -56,6 +57,7 @@ __all__ = [
     "round_numbers",
     "score_products",
     "shortest_numbers",
+    "showing_progress",
     "table_rows",
     "text_colour",
     "token_label",

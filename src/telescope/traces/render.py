@@ -2,20 +2,20 @@
 HTML, and JSON.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
-from io import StringIO
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
+
+from ..printed import FirstThatFits
 
 # Significant digits of float32, in which models compute; float16 and bfloat16 are computed in
 # float32.
@@ -188,10 +188,20 @@ STYLE = (
 class TraceStep(NamedTuple):
     """One step of an attention, as it is shown.
 
-    formula  how the numbers were made, such as "scores / √64"
-    axes     the names of the four axes of `numbers`
-    rows     the token of each row
-    columns  the token of each column; None where the columns are features
+    Attributes:
+        formula: how the numbers were made, such as "scores / √64".
+        axes: the names of the four axes of `numbers`.
+        rows: the token of each row.
+        columns: the token of each column; None where the columns are features.
+        name: of the step, such as "weights".
+        numbers: (batch, head, row, column).
+
+    Example:
+        >>> import torch, telescope as ts
+        >>> x = torch.eye(2)[None, None]
+        >>> step = [*ts.trace(x, x, x).walk()][-1]
+        >>> step.name, step.matrix(batch=0, head=0, heads=1).shape
+        ('context', torch.Size([2, 2]))
     """
 
     name: str
@@ -204,6 +214,11 @@ class TraceStep(NamedTuple):
     def matrix(self, batch: int, head: int, heads: int) -> Float[Tensor, "row column"]:
         """Return the numbers of head `head` of `heads`. Grouped heads share the matrix of their
         keys or values.
+
+        Args:
+            batch: which sequence.
+            head: which head.
+            heads: how many heads the queries have.
         """
         return self.numbers[batch, head * self.numbers.shape[1] // heads]
 
@@ -262,25 +277,6 @@ def render_table(columns: Sequence[str] | None, rows: Sequence[TableRow]) -> Ren
     )
 
 
-class FirstThatFits:
-    """Render the first of several tables that fits the terminal's width, or the last one.
-
-    The tables show fewer and fewer numbers: leaving numbers out is better than cutting them short.
-    """
-
-    def __init__(self, tables: Callable[[], Iterable[Table]]) -> None:
-        self.tables = tables
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        # Measured as wide as it likes, then compared with what the terminal has.
-        unlimited = options.update(width=10_000)
-        table = Table()
-        for table in self.tables():
-            if Measurement.get(console, unlimited, table).maximum <= options.max_width:
-                break
-        yield table
-
-
 def _build_table(columns: Sequence[str] | None, rows: Sequence[TableRow], most: int) -> Table:
     table = Table(
         box=None,
@@ -324,14 +320,6 @@ def number_cell(number: float, places: int, peak: float | None, label: str = "")
 def indent(renderable: RenderableType) -> RenderableType:
     """Return the renderable, three columns to the right."""
     return Padding(renderable, (0, 0, 0, 3))
-
-
-def render_text(renderable: RenderableType, width: int = 240) -> str:
-    """Return the renderable as plain characters, without colour."""
-    # Without a terminal: no colours, lines without trailing spaces.
-    page = StringIO()
-    Console(file=page, width=width, color_system=None, legacy_windows=False).print(renderable)
-    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
 # --------------------------------------------------------------------------------------------- HTML

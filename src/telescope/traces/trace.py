@@ -14,8 +14,11 @@ from torch import Tensor
 
 from ..attention import Attention, Keys, Queries, Score, Values, key_heads_of, restrict_to_heads
 from ..engines import STEPS, check, formulas, reference, repeat_key_heads, torch_modes
+from ..field_words import FieldNames
+from ..guesses import OF_TRACE, of_definition
+from ..printed import render_text
 from ..token_kinds import TokenPlace, Tokens, names_of_sides, token_name
-from ..words import check_index, hint
+from ..words import check_index, hint, suggests
 from .render import (
     ROWS,
     TableRow,
@@ -30,7 +33,6 @@ from .render import (
     render_html,
     render_steps,
     render_table,
-    render_text,
     shortest_numbers,
     table_rows,
     visible_indices,
@@ -48,6 +50,12 @@ PAIR_STEPS = tuple(name for name in STEPS if name not in _AXES)
 """The steps with a number for each pair of a query and a key, from scores to weights."""
 
 
+@suggests(
+    "trace",
+    "the definition is one argument: ts.trace(q, k, v, ts.Attention(mask=...), tokens)",
+    **of_definition("ts.trace(q, k, v"),
+    **dict.fromkeys(("words", "labels", "names"), "tokens="),
+)
 def trace(
     queries: Queries,
     keys: Keys,
@@ -58,19 +66,21 @@ def trace(
     """Run an attention with the reference engine and return every step: scores, weights, context
     and those between.
 
-    queries    (batch, heads, queries, features)
-    keys       (batch, key heads, keys, features); `heads` is a multiple of `key heads`
-    values     (batch, key heads, keys, value features)
-    attention  the definition: score, scale, softcap, bias, mask, sink, normaliser
-    tokens     names of the positions, for printing: a list, or what the tokens are (`Grid`,
-               `Frames`, `Segments`); (query tokens, key tokens) for two sequences. With fewer
-               queries than keys, one list names the keys, and the queries are its last ones.
-
     The memory is that of several matrices of queries x keys: `survey` is for long texts.
     Half-precision inputs are computed in float32. Gradients flow through all steps.
 
-    Raises ValueError for shapes that do not fit each other or `tokens` of another length; TypeError
-    for arguments that are not tensors or not an `Attention`.
+    Args:
+        queries: (batch, heads, queries, features).
+        keys: (batch, key heads, keys, features); `heads` is a multiple of `key heads`.
+        values: (batch, key heads, keys, value features).
+        attention: the definition: score, scale, softcap, bias, mask, sink, normaliser.
+        tokens: names of the positions, for printing: a list, or what the tokens are (`Grid`,
+            `Frames`, `Segments`); (query tokens, key tokens) for two sequences. With fewer queries
+            than keys, one list names the keys, and the queries are its last ones.
+
+    Raises:
+        ValueError: for shapes that do not fit each other or `tokens` of another length; TypeError
+            for arguments that are not tensors or not an `Attention`.
 
     Example:
         >>> import torch, telescope as ts
@@ -96,7 +106,7 @@ def trace(
 
 
 @dataclass(frozen=True, eq=False)
-class Trace(reference.AttentionSteps):
+class Trace(reference.AttentionSteps, FieldNames):
     """Every step of one attention, as `trace` returns it.
 
     Each step is an attribute: .queries .keys .values .scores .scaled .capped .biased .masked
@@ -105,6 +115,17 @@ class Trace(reference.AttentionSteps):
 
     `print(steps)` shows tables, a notebook shows HTML, `to_json()` keeps every bit, `row` writes
     one query out.
+
+    Attributes:
+        queries: (batch, heads, query, d_q).
+        keys: (batch, key_heads, key, d_k).
+        values: (batch, key_heads, key, d_v).
+        scores, scaled, capped, biased, masked: (batch, heads, query, key), the numbers after each
+            step.
+        weights: (batch, heads, query, key).
+        context: (batch, heads, query, d_v).
+        attention: the definition.
+        query_tokens, key_tokens: the names of the tokens.
 
     Example:
         >>> import torch, telescope as ts
@@ -129,7 +150,16 @@ class Trace(reference.AttentionSteps):
              1.0000·[8 0] left
            + 0.0000·[0 8] right
            = [8 0]
+        >>> [step.name for step in steps.walk()]
+        ['queries', 'keys', 'values', 'scores', 'weights', 'context']
+        >>> steps.find("right"), steps.head(-1).weights.shape
+        (1, torch.Size([1, 1, 2, 2]))
+        >>> variances = steps.score_variance  # before and after scaling
+        >>> steps.to_json(indent=None)[0], "weights" in str(steps.to_dict())
+        ('{', True)
     """
+
+    _theirs = OF_TRACE
 
     attention: Attention
     query_tokens: tuple[str, ...]
@@ -153,12 +183,15 @@ class Trace(reference.AttentionSteps):
         """Return one query with every product written out: the products that sum to its scores and
         to its context.
 
-        query  the position, the token, or (row, column) of a patch; of equal tokens, the first
-        head   the number of the head
-        batch  the number of the sequence in the batch
+        Numbers count from 0; negative numbers count from the end, -1 is the last.
 
-        Numbers count from 0; negative numbers count from the end, -1 is the last. Raises ValueError
-        where the trace has no such query, head or sequence.
+        Args:
+            query: the position, the token, or (row, column) of a patch; of equal tokens, the first.
+            head: the number of the head.
+            batch: the number of the sequence in the batch.
+
+        Raises:
+            ValueError: where the trace has no such query, head or sequence.
         """
         i = self.find(query)
         head = check_index("head", head, self.queries.shape[1])
@@ -191,7 +224,11 @@ class Trace(reference.AttentionSteps):
         """Return the trace of one head, counted from 0, with the keys and values of that head; -1
         is the last head.
 
-        Raises ValueError where the trace has no such head.
+        Args:
+            number: of the head, from 0; -1 is the last.
+
+        Raises:
+            ValueError: the trace has no such head.
         """
         heads = self.queries.shape[1]
         chosen = torch.tensor([check_index("head", number, heads)])
@@ -210,7 +247,13 @@ class Trace(reference.AttentionSteps):
         """Return the position of a query given by its position, also counted from the end, by its
         token, or by the (row, column) of a patch.
 
-        Upper and lower case are one. Raises ValueError where the trace has no such query.
+        Upper and lower case are one.
+
+        Args:
+            query: a position, a token, or the (row, column) of a patch.
+
+        Raises:
+            ValueError: the trace has no such query.
         """
         if not isinstance(query, str | tuple):
             return check_index("query", query, len(self.query_tokens))
@@ -249,7 +292,11 @@ class Trace(reference.AttentionSteps):
         }
 
     def to_json(self, indent: int | None = None) -> str:
-        """Return the trace as JSON. Numbers read in their dtype have the same bits."""
+        """Return the trace as JSON. Numbers read in their dtype have the same bits.
+
+        Args:
+            indent: spaces of each level; None writes one line.
+        """
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=indent)
 
     @property
@@ -279,25 +326,35 @@ class Row:
     """One query of one head with every product, as `Trace.row` returns it; `print(row)` writes the
     products out.
 
-    token       the token of the query
-    key_tokens  the token of each key
-    formula     the formula of the score, such as "q·k"
-    terms       the products of each score: `terms.sum(-1)` is `scores`
-    factors     what the terms are products of, the query's and each key's; None for a score that is
-                no dot product
-    steps       the numbers of each step from "scores" to "weights", by name; steps not taken are
-                left out
-    values      the value of each key
-    context     the output: `parts.sum(0)`
+    Attributes:
+        token: the token of the query.
+        key_tokens: the token of each key.
+        formula: the formula of the score, such as "q·k".
+        terms: the products of each score: `terms.sum(-1)` is `scores`.
+        factors: what the terms are products of, the query's and each key's; None for a score that
+            is no dot product.
+        steps: the numbers of each step from "scores" to "weights", by name; steps not taken are
+            left out.
+        values: the value of each key.
+        context: the output: `parts.sum(0)`.
 
     Example:
         >>> import torch, telescope as ts
         >>> x = torch.tensor([[0.5, -2.0], [3.0, 0.25]])[None, None]
-        >>> row = ts.trace(x, x, x, ts.Attention(scale=1.0), ["left", "right"]).row("right")
+        >>> row = ts.trace(x, x, x, ts.Attention(scale=1.0), ["left", "right"]).row(
+        ...     "right"
+        ... )
         >>> row.terms.tolist()
         [[1.5, -0.5], [9.0, 0.0625]]
         >>> row.scores.tolist()
         [1.0, 9.0625]
+        >>> row.parts.sum(0).allclose(row.context), row.strongest(1).weights.shape
+        (True, torch.Size([1]))
+        >>> import io, rich
+        >>> written = io.StringIO()
+        >>> rich.print(row.table(), file=written)
+        >>> written.getvalue().split()[:3]
+        ['left', 'right', 'scores']
     """
 
     token: str
@@ -325,7 +382,11 @@ class Row:
         return self.weights[:, None] * self.values
 
     def strongest(self, most: int) -> "Row":
-        """Return the row with its `most` largest weights alone, in the order of the keys."""
+        """Return the row with its `most` largest weights alone, in the order of the keys.
+
+        Args:
+            most: how many keys.
+        """
         if len(self.key_tokens) <= most:
             return self
         # The largest weights, back in the order of the keys.

@@ -5,6 +5,7 @@ May import: attention, layers, models, surveys, interception, files and words. R
 then step.py; data is in batch.py and data.py.
 """
 
+from ..words import format_duration as format_duration
 from .batch import IGNORE, Data, PairBatch, Spec, TextBatch, generator
 from .data import Examples, Gapped, Repeated, Windows
 from .events import (
@@ -26,7 +27,6 @@ from .objectives import Objective, Validate, language, mean_loss, translation
 from .processes import Processes as Processes
 from .processes import uses_gpu as uses_gpu
 from .reports import format_counts as format_counts
-from .reports import format_duration as format_duration
 from .reports import read_log
 from .settings import Training, TrainingError, learning_rate
 

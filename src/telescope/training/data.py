@@ -28,8 +28,9 @@ class Examples:
     (`round_widths`), and the number of rows follows from `Training.tokens` or `Training.rows`. Few
     shapes mean few compilations and captures.
 
-    Raises ValueError or TypeError if there are no examples, if sources and targets differ in
-    number, or if a sequence is too short or holds anything but whole numbers from 0 on.
+    Raises:
+        ValueError, TypeError: if there are no examples, if sources and targets differ in number, or
+            if a sequence is too short or holds anything but whole numbers from 0 on.
 
     Example:
         >>> from telescope.training import Examples, Training
@@ -39,6 +40,11 @@ class Examples:
         >>> batch = data.take(data.batches(Training(steps=1, rows=2), epoch=0)[0])
         >>> batch.source.shape, batch.target.shape
         (torch.Size([2, 8]), torch.Size([2, 8]))
+        >>> data.describe()[:10]
+        '2 examples'
+        >>> import torch
+        >>> data.to(torch.device("cpu")).largest
+        7
     """
 
     def __init__(self, *columns: Sequence[Sequence[int]]) -> None:
@@ -66,7 +72,11 @@ class Examples:
         return self.widths.shape[1]
 
     def to(self, device: torch.device) -> "Examples":
-        """Move the ids to the device, in place, and return the data."""
+        """Move the ids to the device, in place, and return the data.
+
+        Args:
+            device: where batches are gathered.
+        """
         for column in (self.sources, self.targets):
             if column is not None:
                 column.to(device)
@@ -82,6 +92,10 @@ class Examples:
 
         Batches are filled from the widest examples on, so that only the last one, of the narrowest,
         lacks rows.
+
+        Args:
+            settings: seed and sizes of the batches.
+            epoch: the number of the epoch; None is all examples once, from wide to narrow.
         """
         draw = None if epoch is None else generator(settings.seed, epoch)
         # From wide to narrow, and at random among examples of equal widths.
@@ -112,7 +126,11 @@ class Examples:
         return [specs[i] for i in torch.randperm(len(specs), generator=draw).tolist()]
 
     def take(self, spec: Spec) -> TextBatch | PairBatch:
-        """Return the batch of a spec, gathered on the device."""
+        """Return the batch of a spec, gathered on the device.
+
+        Args:
+            spec: one of `batches`.
+        """
         width = spec.widths[-1]
         # One more than the width: inputs and targets are the same ids, shifted by one.
         target, _ = self.targets.gather(spec.rows, width + 1, IGNORE)
@@ -205,14 +223,16 @@ class Windows:
     """Windows of `block` tokens at random positions of one long text, with the token after each as
     its target.
 
-    ids    the text: a sequence or an int64 tensor (n,)
-    block  tokens of a window, from 1 to n - 1
-
     An epoch has as many windows as fit the text side by side. For validation the windows do stand
     side by side, and cover the text once.
 
-    Raises TypeError if the ids are not one row of int64, ValueError if an id is negative or the
-    block does not fit.
+    Args:
+        ids: the text: a sequence or an int64 tensor (n,).
+        block: tokens of a window, from 1 to n - 1.
+
+    Raises:
+        TypeError: if the ids are not one row of int64, ValueError if an id is negative or the block
+            does not fit.
 
     Example:
         >>> from telescope.training import Training, Windows
@@ -220,6 +240,9 @@ class Windows:
         >>> batch = data.take(data.batches(Training(steps=1, rows=2), epoch=None)[0])
         >>> batch.ids.tolist(), batch.targets.tolist()
         ([[0, 1], [2, 3]], [[1, 2], [3, 4]])
+        >>> import torch
+        >>> data.to(torch.device("cpu")).describe()[:10]
+        '5 ids in w'
     """
 
     def __init__(self, ids: Sequence[int] | Tensor, block: int) -> None:
@@ -242,7 +265,11 @@ class Windows:
         self.description = f"{length:,} ids in windows of {block:,}, checksum {checksum:08x}"
 
     def to(self, device: torch.device) -> "Windows":
-        """Move the ids to the device, in place, and return the data."""
+        """Move the ids to the device, in place, and return the data.
+
+        Args:
+            device: where batches are gathered.
+        """
         self.ids = self.ids.to(device)
         return self
 
@@ -253,6 +280,10 @@ class Windows:
     def batches(self, settings: Training, epoch: int | None) -> list[Spec]:
         """Return the specs of an epoch, at random positions; with epoch=None those of all windows,
         side by side.
+
+        Args:
+            settings: seed and sizes of the batches.
+            epoch: the number of the epoch; None is all windows, side by side.
         """
         rows = settings.rows_of(self.block)
         windows = -(-(len(self.ids) - 1) // self.block)
@@ -269,7 +300,11 @@ class Windows:
         return [Spec(begin, (self.block,), n) for begin, n in zip(split, real, strict=True)]
 
     def take(self, spec: Spec) -> TextBatch:
-        """Return the batch of a spec. Targets beyond the end of the text are IGNORE."""
+        """Return the batch of a spec. Targets beyond the end of the text are IGNORE.
+
+        Args:
+            spec: one of `batches`.
+        """
         places = spec.rows[:, None] + torch.arange(self.block + 1, device=spec.rows.device)
         last = len(self.ids) - 1
         text = self.ids[places.clamp(max=last)]
@@ -288,11 +323,13 @@ class Repeated(Windows):
     """`Windows`, of which a share says its first tokens again and again: data from which a model
     learns to look for an earlier occurrence.
 
-    share  of the windows, from 0 to 1
-
     Most of these windows repeat what the text says there. Some repeat tokens drawn at random, which
     nothing but the repetition predicts. How many tokens come again is drawn for each window, anew
     in every epoch. Validation reads the text as it is.
+
+    Args:
+        share: of the windows, from 0 to 1.
+        ids, block: as in `Windows`.
 
     Example:
         >>> from telescope.training import Repeated, Training
@@ -315,7 +352,12 @@ class Repeated(Windows):
         self.description += f", {share:.0%} of them repeat"
 
     def batches(self, settings: Training, epoch: int | None) -> list[Spec]:
-        """Return the specs of `Windows`; those of an epoch have the random numbers of each row."""
+        """Return the specs of `Windows`; those of an epoch have the random numbers of each row.
+
+        Args:
+            settings: seed and sizes of the batches.
+            epoch: the number of the epoch; None is the text as it is, side by side.
+        """
         specs = super().batches(settings, epoch)
         if epoch is None:
             return specs
@@ -329,7 +371,11 @@ class Repeated(Windows):
         ]
 
     def take(self, spec: Spec) -> TextBatch:
-        """Return the batch of a spec, in which some rows repeat."""
+        """Return the batch of a spec, in which some rows repeat.
+
+        Args:
+            spec: one of `batches`.
+        """
         whole = super().take(spec)
         if spec.chances is None:
             return whole
@@ -357,12 +403,13 @@ class Gapped(Examples):
     """Texts as targets, with sources in which runs of ids are replaced by one id: data for
     pretraining by denoising.
 
-    texts  sequences of ids, each with its end id last
-    start  the id that starts the decoder; put in front of each target, and in the source in place
-           of each gap
-
     The gaps of a text are drawn anew in every epoch. The last id of a text, its end, is never in a
     gap.
+
+    Args:
+        texts: sequences of ids, each with its end id last.
+        start: the id that starts the decoder; put in front of each target, and in the source in
+            place of each gap.
 
     Example:
         >>> from telescope.training import Gapped, Training
@@ -370,6 +417,9 @@ class Gapped(Examples):
         >>> batch = data.take(data.batches(Training(steps=1, rows=1), epoch=0)[0])
         >>> batch.target[0, :5].tolist(), batch.targets[0, :5].tolist()
         ([1, 5, 6, 7, 8], [5, 6, 7, 8, 2])
+        >>> import torch
+        >>> data.to(torch.device("cpu")).describe()[:9]
+        '1 example'
     """
 
     def __init__(self, texts: Sequence[Sequence[int]], start: int) -> None:
@@ -382,6 +432,10 @@ class Gapped(Examples):
 
         The numbers are drawn on the CPU, so that they are the same on every device, and all at
         once, which is fast.
+
+        Args:
+            settings: seed and sizes of the batches.
+            epoch: the number of the epoch; None is all texts once, from wide to narrow.
         """
         specs = super().batches(settings, epoch)
         sizes = [len(spec.rows) * spec.widths[0] for spec in specs]
@@ -394,7 +448,11 @@ class Gapped(Examples):
         ]
 
     def take(self, spec: Spec) -> PairBatch:
-        """Return the batch of a spec, with gaps in its sources."""
+        """Return the batch of a spec, with gaps in its sources.
+
+        Args:
+            spec: one of `batches`.
+        """
         whole = super().take(spec)
         assert isinstance(whole, PairBatch)
         assert spec.chances is not None

@@ -9,15 +9,20 @@ from pathlib import Path
 class Started:
     """A run starts at `step`: 0, or the step of a checkpoint.
 
-    steps       the last step
-    parameters  number of parameters of the model
-    data        description of the data
-    device      device of the first process, and `processes`, how many share the run
-    left_out    how many rows of the data files are not in the data, by the reason
+    Attributes:
+        steps: the last step.
+        parameters: number of parameters of the model.
+        data: description of the data.
+        device: device of the first process, and `processes`, how many share the run.
+        left_out: how many rows of the data files are not in the data, by the reason.
+        step: the first step.
+        processes: how many share the run.
 
     Example:
         >>> from telescope.training import Started
-        >>> Started(0, 100, parameters=5, data="2 examples", device="cpu", processes=1).steps
+        >>> Started(
+        ...     0, 100, parameters=5, data="2 examples", device="cpu", processes=1
+        ... ).steps
         100
     """
 
@@ -34,11 +39,14 @@ class Started:
 class Logged:
     """Figures of the steps since the last `Logged`.
 
-    loss               mean over all targets, in nats
-    lr, norm           learning rate of the last step, and norm of its gradient before clipping;
-                       None without clipping
-    tokens_per_second  targets, without padding
-    seconds_left       estimated from these steps
+    Attributes:
+        loss: mean over all targets, in nats.
+        lr, norm: learning rate of the last step, and norm of its gradient before clipping; None
+            without clipping.
+        tokens_per_second: targets, without padding.
+        seconds_left: estimated from these steps.
+        step, steps: the step, and the last one.
+        epoch: the number of the epoch, from 0.
 
     Example:
         >>> from telescope.training import Logged
@@ -62,10 +70,17 @@ class HeadsWatched:
     """The mean entropy of each head's queries, in nats, and each head's largest logit, by the name
     of the attention.
 
+    Attributes:
+        step: after which the heads were measured.
+        entropy: of each head, the mean over its queries in nats, by the name of the attention.
+        logit: of each head the largest score, by the name of the attention.
+
     Example:
         >>> from telescope.training import HeadsWatched
         >>> entropy = {"blocks.0.self": (1.2, 0.1)}
-        >>> HeadsWatched(step=10, entropy=entropy, logit={"blocks.0.self": (3.0, 9.5)}).step
+        >>> HeadsWatched(
+        ...     step=10, entropy=entropy, logit={"blocks.0.self": (3.0, 9.5)}
+        ... ).step
         10
     """
 
@@ -77,6 +92,11 @@ class HeadsWatched:
 @dataclass(frozen=True)
 class Validated:
     """The metrics of a validation, and whether it is the best so far.
+
+    Attributes:
+        step: after which the model was validated.
+        metrics: the numbers by name.
+        best: whether no earlier validation was better.
 
     Example:
         >>> from telescope.training import Validated
@@ -92,6 +112,10 @@ class Validated:
 @dataclass(frozen=True)
 class Saved:
     """A checkpoint of `step` was written to `folder`.
+
+    Attributes:
+        step: whose state was written.
+        folder: of the checkpoint.
 
     Example:
         >>> from pathlib import Path
@@ -109,6 +133,10 @@ class Stopped:
     """The run was interrupted or failed at `step`. It can resume from the checkpoint of step
     `saved`; 0 is none.
 
+    Attributes:
+        step: the last step that was run.
+        saved: the step of the last checkpoint; 0 is none.
+
     Example:
         >>> from telescope.training import Stopped
         >>> Stopped(step=131, saved=100).saved
@@ -124,6 +152,10 @@ class Finished:
     """The run is done at `step`, with the weights of step `kept`: the best by validation, or the
     last.
 
+    Attributes:
+        step: the last step.
+        kept: the step whose weights are kept.
+
     Example:
         >>> from telescope.training import Finished
         >>> Finished(step=100, kept=80).kept
@@ -136,4 +168,18 @@ class Finished:
 
 # Each event is a value of its own: a report matches those that it wants.
 Event = Started | Logged | HeadsWatched | Validated | Saved | Stopped | Finished
+"""Everything that a training reports.
+
+Example:
+    >>> from telescope.training import Event, Finished
+    >>> isinstance(Finished(step=100, kept=80), Event)
+    True
+"""
 Report = Callable[[Event], None]
+"""What `train(report=...)` takes: a function that is called with each event.
+
+Example:
+    >>> from telescope.training import Report
+    >>> events = []
+    >>> report: Report = events.append
+"""

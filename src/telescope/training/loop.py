@@ -53,38 +53,45 @@ def train(
 
     The model passed in is left unchanged: its weights, gradients, device and training mode.
 
-    model      the model to copy and train
-    data       `Examples`, `Windows` or any other `Data`; moved to the training device
-    objective  `language`, `translation` or any other function from model and batch to a summed loss
-    settings   length of the run, batches, optimiser and intervals
-    out        folder of the run: checkpoints in out/checkpoints, TensorBoard logs in out/log, and
-               out/log.jsonl
-    validate   returns metrics of a model by name, such as {"loss": 1.2, "bleu": 38.0}; called in
-               the first process
-    better     the metric that selects the weights to return: "lowest loss", "highest bleu". Without
-               `validate` the weights of the last step are returned
-    report     called with each event, in the first process. By default events go to the terminal,
-               to TensorBoard and to out/log.jsonl, which `read_log` reads
-    left_out   how many rows the data lacks, by the reason, such as {"empty": 3}; reported with the
-               start
-
     If `out` holds a checkpoint of the same run, training resumes from there, with the numbers of a
     run that was never interrupted. Under torchrun or accelerate launch all processes share each
     batch. SIGTERM and Ctrl-C stop the run after the current step, with a checkpoint; `train` then
     raises SystemExit(143) or KeyboardInterrupt. A second Ctrl-C stops at once, without.
 
-    Raises TrainingError if `out` holds a checkpoint of another run, if a loss or a weight is not
-    finite, or if a checkpoint cannot be written; ValueError if the data has ids outside the model's
-    vocabulary, or if another process trains in `out`.
+    Args:
+        model: the model to copy and train.
+        data: `Examples`, `Windows` or any other `Data`; moved to the training device.
+        objective: `language`, `translation` or any other function from model and batch to a summed
+            loss.
+        settings: length of the run, batches, optimiser and intervals.
+        out: folder of the run: checkpoints in out/checkpoints, TensorBoard logs in out/log, and
+            out/log.jsonl.
+        validate: returns metrics of a model by name, such as {"loss": 1.2, "bleu": 38.0}; called in
+            the first process.
+        better: the metric that selects the weights to return: "lowest loss", "highest bleu".
+            Without `validate` the weights of the last step are returned.
+        report: called with each event, in the first process. By default events go to the terminal,
+            to TensorBoard and to out/log.jsonl, which `read_log` reads.
+        left_out: how many rows the data lacks, by the reason, such as {"empty": 3}; reported with
+            the start.
+
+    Raises:
+        TrainingError: if `out` holds a checkpoint of another run, if a loss or a weight is not
+            finite, or if a checkpoint cannot be written; ValueError if the data has ids outside the
+            model's vocabulary, or if another process trains in `out`.
 
     Example:
         >>> from telescope.models import GPT, GPTConfig
         >>> from telescope.training import Training, Windows, language, train
-        >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2)
+        ... )
         >>> events = []
         >>> settings = Training(steps=2, rows=2)
         >>> data = Windows([0, 1, 2, 3] * 8, block=8)
-        >>> trained = train(model, data, language, settings, "run", report=events.append)
+        >>> trained = train(
+        ...     model, data, language, settings, "run", report=events.append
+        ... )
         >>> [type(event).__name__ for event in events]
         ['Started', 'Logged', 'Saved', 'Finished']
     """

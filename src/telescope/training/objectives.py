@@ -22,6 +22,13 @@ from .settings import Training
 # objective(model, batch, label_smoothing=0.0, agreement=0.0) returns the summed loss of the batch's
 # targets, except those that are IGNORE.
 Objective = Callable[..., Tensor]
+"""What a training minimises: a function of a model and a batch that returns a summed loss, such as
+`language` and `translation`.
+
+Example:
+    >>> from telescope.training import Objective, language
+    >>> objective: Objective = language
+"""
 
 
 def language(
@@ -29,19 +36,24 @@ def language(
 ) -> Float[Tensor, ""]:
     """Return the summed cross-entropy of each next token, in nats: the objective of a GPT.
 
-    model            a GPT
-    batch            ids and targets, (batch, n) each; targets that are IGNORE add nothing
-    label_smoothing  share of each target's probability that is spread evenly over the vocabulary
-    agreement        weight of the R-Drop term (Liang et al. 2021), which runs every row twice; 0
-                     leaves the term out
+    Args:
+        model: a GPT.
+        batch: ids and targets, (batch, n) each; targets that are IGNORE add nothing.
+        label_smoothing: share of each target's probability that is spread evenly over the
+            vocabulary.
+        agreement: weight of the R-Drop term (Liang et al. 2021), which runs every row twice; 0
+            leaves the term out.
 
-    Returns a scalar tensor with a gradient.
+    Returns:
+        A scalar tensor with a gradient.
 
     Example:
         >>> import torch
         >>> from telescope.models import GPT, GPTConfig
         >>> from telescope.training import TextBatch, language
-        >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2)
+        ... )
         >>> text = torch.tensor([[0, 1, 2, 3]])
         >>> language(model, TextBatch(text[:, :-1], text[:, 1:])).shape
         torch.Size([])
@@ -62,6 +74,14 @@ def translation(
 
     The objective of a Transformer or a LuongTranslator. The options are those of `language`;
     returns a scalar tensor with a gradient.
+
+    Args:
+        model: a Transformer or a LuongTranslator.
+        batch: sources and targets.
+        label_smoothing, agreement: as in `language`.
+
+    Returns:
+        A scalar tensor with a gradient.
 
     Example:
         >>> from telescope.models import Transformer, TransformerConfig
@@ -185,23 +205,32 @@ def head_health(model: Model, batch: Any, objective: Objective) -> tuple[HeadNum
 # --------------------------------------------------------------------------------------- validation
 
 Validate = Callable[[Model], Mapping[str, float]]
+"""What `train(validate=...)` takes: a function of the model that returns metrics by name.
+
+Example:
+    >>> from telescope.training import Validate
+    >>> modules: Validate = lambda model: {"modules": len([*model.modules()])}
+"""
 
 
 @torch.no_grad()
 def mean_loss(model: Model, data: Data, objective: Objective, settings: Training) -> float:
     """Return the mean loss over every target of the data once, in nats, without label smoothing.
 
-    model      evaluated in `eval` mode; its training mode is restored
-    data       moved to the model's device
-    objective  `language` or `translation`, as in training
-    settings   only the sizes of batches are used
+    Args:
+        model: evaluated in `eval` mode; its training mode is restored.
+        data: moved to the model's device.
+        objective: `language` or `translation`, as in training.
+        settings: only the sizes of batches are used.
 
     Example:
         >>> import torch
         >>> from telescope.models import GPT, GPTConfig
         >>> from telescope.training import Training, Windows, language, mean_loss
         >>> _ = torch.manual_seed(0)
-        >>> model = GPT(GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2))
+        >>> model = GPT(
+        ...     GPTConfig(vocabulary=4, max_positions=8, d_model=8, blocks=1, heads=2)
+        ... )
         >>> data = Windows([0, 1, 2, 3] * 8, block=8)
         >>> 1.0 < mean_loss(model, data, language, Training(steps=1, rows=2)) < 2.0
         True

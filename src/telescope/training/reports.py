@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ..files import import_optional
-from ..words import describe_error
+from ..words import describe_error, format_duration
 from .events import (
     Event,
     Finished,
@@ -138,14 +138,6 @@ def format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
-def format_duration(seconds: float) -> str:
-    """Return a duration in words: "2 h 51 min", "4 min", "12 s"."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def _format_count(number: float) -> str:
     """Return a count in three digits or so: "930", "1.9k", "2.6M"."""
     for unit, size in (("M", 1e6), ("k", 1e3)):
@@ -254,13 +246,18 @@ def read_log(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the events in the log of a run, without those of steps that a resumed run has run
     again.
 
-    out  the folder of the run, or of one stage such as runs/mine/training, or the file log.jsonl
-    itself
-
     Each event is a dict with "event", such as "logged", "time", and the fields of the event. The
     last line is left out where it is not finished: the run is writing it, or was killed.
 
-    Raises a ValueError for a missing file, and names the line that is not JSON.
+    Args:
+        out: the folder of the run, or of one stage such as runs/mine/training, or the file
+            log.jsonl itself.
+
+    Returns:
+        The events, the first first.
+
+    Raises:
+        ValueError: for a missing file, and names the line that is not JSON.
 
     Example:
         >>> from pathlib import Path

@@ -34,8 +34,42 @@ class Training(Config):
     of all processes together, which share its rows: a recipe means the same on one GPU and on
     eight.
 
-    Raises TypeError for a field that does not exist or has the wrong type, ValueError for a value
-    that does not fit.
+    Args:
+        seed: of batches, dropout and gaps.
+        steps: the length of the run; or give `epochs`.
+        epochs: how often the data is seen.
+        tokens: of a batch: its rows times its widest column, with padding; or give `rows`.
+        rows: sequences of a batch.
+        accumulate: batches of a step; the gradient is that of the mean over all their tokens.
+        lr: the peak learning rate.
+        schedule: "inverse-sqrt", "cosine" or "constant"; see `learning_rate`.
+        warmup: steps in which the rate rises linearly from 0.
+        decay: the step at which the cosine reaches the floor; None is the last one.
+        floor: the lowest rate after the warm-up, as a share of lr.
+        beta_1, beta_2, eps: of AdamW.
+        weight_decay: of matrices; vectors, which are biases and norms, have none.
+        clip: the largest norm of the gradient; 0 does not clip.
+        label_smoothing: the share of the target's probability that is spread over all tokens.
+        agreement: the weight of R-Drop, the divergence between two passes with different dropout; 0
+            is off.
+        average: the weights that are validated and kept are the mean of the last so many snapshots.
+        average_every: steps between snapshots; None is once an epoch.
+        validate_every: steps between validations; None is once an epoch.
+        patience: stop after so many validations without a better one; None does not stop.
+        precision: of products on a GPU: "bf16", "tf32" or "fp32"; weights, sums and a CPU use
+            float32.
+        compile: whether torch.compile is used on a GPU: once for each shape of a batch, so for data
+            of few shapes.
+        capture: whether each shape of a batch becomes one CUDA graph; on one GPU, without
+            accumulation.
+        shard: whether weights and AdamW's states are split among the processes (FSDP).
+        log_every: steps between events `Logged`.
+        watch_every: steps between measurements of the attention heads; 0 is never.
+        save_every: steps between checkpoints.
+
+    Raises:
+        TypeError: for a field that does not exist or has the wrong type, ValueError for a value
+            that does not fit.
 
     Example:
         >>> from telescope.training import Training
@@ -85,7 +119,7 @@ class Training(Config):
     watch_every: int = 0  # steps between measurements of the attention heads; 0 is never
     save_every: int = 1000  # steps
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         """Raise a ValueError where the fields do not fit."""
         counts = "steps epochs tokens rows accumulate decay average average_every validate_every"
         check_at_least_one(self, *counts.split(), "patience", "log_every", "save_every")
@@ -113,7 +147,11 @@ class Training(Config):
             )
 
     def rows_of(self, width: int) -> int:
-        """Return the number of rows of a batch whose widest column has this width."""
+        """Return the number of rows of a batch whose widest column has this width.
+
+        Args:
+            width: the tokens of the widest row, in the batch's narrower or wider side.
+        """
         if self.tokens is not None:
             return max(1, self.tokens // width)
         assert self.rows is not None  # `check` saw to it
@@ -125,11 +163,16 @@ def learning_rate(step: int, settings: Training, steps: int) -> float:
 
     The rate rises linearly for `warmup` steps. Then, by `schedule`:
 
-    inverse-sqrt  it falls as 1 / √step. (Noam's d_model^-½ · min(step^-½, step · warmup^-1½),
-                  Vaswani et al. 2017, equation 3, is the same with lr = (d_model · warmup)^-½.)
-    cosine        it falls along half a cosine to the floor, which it reaches at step `decay`, and
-                  stays there
-    constant      it stays at `lr`
+    - "inverse-sqrt": it falls as 1 / √step. (Noam's d_model^-½ · min(step^-½, step · warmup^-1½),
+      Vaswani et al. 2017, equation 3, is the same with lr = (d_model · warmup)^-½.)
+    - "cosine": it falls along half a cosine to the floor, which it reaches at step `decay`, and
+      stays there.
+    - "constant": it stays at `lr`.
+
+    Args:
+        step: from 1 to `steps`.
+        settings: `lr`, `schedule`, `warmup`, `decay` and `floor` are read.
+        steps: the length of the run.
 
     Example:
         >>> from telescope.training import Training, learning_rate

@@ -41,7 +41,9 @@ class TrainingStep:
         ]
         # Parts of biases whose gradient is rounding noise around zero; FSDP has no whole ones.
         layers = [] if sharded else learner.modules()
-        biases = (layer.ignored_bias() for layer in layers if isinstance(layer, MultiHeadAttention))
+        biases = (
+            layer._ignored_bias() for layer in layers if isinstance(layer, MultiHeadAttention)
+        )
         self.ignored = [bias for bias in biases if bias is not None]
         # A graph of several GPUs would have to hold their communication.
         capture = settings.capture and device.type == "cuda" and processes.count == 1

@@ -27,13 +27,16 @@ def assert_same(recording, hooked, *, without=()):
     for name, watched in recording.items():
         for one, other in zip(watched.calls, hooked[name].calls, strict=True):
             assert (one.size, one.rows, one.heads) == (other.size, other.rows, other.heads), name
-            assert one.facts.written == other.facts.written
-            assert one.facts.prompt == other.facts.prompt
-            assert one.parts.keys() - {*without} == other.parts.keys() - {*without}, name
-            for part, stored in one.parts.items():
+            assert one._facts.written == other._facts.written
+            assert one._facts.prompt == other._facts.prompt
+            assert one._kept.keys() - {*without} == other._kept.keys() - {*without}, name
+            for part, stored in one._kept.items():
                 close = {"rtol": 1e-9, "atol": 1e-9, "equal_nan": True}
                 assert_close(
-                    stored.tensor, other.parts[part].tensor, **close, msg=lambda said, at=part: f"{at}: {said}"
+                    stored.tensor,
+                    other._kept[part].tensor,
+                    **close,
+                    msg=lambda said, at=part: f"{at}: {said}",
                 )
             ours, theirs = one.survey(), other.survey()
             assert_close(ours.received, theirs.received, rtol=1e-9, atol=1e-9)
@@ -368,10 +371,10 @@ def test_steps_wait_until_somebody_reads_and_go_with_the_recording():
     model = made(end=())
     with replayed_steps(), ts.watch(model) as recording:
         generate(model, [[5, 6, 7]], max_new_tokens=N)
-    assert [len(one.recorded) for one in recording._watched.values()] == [1, 1]
-    assert recording._watched["blocks.0.self"].recorded[0].size == (3, 3)
+    assert [len(one._recorded) for one in recording._watched.values()] == [1, 1]
+    assert recording._watched["blocks.0.self"]._recorded[0].size == (3, 3)
     assert recording.nbytes > 0  # counts what waits
-    assert recording._watched["blocks.0.self"].recorded[0].size == (N + 2, N + 2)
+    assert recording._watched["blocks.0.self"]._recorded[0].size == (N + 2, N + 2)
 
     gc.collect()
     gc.disable()
@@ -392,4 +395,4 @@ def test_large_caches_are_recorded_when_the_block_ends(monkeypatch):
     model = made(end=())
     with replayed_steps(), ts.watch(model) as recording:
         generate(model, [[5, 6, 7]], max_new_tokens=N)
-    assert recording._watched["blocks.0.self"].recorded[0].size == (N + 2, N + 2)
+    assert recording._watched["blocks.0.self"]._recorded[0].size == (N + 2, N + 2)

@@ -58,7 +58,7 @@ def assert_same_recordings(one, other):
         mine, theirs = watched.calls, other[name].calls
         assert [call.size for call in mine] == [call.size for call in theirs]
         for this, that in zip(mine, theirs, strict=True):
-            assert this.facts.prompt == that.facts.prompt
+            assert this._facts.prompt == that._facts.prompt
             mine_of, theirs_of = this.survey(top=2), that.survey(top=2)
             close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
             assert_close(mine_of.received, theirs_of.received, **close)

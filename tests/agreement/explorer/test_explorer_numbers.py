@@ -371,7 +371,7 @@ def test_a_saved_recording_gives_the_same_answers(tmp_path):
     trace, tokens, *_, cell = answers[0]
     call = recording["blocks.1.self"].call
     assert tokens["tokens"] == [list("to be or not to be")[place] for place in (3, 7, 11)]
-    whole = ts.survey(call.queries.double(), call.keys.double(), call.kept_attention(), top=0).rows(1)[0, 2, 0]
+    whole = ts.survey(call.queries.double(), call.keys.double(), call._attention_of_kept(), top=0).rows(1)[0, 2, 0]
     assert_close(numbers(trace["steps"][-1]["numbers"]), whole, **CLOSE)
     assert cell["visible"]
     assert trace["steps"][-2]["numbers"][8] == "-inf"  # place 7 does not see what comes behind it

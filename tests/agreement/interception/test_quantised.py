@@ -50,10 +50,10 @@ def test_quantised_models_are_watched_edited_and_mapped(kind, tmp_path):
     call = next(iter(recording.values())).call
     for head in range(4):  # what the projection makes of the values of one head alone
         alone = torch.zeros(2, 12, 4, 16)
-        alone[:, :, head] = call.parts["values"].tensor[:, head // 2]
+        alone[:, :, head] = call._kept["values"].tensor[:, head // 2]
         carried = layer.o_proj(alone.flatten(2)).norm(dim=-1)
         slack = 1e-2 if kind == "bitsandbytes int8" else 1e-5  # this one rounds its inputs to int8 as well
-        assert_close(call.parts["norms"].tensor[:, head], carried, atol=1e-6, rtol=slack)
+        assert_close(call._kept["norms"].tensor[:, head], carried, atol=1e-6, rtol=slack)
     with ts.edit(model, ts.mute(0, times=1.0), ts.boost(3, by=1.0)):
         assert torch.equal(model(IDS).logits, plain)
     with ts.edit(model, ts.mute(heads=1)):

@@ -193,7 +193,7 @@ def test_gradients_are_those_of_both_halves():
         loss.backward()
     for watched, output in zip(recording.values(), outputs, strict=True):
         product = (output * output.grad).sum(-1)
-        assert_close(watched.call.parts["gradients"].tensor.double().sum(1), product.detach(), rtol=1e-4, atol=1e-4)
+        assert_close(watched.call._kept["gradients"].tensor.double().sum(1), product.detach(), rtol=1e-4, atol=1e-4)
 
 
 def test_calls_with_other_weights_are_other_calls():

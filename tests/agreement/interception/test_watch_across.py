@@ -240,7 +240,7 @@ def test_saved_words_of_other_tokenizers(mark, by, tmp_path):
     q, k, v = torch.randn(3, 1, 1, n, 4)
     recording = Recording("Made", ["blocks.0.self"], "queries-keys", KeepOptions(), own.decode)
     call = AttentionCall(q, k, v, ts.Attention(), (0,), 0.0, query_ids=torch.tensor([ids]))
-    recording.record("blocks.0.self", call)
+    recording._record("blocks.0.self", call)
     recording.save(tmp_path / "run.telescope")
     library = Library({})
     (saved,) = library.open(tmp_path / "run.telescope").views

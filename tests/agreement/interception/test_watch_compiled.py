@@ -40,12 +40,12 @@ def assert_same(one, other):
     assert list(one) == list(other)
     assert [(name, call.size) for name, call in calls_of(one)] == [(name, call.size) for name, call in calls_of(other)]
     for (name, mine), (_, theirs) in zip(calls_of(one), calls_of(other), strict=True):
-        assert (mine.rows, mine.facts.prompt, mine.across) == (theirs.rows, theirs.facts.prompt, theirs.across), name
-        assert mine.facts.written == theirs.facts.written, name
-        assert mine.parts.keys() == theirs.parts.keys() - {"lse"} | ({"lse"} & mine.parts.keys()), name
-        for part, stored in mine.parts.items():
+        assert (mine.rows, mine._facts.prompt, mine.across) == (theirs.rows, theirs._facts.prompt, theirs.across), name
+        assert mine._facts.written == theirs._facts.written, name
+        assert mine._kept.keys() == theirs._kept.keys() - {"lse"} | ({"lse"} & mine._kept.keys()), name
+        for part, stored in mine._kept.items():
             close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
-            assert_close(stored.tensor, theirs.parts[part].tensor, **close, msg=lambda said, at=part: f"{at}: {said}")
+            assert_close(stored.tensor, theirs._kept[part].tensor, **close, msg=lambda said, at=part: f"{at}: {said}")
     for mine, theirs in zip(one.heads(), other.heads(), strict=True):
         assert (mine.layer, mine.number, mine.kind) == (theirs.layer, theirs.number, theirs.kind)
 

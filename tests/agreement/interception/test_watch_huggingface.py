@@ -43,7 +43,7 @@ PAIRS = [(family, implementation) for family in FAMILIES for implementation in i
 def numbers(recording):
     calls = [(name, call) for name, watched in recording.items() for call in watched.calls]
     return [
-        (name, call.size, call.heads, {kind: part.tensor for kind, part in call.parts.items()}) for name, call in calls
+        (name, call.size, call.heads, {kind: part.tensor for kind, part in call._kept.items()}) for name, call in calls
     ]
 
 
@@ -217,7 +217,7 @@ def test_the_lse_of_some_queries_is_dropped(first, second):
         seen = slice(0, rows.stop)
         lse = torch.zeros(1, 2, rows.stop - rows.start) if given else None
         attention = ts.Attention(mask=ts.causal)
-        recording.record("a", AttentionCall(q[:, :, rows], k[:, :, seen], v[:, :, seen], attention, (0, 1), 0.0, lse))
+        recording._record("a", AttentionCall(q[:, :, rows], k[:, :, seen], v[:, :, seen], attention, (0, 1), 0.0, lse))
     assert recording["a"].call.size == (6, 6)
     assert recording["a"].call.lse is None
 
@@ -301,7 +301,7 @@ def test_memory_grows_with_n(family):
         model = numbered(getattr(transformers, given.kind)(config))
         with ts.watch(model) as recording:
             model(torch.arange(n)[None] % 61)
-        sums = sum(watched.call.parts["shares"].nbytes for watched in recording.values())  # whatever the length
+        sums = sum(watched.call._kept["shares"].nbytes for watched in recording.values())  # whatever the length
         assert sums <= 2 * 4 * 8 * len(SUMS)
         sizes.append(recording.nbytes - sums)
     assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])

@@ -95,14 +95,14 @@ def test_carried_is_weight_times_the_norm_of_the_projected_value(gpt):
 def test_norms_of_some_heads_and_of_a_text_that_grows(gpt):
     recording = watched(gpt, IDS, heads=[1, 3], also="norms")
     whole = watched(gpt, IDS, also="norms")
-    part, full = (each["blocks.1.self"].call.parts["norms"].tensor for each in (recording, whole))
+    part, full = (each["blocks.1.self"].call._kept["norms"].tensor for each in (recording, whole))
     assert_close(part, full[:, [1, 3]])
     with ts.watch(gpt, keep="summaries", also="norms") as grown, torch.no_grad():
         cache = gpt.cache(2, 23)
         gpt(IDS[:, :9], cache=cache)
         for i in range(9, 23):
             gpt(IDS[:, i : i + 1], cache=cache)
-    assert_close(grown["blocks.1.self"].call.parts["norms"].tensor, full)
+    assert_close(grown["blocks.1.self"].call._kept["norms"].tensor, full)
 
 
 # --------------------------------------------------------------------------------------------------------- rollout
@@ -273,7 +273,7 @@ def test_gradients_of_some_heads_leave_out_those_that_share_their_values(gpt, he
     with ts.watch(gpt, heads=heads, also="gradients") as recording:
         log_probability_of_answer(gpt).backward()
     for seen, of_layer in zip(recording.values(), expected, strict=True):
-        assert_close(seen.call.parts["gradients"].tensor.sum(1), of_layer, rtol=1e-9, atol=1e-12)
+        assert_close(seen.call._kept["gradients"].tensor.sum(1), of_layer, rtol=1e-9, atol=1e-12)
     assert_close(recording.sources((15, 21), "gradient").scores, expected[:, 0, :15].sum(0), rtol=1e-9, atol=1e-12)
 
 
@@ -307,7 +307,7 @@ def test_gradients_of_a_head_with_a_sink_a_bias_and_padding():
     context = (weights @ values).transpose(1, 2).flatten(-2)
     (layer.W_O(context) * target).sum().backward()
     expected = (weights.detach() * weights.grad).sum(2)[:, 2:3]
-    assert_close(recording["attention"].call.parts["gradients"].tensor, expected, rtol=1e-9, atol=1e-12)
+    assert_close(recording["attention"].call._kept["gradients"].tensor, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_gradients_of_a_head_where_autocast_is_on_in_the_backward_pass():
@@ -327,7 +327,7 @@ def test_gradients_of_a_head_where_autocast_is_on_in_the_backward_pass():
     weights = whole["attention"].trace().weights[0, 3].double()
     values = whole["attention"].call.values[0, 1].double()
     expected = (weights * (target[0, 3].double() @ values.mT)).sum(0)
-    found = recording["attention"].call.parts["gradients"].tensor[0, 0].double()
+    found = recording["attention"].call._kept["gradients"].tensor[0, 0].double()
     assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -504,7 +504,7 @@ def test_a_model_that_wrote_its_answer(gpt):
     with ts.watch(gpt, keep="queries-keys", also="norms") as recording:
         ts.decoding.generate(gpt, IDS[:1, :9], max_new_tokens=6)
     call = recording["blocks.0.self"].call
-    assert call.facts.prompt == 9
+    assert call._facts.prompt == 9
     for how in ("weights", "carried", "rollout"):
         found = recording.sources(slice(9, None), how)
         assert len(found.context) == 9
@@ -538,7 +538,7 @@ def test_hugging_face_with_grouped_heads():
     name = next(iter(steps))
     values = steps[name].call.values[0].repeat_interleave(2, 0)
     norms = torch.stack([(values[h] @ W_O[:, 8 * h : 8 * h + 8].mT).norm(dim=-1) for h in range(4)])
-    assert_close(recording[name].call.parts["norms"].tensor[0], norms, atol=1e-4, rtol=1e-4)
+    assert_close(recording[name].call._kept["norms"].tensor[0], norms, atol=1e-4, rtol=1e-4)
     assert recording.sources((15, 21), "gradient").scores.abs().sum() > 0
     hidden = recording.sources((15, 21), "hidden", segments={"a": (2, 9)}, model=model)
     mask = torch.ones(23, 23).tril().bool()

@@ -44,10 +44,10 @@ def assert_same(late, at_once):
     for (name, one), (_, other) in zip(calls_of(late), calls_of(at_once), strict=True):
         assert (name, one.size, one.rows) == (name, other.size, other.rows)
         assert one.attention == other.attention
-        assert one.parts.keys() == other.parts.keys(), name
-        for part, stored in one.parts.items():
+        assert one._kept.keys() == other._kept.keys(), name
+        for part, stored in one._kept.items():
             close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}  # NaN are shares of an unknown text
-            assert_close(stored.tensor, other.parts[part].tensor, **close, msg=lambda said, at=part: f"{at}: {said}")
+            assert_close(stored.tensor, other._kept[part].tensor, **close, msg=lambda said, at=part: f"{at}: {said}")
         for mine, theirs in zip(one._fingerprints, other._fingerprints, strict=True):
             assert torch.equal(mine.tensor, theirs.tensor)
 
@@ -233,13 +233,13 @@ def test_rows_that_wait_are_surveyed_in_smaller_parts_when_memory_runs_out(monke
         cache = transformers.DynamicCache(config=model.config)
         with ts.watch(model) as recording, torch.no_grad():
             model(IDS[:, :4], past_key_values=cache)
-            recording.flush()
+            recording._flush()
             for i in range(4, 8):
                 model(IDS[:, i : i + 1], past_key_values=cache)
             monkeypatch.setattr(SurveyQueue, "run_survey", within)
             for free["layers"] in tries:
                 with nullcontext() if free["layers"] else pytest.raises(torch.OutOfMemoryError):
-                    recording.flush()
+                    recording._flush()
             monkeypatch.undo()
         return recording
 
@@ -261,7 +261,7 @@ def test_rows_that_wait_are_surveyed_in_smaller_parts_when_memory_runs_out(monke
 
 def waits(recording):
     """Return whether calls wait although their block has ended."""
-    return recording.queue.collect_steps is not None
+    return recording._queue.collect_steps is not None
 
 
 @pytest.mark.parametrize("steps", [1, 4, 8, 40])
@@ -478,7 +478,7 @@ def test_steps_of_a_prompt_that_cannot_be_recorded_go_with_it():
     cache = transformers.DynamicCache(config=model.config)
     with ts.watch(model) as recording, torch.no_grad():
         model.generate(**asked("llama"), past_key_values=cache)
-        waiting = recording.queue.collect_steps.__self__.log._calls[0].tensors[1]
+        waiting = recording._queue.collect_steps.__self__.log._calls[0].tensors[1]
         waiting.add_(1.0)
         with pytest.raises(RuntimeError, match="were written to after the attention had run"):
             recording.heads()

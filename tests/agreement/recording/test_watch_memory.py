@@ -84,7 +84,7 @@ def test_everything_that_is_kept_is_counted(family, keep, surveyed, tmp_path):
     if surveyed:
         recording.heads()
     assert recording.nbytes == held_by(recording)
-    stream = recording.stream.nbytes if keep == "steps" else 0
+    stream = recording._stream.nbytes if keep == "steps" else 0
     assert recording.nbytes <= stream + sum(watched.call.nbytes for watched in recording.values())
     recording.save(tmp_path / "run.telescope")
     opened = ts.open(tmp_path / "run.telescope")

@@ -165,7 +165,7 @@ def tiles_are_the_matrix(data, shape, seed, dtype):
 def kept(q, k, attention, shape):
     facts = CallFacts("some", tuple(range(shape.heads)), 0.0, attention, (shape.queries, shape.keys), None,
                   (shape.batch, shape.key_heads, shape.d_k, shape.d_k), q.dtype, q.device)  # fmt: skip
-    return QueriesKeysCall.opened(facts, {"queries": GrowingTensor(q, 2), "keys": GrowingTensor(k, 2)})
+    return QueriesKeysCall._opened(facts, {"queries": GrowingTensor(q, 2), "keys": GrowingTensor(k, 2)})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`telescope watch`: from a folder and a text to a recording and a table of heads, and its errors."""
 
+import io
 import json
 
 import pytest
@@ -65,6 +66,29 @@ def test_a_recording_is_replaced_only_with_replace(folder, command):
     assert ts.open(out).keep == "steps"
 
 
+@pytest.mark.parametrize("way", ["words", "one long word", "pipe", "-"])
+def test_watch_reads_words(folder, command, monkeypatch, way):
+    """The words themselves give the numbers of a file that holds them; without --text, standard input."""
+    given = ("watch", "--model", f"{folder / 'ours'}", "--json")
+    code, expected, _ = command(*given, "--text", f"{folder / 'text.txt'}")
+    if way == "one long word":
+        code, printed, _ = command(*given, "--text", "a" * 300)
+        assert json.loads(printed)["tokens"] == 1
+        return
+    monkeypatch.setattr("sys.stdin", io.StringIO(TEXT))
+    words = {"words": ("--text", TEXT), "pipe": (), "-": ("--text", "-")}[way]
+    again, printed, complaint = command(*given, *words)
+    assert (code, again, complaint) == (0, 0, "")
+    assert printed == expected
+
+
+def test_watch_has_a_model_of_its_own(command):
+    code, printed, _ = command("watch", "--text", "To be, or not to be")
+    assert code == 0
+    assert printed.startswith("GPT read ")
+    assert printed.splitlines()[2].split()[2] != "mixed"  # the most telling heads come first
+
+
 def test_watch_generates_after_the_text(folder, command):
     code, printed, _ = command(
         "watch", "--model", f"{folder / 'llama'}", "--text", f"{folder / 'text.txt'}", "--write", "4", "--json"
@@ -87,10 +111,10 @@ def test_watch_records_a_translation(folder, command):
 COMPLAINTS = {
     "no model": (["--model", "no/model"], "no/model does not exist"),
     "a name": (["--model", "shakespear"], 'there is no model "shakespear"; did you mean "shakespeare"?'),
-    "no text": (["--text", "no/text.txt"], "--text no/text.txt cannot be read"),
+    "no text": (["--text", "no/text.txt"], 'there is no file "no/text.txt"; if that is a text, send it through a pipe'),
     "a folder": (["--text", "."], "--text . is not a file"),
     "a device without end": (["--text", "/dev/full"], "--text /dev/full is not a file"),
-    "a name too long": (["--text", "a" * 300], "cannot be read: file name too long"),
+    "no words": (["--text", " "], "the text has no tokens"),
     "a layer": (["--layers", "9"], "layers=9 is no layer of this model; they count from 0 to 1"),
     "keep": (["--keep", "summary"], 'did you mean "summaries"?'),
 }

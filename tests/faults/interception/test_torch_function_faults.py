@@ -312,7 +312,7 @@ def test_norms_of_an_output_projection_that_does_not_project_the_context():
     model = Projected(gated=False)
     with ts.watch(model, keep="queries-keys", also="norms") as recording:
         model(x)
-    norms = recording["attention"].call.parts["norms"].tensor
+    norms = recording["attention"].call._kept["norms"].tensor
     weight = model.out_proj.weight.unflatten(1, (2, 4)).transpose(0, 1)  # (head, feature, d_v)
     torch.testing.assert_close(norms, torch.einsum("hfd,bhkd->bhkf", weight, x).norm(dim=-1))
     sentence = 'also="norms" needs the output projection of "attention", and what goes into the module'
@@ -400,7 +400,7 @@ def test_queries_of_inference_mode_do_not_wait():
 
 def waits(recording):
     """Return whether calls wait although their block has ended."""
-    return recording.queue.collect_steps is not None
+    return recording._queue.collect_steps is not None
 
 
 def test_calls_wait_while_nobody_else_holds_their_tensors():

@@ -109,8 +109,8 @@ def test_a_recording_that_exceeds_the_memory_is_refused_before_it_begins(keep, m
     assert not recording["model.layers.0"].calls
     with ts.watch(model, keep=keep, store="disk") as recording:
         model(IDS)
-    assert recording.expected_bytes == sum(
-        sum(part.nbytes for name, part in watched.call.parts.items() if "ids" not in name)
+    assert recording._expected_bytes == sum(
+        sum(part.nbytes for name, part in watched.call._kept.items() if "ids" not in name)
         for watched in recording.values()
     )
 

@@ -159,7 +159,7 @@ def test_every_byte_of_a_recording_counts(tmp_path, keep):
 
 
 def everything(recording):
-    return {name: [part.tensor for part in watched.call.parts.values()] for name, watched in recording.items()}
+    return {name: [part.tensor for part in watched.call._kept.values()] for name, watched in recording.items()}
 
 
 def test_unused_tensors_are_not_read(tmp_path):

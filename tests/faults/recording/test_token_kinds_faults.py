@@ -138,7 +138,7 @@ def test_tokens_that_do_not_fit(name, keep):
     assert str(problem.value) == sentence
     # Whatever was recorded before has no names and no distances.
     for name in seen:
-        assert all(call.facts.tokens is None for call in seen[name].calls)
+        assert all(call._facts.tokens is None for call in seen[name].calls)
     # The model runs as before, and can be watched again.
     with ts.watch(model, keep=keep, tokens=ts.Grid(14, 14, before=CLS)) as again:
         model(vectors(197))

@@ -84,7 +84,10 @@ def watched(keep="summaries", times=1, **options):
 
 ASKED = {
     "a misspelt name": (lambda: watched()["decoder.0.selv"], KeyError, 'did you mean "decoder.0.self"?'),
-    "a number": (lambda: watched()[0], KeyError, 'no attention watched is "0"'),
+    "a number": (lambda: watched()[0], KeyError, "layer 0 has 3 attentions: encoder.0.self, decoder.0.self"),
+    "a number too high": (lambda: watched()[9], KeyError, "layer=9 is no layer of this model"),
+    "a number as a text": (lambda: watched()["0"], KeyError, "without quotes: [0]"),
+    "a slice": (lambda: watched()[:2], KeyError, "recording[slice(None, 2, None)] is no attention"),
     "what was left out": (lambda: watched(layers="encoder.*")["decoder.0.cross"], KeyError, '"decoder.0.cross"'),
     "nothing ran": (lambda: watched(times=0)["encoder.0.self"].survey(), ValueError, '"encoder.0.self" was not called'),
     "which of them": (

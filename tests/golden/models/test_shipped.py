@@ -132,7 +132,7 @@ def test_the_translator_reads_whole_words_and_has_no_bias_of_keys():
     layers = [layer for layer in model.modules() if isinstance(layer, ts.layers.MultiHeadAttention)]
     assert len(layers) == 10
     for layer in layers:
-        bias, keys = layer.ignored_bias()
+        bias, keys = layer._ignored_bias()
         assert not bias[keys].any()
         assert bias.any()
 

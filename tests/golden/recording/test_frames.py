@@ -163,7 +163,7 @@ def test_streaming_is_the_share_within_its_mask():
     key, query = torch.arange(400), torch.arange(400)[:, None]
     inside = (weights * ((key < 4) | (query - key < 256))).sum(-1)
     for each in (recording, kept):
-        assert torch.allclose(each["attention"].call.streaming(), inside, atol=1e-5)
+        assert torch.allclose(each["attention"].call._streaming(), inside, atol=1e-5)
     expected = float(inside[0, 1, 1:].mean())
     assert recording.heads().where(number=1)[0].streaming == pytest.approx(expected, abs=1e-5)
     assert expected < 0.99

@@ -212,7 +212,7 @@ def test_without_tokens_and_without_top():
 def test_an_old_recording_without_sums(tmp_path):
     """As an earlier version saved it: habits that need the sums are not known."""
     recording = recorded("previous", "mixed")
-    del recording["attention"].call.parts["shares"]
+    del recording["attention"].call._kept["shares"]
     recording.save(tmp_path / "old")
     for head in ts.open(tmp_path / "old").heads():
         assert all(isnan(getattr(head, name)) for name in ("itself", "previous", "first", "same", "induction", "far"))
@@ -250,10 +250,44 @@ def test_sorting():
     assert [one.previous for one in TABLE.sort("previous", rising=True)][:2] == [0.5, 0.9]
     assert isnan(TABLE.sort("previous", rising=True)[2].previous)  # what is not known stands last
     assert [one.spread for one in TABLE.sort("spread", rising=True)] == [1.0, 1.0, 3.0]
-    assert [(one.kind, one.previous) for one in TABLE.sort()][1:] == [("previous", 0.9), ("previous", 0.5)]
-    assert [(one.kind, one.previous) for one in TABLE.sort(rising=False)][:2] == [("previous", 0.9), ("previous", 0.5)]
+    by_kind = [(one.kind, one.previous) for one in TABLE.sort("kind")]
+    assert by_kind[1:] == [("previous", 0.9), ("previous", 0.5)]
+    by_kind = [(one.kind, one.previous) for one in TABLE.sort("kind", rising=False)]
+    assert by_kind[:2] == [("previous", 0.9), ("previous", 0.5)]
+    assert [*TABLE.sort("previous", descending=True)][:2] == [*TABLE.sort("previous")][:2]
+    assert [*TABLE.sort("previous", descending=False)][:2] == [*TABLE.sort("previous", rising=True)][:2]
+    with pytest.raises(ValueError, match="rising=True and descending=True are two directions"):
+        TABLE.sort("previous", rising=True, descending=True)
     with pytest.raises(ValueError, match='did you mean "previous"'):
         TABLE.sort("previus")
+
+
+def test_the_most_telling_heads_come_first():
+    """A clear kind, by its share; then heads that rest on the first token; then mixed ones."""
+    given = [
+        ("blocks.0", 0, "mixed", {"itself": 0.39}),
+        ("blocks.0", 1, "first", {"first": 0.99}),
+        ("blocks.1", 0, "far", {"far": 0.8}),
+        ("blocks.1", 1, "previous", {"previous": 0.72}),
+        ("blocks.2", 0, "previous", {"previous": 0.46, "first": 0.3}),
+        ("blocks.2", 1, "induction", {"induction": 0.49}),
+        ("blocks.10", 0, "sink", {"sink": 0.9}),
+        ("blocks.10", 1, "induction", {"induction": 0.49}),
+    ]
+    heads = Heads([head(layer, number, kind=kind, **shares) for layer, number, kind, shares in reversed(given)])
+    kinds = ["previous", "induction", "induction", "previous", "first", "sink", "far", "mixed"]
+    assert [one.kind for one in heads.sort()] == kinds
+    assert [one.layer for one in heads.sort()][1:3] == ["blocks.2", "blocks.10"]  # equal: in the order of the model
+    assert [one.kind for one in heads.sort(rising=True)] == kinds[::-1]
+    assert [one.kind for one in recorded(*MADE, keep="queries-keys").heads()][-1] == "mixed"
+
+
+def test_a_long_table_says_which_heads_come_first():
+    said = "24 heads, the most telling first, mixed ones last; [:10] are the top 10"
+    assert repr(DEEP.sort()).splitlines()[-1] == said
+    assert repr(DEEP.sort().where(number=0)).splitlines()[-1].startswith("12 heads, the most telling")
+    for other in (DEEP, DEEP.sort("spread"), DEEP.sort()[:10], DEEP.sort()[::-1], DEEP.sort(rising=True)):
+        assert "the most telling" not in repr(other)
 
 
 def test_more_than_ten_layers():

@@ -71,8 +71,8 @@ def test_a_recording_keeps_names_and_distances(keep, tmp_path):
     opened = ts.open(tmp_path / "seen")
     for one in (recording, opened):
         call = one["blocks.1"].call
-        assert call.facts.tokens == (CLS, CLS)
-        assert call.all_names("key") == call.all_names("query") == CLS.names
+        assert call._facts.tokens == (CLS, CLS)
+        assert call._all_names("key") == call._all_names("query") == CLS.names
     assert opened.heads().to_dict() == recording.heads().to_dict()
     assert opened.heads()[0].patches > 0
     if keep == "steps":
@@ -87,24 +87,24 @@ def test_both_sides_and_patterns(tmp_path):
         model(vectors(6), vectors(3, seed=1))
     recording.save(tmp_path / "seen")
     for one in (recording, ts.open(tmp_path / "seen")):
-        assert one["text"].call.facts.tokens is None
-        assert one["text"].call.all_names("key") is None
-        assert one["cross"].call.all_names("query") == tuple(words)
-        assert one["cross"].call.all_names("key") == one["image"].call.all_names("query") == ts.Grid(2, 3).names
+        assert one["text"].call._facts.tokens is None
+        assert one["text"].call._all_names("key") is None
+        assert one["cross"].call._all_names("query") == tuple(words)
+        assert one["cross"].call._all_names("key") == one["image"].call._all_names("query") == ts.Grid(2, 3).names
     with ts.watch(model, tokens=(words, ts.Grid(2, 3))) as pair:
         model(vectors(6), vectors(3, seed=1))
-    assert pair["text"].call.all_names("key") == tuple(words)
+    assert pair["text"].call._all_names("key") == tuple(words)
     with ts.watch(model, tokens=(None, ts.Grid(2, 3))) as half:
         model(vectors(6), vectors(3, seed=1))
-    assert half["text"].call.facts.tokens == (None, None)
-    assert half["cross"].call.all_names("query") is None
+    assert half["text"].call._facts.tokens == (None, None)
+    assert half["cross"].call._all_names("query") is None
 
 
 def test_names_of_some_queries():
     model = filled(Vision())
     with ts.watch(model, keep="steps", queries=[0, 6], tokens=CLS) as recording:
         model(vectors(8))
-    assert recording["blocks.0"].call.all_names("query") == ("[CLS]", "(1, 2)")
+    assert recording["blocks.0"].call._all_names("query") == ("[CLS]", "(1, 2)")
     assert recording["blocks.0"].trace().query_tokens == ("[CLS]", "(1, 2)")
 
 
@@ -113,8 +113,8 @@ def test_written_tokens_are_named_by_their_positions():
     with ts.watch(model, tokens=ts.Segments(["<s>"], ts.Grid(1, 2))) as recording:
         ts.decoding.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=3, end=[])
     names = ("<s>", "(0, 0)", "(0, 1)", "3", "4")
-    assert recording["blocks.0"].call.all_names("key") == names
-    assert recording["blocks.0"].call.all_names("query") == names
+    assert recording["blocks.0"].call._all_names("key") == names
+    assert recording["blocks.0"].call._all_names("query") == names
 
 
 class Looks(torch.nn.Module):

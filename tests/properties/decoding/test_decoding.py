@@ -15,7 +15,7 @@ import telescope as ts
 from support.needs import need_data
 from support.replaying import replayed_steps
 from support.writers import GPTS, KINDS, WORDS, made, prompts
-from telescope.decoding import beam, generate, stream
+from telescope.decoding import IncrementalDecoder, beam, generate, stream
 from telescope.decoding import writers as writing
 from telescope.decoding.generate import draw_noise
 from telescope.decoding.sampling import draw, greedy, largest, min_p, temperature, top_k, top_p
@@ -261,10 +261,21 @@ def test_stop_strings_that_span_tokens(spelling, stop, text, why):
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_an_incomplete_character_at_the_end_is_replaced(spelling):
+def test_an_incomplete_character_at_the_end_is_held_back(spelling):
     ids = says(spelling, "aü")
     (line,) = generate(spelling, "H", max_new_tokens=len(ids) - 1, temperature=0.0)
-    assert line.text == spelling.tokenizer.decode(ids[:-1]) == "a\ufffd"
+    assert line.ids == ids[:-1]
+    assert (line.text, spelling.tokenizer.decode(line.ids)) == ("a", "a\ufffd")
+
+
+def test_bytes_that_are_no_character_are_left_out(spelling):
+    """What a hardly trained model writes: continuations without a first byte, before text and after it."""
+    continuation = spelling.tokenizer.encode("ü").ids[1]
+    (letter,) = spelling.tokenizer.encode("a").ids
+    decoder = IncrementalDecoder(spelling.tokenizer, ())
+    pieces = [decoder.add(token) for token in (continuation, continuation, letter, continuation)]
+    assert pieces == ["", "", "a", ""]
+    assert decoder.flush() == ""
 
 
 def test_text_is_what_follows_the_prompt():

@@ -288,7 +288,7 @@ def test_a_text_that_is_longer_than_may_wait(monkeypatch):
         with ts.watch(model) as recording:
             model(IDS)
         recordings.append(recording)
-    waited = [one.queue.collect_steps is not None for one in recordings]
+    waited = [one._queue.collect_steps is not None for one in recordings]
     assert waited == [False, True, False, False]
     for one in recordings:
         for name, watched in one.items():

@@ -584,7 +584,7 @@ def test_a_bias_that_no_weight_depends_on(kind, d_memory):
     layer = MultiHeadAttention(6, 3, key_heads=1, d_memory=d_memory, attention=attention, rotary=rotary).double()
     x = torch.rand(BATCH, N, 6, dtype=torch.float64)
     memory = None if d_memory is None else torch.rand(BATCH, N, d_memory, dtype=torch.float64)
-    found, before = layer.ignored_bias(), layer(x, memory)
+    found, before = layer._ignored_bias(), layer(x, memory)
     assert (found is not None) is ignored
     bias = layer.projections()["W_k"].bias
     with torch.no_grad():
@@ -597,4 +597,4 @@ def test_a_bias_that_no_weight_depends_on(kind, d_memory):
 
 
 def test_a_layer_without_biases_has_none_to_ignore():
-    assert MultiHeadAttention(6, 3, bias=False).ignored_bias() is None
+    assert MultiHeadAttention(6, 3, bias=False)._ignored_bias() is None

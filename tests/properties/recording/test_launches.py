@@ -102,7 +102,7 @@ def test_steps_that_wait_are_stored_for_all_layers_at_once():
     """The host waits for one comparison of keys, and launches what joins the queries of each layer, and copies them."""
     few, many = (waiting_steps(layers) for layers in (2, 6))
     with Reads() as reads:
-        more = launches(many.flush) - launches(few.flush)
+        more = launches(many._flush) - launches(few._flush)
     assert reads.names.count("equal") == 2
     assert more <= 3 * 4
     assert all(watched.call.size == (24, 24) for watched in many.values())

@@ -202,9 +202,9 @@ def test_numbers_of_queries_and_keys(name, side, keep):
             assert torch.equal(torch.where(keys < 0, keys, keys - first), here.top.keys[0])
             assert (there.top.keys[i][:, ~of_queries] == -1).all()
             if norms:
-                close(call.parts["norms"].tensor[i][:, of_keys], own.parts["norms"].tensor[0], **where)
-            if own.streaming() is not None and not own.across:
-                close(call.streaming()[i][:, of_queries], own.streaming()[0], **where)
+                close(call._kept["norms"].tensor[i][:, of_keys], own.parts["norms"].tensor[0], **where)
+            if own._streaming() is not None and not own.across:
+                close(call._streaming()[i][:, of_queries], own._streaming()[0], **where)
             assert call.text_columns(i) == (_range(of_queries), _range(of_keys))
 
 
@@ -390,7 +390,7 @@ def test_texts_that_end_early(name, keep, tmp_path):
         torch.testing.assert_close(there.survey().entropy[1][:, rows], here.survey().entropy[0], **near)
         assert not there.survey().entropy[1][:, rows.stop :].any()
     # one sequence of the batch alone decides a head's numbers once the other is left out
-    shares = [call.shares(call.places())[row] for call, row in ((recorded[layer].call, 1), (single[layer].call, 0))]
+    shares = [call._shares(call._places())[row] for call, row in ((recorded[layer].call, 1), (single[layer].call, 0))]
     torch.testing.assert_close(shares[0], shares[1], rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
@@ -448,7 +448,7 @@ def test_chunked_prompts(name, chunk):
     ]
     for layer in recordings[0]:
         whole, parts = (recording[layer].call for recording in recordings)
-        assert whole.facts.prompt == parts.facts.prompt == source.ids.shape[1]
+        assert whole._facts.prompt == parts._facts.prompt == source.ids.shape[1]
         torch.testing.assert_close(whole.survey().received, parts.survey().received, rtol=1e-4, atol=1e-5)
     for one, other in zip(*(recording.heads().sort("layer") for recording in recordings), strict=True):
         for column, value in asdict(one).items():
@@ -526,7 +526,7 @@ def test_queries_selected_of_a_batch(side, keep, tmp_path):
                 close(there.survey().received[i][:, runs.source.keep[i]], here.survey().received[0], **where)
                 others = [place for place in range(len(there.rows)) if place not in own]
                 assert (there.survey().top.keys[i][:, others] == -1).all()
-                shares = [call.shares(call.places())[row] for call, row in ((there, i), (here, 0))]
+                shares = [call._shares(call._places())[row] for call, row in ((there, i), (here, 0))]
                 close(*(part.nan_to_num() for part in shares), **where)
 
 

@@ -72,7 +72,7 @@ def test_recorded_tensors_have_no_gradient(keep, make):
     with ts.watch(model, keep=keep) as recording:
         assert model(sequence(5), sequence(4, seed=1)).requires_grad
     for watched in recording.values():
-        kept = [part.tensor for part in (*watched.call.parts.values(), *watched.call._fingerprints)]
+        kept = [part.tensor for part in (*watched.call._kept.values(), *watched.call._fingerprints)]
         assert len(kept) >= 3
         assert not any(tensor.requires_grad for tensor in [*kept, *tensors(watched.call.attention)])
 
@@ -292,7 +292,7 @@ def test_memory_grows_with_n_and_not_with_its_square():
             with ts.watch(layer, keep=keep) as recording, torch.no_grad():
                 layer(sequence(n, dtype=torch.float32))
             call = recording["attention"].call
-            sums = call.parts["shares"].nbytes if keep == "summaries" else 0  # of each head, whatever the length
+            sums = call._kept["shares"].nbytes if keep == "summaries" else 0  # of each head, whatever the length
             assert sums <= 2 * 2 * 8 * len(SUMS)
             sizes.append(call.nbytes - sums)
         assert sizes == [sizes[0], 2 * sizes[0], 4 * sizes[0]]

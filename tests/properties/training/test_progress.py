@@ -7,8 +7,18 @@ import pytest
 from rich.console import Console
 
 from support.learning import learn, pairs, transformer
-from telescope.training import Examples, Finished, HeadsWatched, Logged, Saved, Started, Stopped, Validated
-from telescope.training.reports import ProgressBar, format_duration, format_event, print_event, tensorboard
+from telescope.training import (
+    Examples,
+    Finished,
+    HeadsWatched,
+    Logged,
+    Saved,
+    Started,
+    Stopped,
+    Validated,
+    format_duration,
+)
+from telescope.training.reports import ProgressBar, format_event, print_event, tensorboard
 
 LOGGED = Logged(
     step=1200, steps=8000, epoch=2, loss=5.83456, lr=0.00123, norm=0.871, tokens_per_second=1912.0, seconds_left=10260.0

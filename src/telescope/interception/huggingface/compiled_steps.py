@@ -94,7 +94,7 @@ class Steps:
         for name, module in self.interceptor.recorded_modules():
             cached = static_keys(cache, module)
             heads = self.interceptor.heads_of_call(module, len(ids))
-            last = self.recording.last_call(name)
+            last = self.recording._last_call(name)
             if cached is None or heads is None or last is None:
                 return False
             if len(cached.keys) != len(ids) or not text.holds(name, cached.layer):
@@ -298,7 +298,7 @@ class Steps:
         self._cache = None
         self._layers = {}
         # The model may write to the cache again: survey now what lies there.
-        self.recording.queue.survey_waiting()
+        self.recording._queue.survey_waiting()
 
     def _end_prompt(self) -> None:
         """Record the prompt that waits before these steps, and count its keys."""
@@ -307,7 +307,7 @@ class Steps:
         self.interceptor.log.flush()
         self.interceptor.forget_passes()
         for name, layer in self._layers.items():
-            last = self.recording.last_call(name)
+            last = self.recording._last_call(name)
             assert last is not None
             self._layers[name] = layer._replace(known=last.size[1])
 

@@ -52,7 +52,7 @@ def intercepting(
     if isinstance(handler, Observer):
         interceptor.log = PassLog(interceptor, handler.recording)
         interceptor.steps = Steps(interceptor, handler.recording)
-        handler.recording.queue.collect_steps = interceptor.collect
+        handler.recording._queue.collect_steps = interceptor.collect
     # Older versions look eager attention up by no name that could be replaced.
     problem = interceptor.why_not_compiled(
         type(modules[""]).__name__, lambda: all_attentions(modules)
@@ -84,7 +84,7 @@ def intercepting(
             with suppress(Exception):
                 interceptor.collect()
             if isinstance(handler, Observer):
-                handler.recording.queue.collect_steps = None
+                handler.recording._queue.collect_steps = None
             raise
         if isinstance(handler, Observer):
             end_recording(interceptor, handler)

@@ -99,7 +99,7 @@ class PassLog:
             return False
         if self.interceptor.has_cross_attention or self.interceptor.has_value_sets:
             return False
-        return recording.options.map is None
+        return recording._options.map is None
 
     def _holds_all(self) -> bool:
         """Return whether the keys that each attention was passed last lie in the cache, and are
@@ -252,7 +252,7 @@ class PassLog:
         """
         assert self.recording is not None
         heads = tuple(range(tensors[0].shape[1]))
-        self.recording.check_memory(AttentionCall(*tensors, Attention(), heads, 0.0))
+        self.recording._check_memory(AttentionCall(*tensors, Attention(), heads, 0.0))
 
     # ------------------------------------------------------------------------------------ recording
 
@@ -265,7 +265,7 @@ class PassLog:
         """Return whether the calls may wait although the model goes on: there is room, and their
         definitions are known.
         """
-        if self.recording is None or not isinstance(self.recording.options.store, Device):
+        if self.recording is None or not isinstance(self.recording._options.store, Device):
             return False
         last = self.steps.last
         of_steps = sum(tensor.nbytes for call in last for tensor in call.tensors)
@@ -359,7 +359,7 @@ class PassLog:
                 if calls:
                     # Nobody writes to what waits before its surveys are launched.
                     assert self.recording is not None
-                    around.enter_context(self.recording.queue.referring())
+                    around.enter_context(self.recording._queue.referring())
                 for call in calls:
                     self._record(call, call.tensors, known_mask(call.mask))
             if prompt is not None and len(self.steps) > 0:

@@ -67,7 +67,7 @@ class CallLog:
         key = id(made.module)
         handled = interceptor.handle(key, made)
         if not self._calls and self.recording is not None and handled.attention in self._names():
-            self.recording.check_memory(made.read(interceptor))
+            self.recording._check_memory(made.read(interceptor))
         context = made.run()
         made.check_output(handled, made.read(interceptor), context)
         made.is_recorded = handled.attention in self._names()
@@ -99,7 +99,7 @@ class CallLog:
         """Return whether the calls may wait although the pass ends: nobody else holds what they
         hold.
         """
-        if self.recording is None or not isinstance(self.recording.options.store, Device):
+        if self.recording is None or not isinstance(self.recording._options.store, Device):
             return False
         if not all(call.made.is_fixed and not call.was_written() for call in self._calls):
             return False

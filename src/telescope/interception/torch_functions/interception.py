@@ -301,7 +301,7 @@ def intercepting(
     waits = isinstance(handler, Observer) and not are_beside
     if isinstance(handler, Observer) and waits:
         interceptor.log = CallLog(interceptor, handler.recording)
-        handler.recording.queue.collect_steps = interceptor.collect
+        handler.recording._queue.collect_steps = interceptor.collect
     with ExitStack() as undo:
         if interceptor.follows_text:
             embeddings = _token_embeddings(modules)
@@ -320,7 +320,7 @@ def intercepting(
             with suppress(Exception):
                 interceptor.collect()
             if isinstance(handler, Observer) and waits:
-                handler.recording.queue.collect_steps = None
+                handler.recording._queue.collect_steps = None
             raise
         if isinstance(handler, Observer) and waits:
             end_recording(interceptor, handler)

@@ -96,7 +96,7 @@ def write_gpt2(config: GPTConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
-        "attn_pdrop": config.weight_dropout,
+        "attn_pdrop": config._weight_dropout,
     }
 
 
@@ -259,7 +259,7 @@ def _write_shared(config: GPTConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "hidden_act": THEIR_ACTIVATIONS[config.activation],
         "tie_word_embeddings": config.tied,
-        "attention_dropout": config.weight_dropout,
+        "attention_dropout": config._weight_dropout,
     }
 
 

@@ -106,7 +106,7 @@ def write_bert(config: EncoderConfig) -> dict[str, Any]:
         "layer_norm_eps": config.norm_eps,
         "hidden_act": THEIR_ACTIVATIONS[config.activation],
         "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.weight_dropout,
+        "attention_probs_dropout_prob": config._weight_dropout,
     }
 
 
@@ -241,7 +241,7 @@ def write_marian(config: TransformerConfig) -> dict[str, Any]:
         "scale_embedding": config.scaled,
         "activation_function": THEIR_ACTIVATIONS[config.activation],
         "dropout": config.dropout,
-        "attention_dropout": config.weight_dropout,
+        "attention_dropout": config._weight_dropout,
         "activation_dropout": config.hidden_dropout,
         "is_encoder_decoder": True,
     }

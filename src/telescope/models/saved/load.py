@@ -105,18 +105,22 @@ def load(
     """Return the model in a folder, in eval mode, with its tokenizer as `model.tokenizer` if the
     folder has one.
 
-    path    a folder that `model.save` wrote; a folder of Hugging Face's with a gpt2, llama (SmolLM2
-            too), mistral, qwen2, bert or marian (without its tokenizer, source.spm and target.spm);
-            a .bin file of llama2.c, with the tok*.bin in the same folder; or the name of a model
-            that is shipped with the package, unless the working folder has a file or folder of that
-            name
-    device  where the weights go; the CPU unless given
-    dtype   of the weights; unless given, the dtype in the file. Shipped models are bfloat16 in the
-            file, to be small, and are loaded as float32, so that they write the same text on every
-            machine
+    Nothing in a file is ever executed.
 
-    Nothing in a file is ever executed. Raises a LoadError with one sentence where a file cannot be
-    read, a ValueError where `dtype` is not a floating-point dtype or `device` is not here.
+    Args:
+        path: a folder that `model.save` wrote; a folder of Hugging Face's with a gpt2, llama
+            (SmolLM2 too), mistral, qwen2, bert or marian (without its tokenizer, source.spm and
+            target.spm); a .bin file of llama2.c, with the tok*.bin in the same folder; or the name
+            of a model that is shipped with the package, unless the working folder has a file or
+            folder of that name.
+        device: where the weights go; the CPU unless given.
+        dtype: of the weights; unless given, the dtype in the file. Shipped models are bfloat16 in
+            the file, to be small, and are loaded as float32, so that they write the same text on
+            every machine.
+
+    Raises:
+        LoadError: with one sentence where a file cannot be read, a ValueError where `dtype` is not
+            a floating-point dtype or `device` is not here.
 
     Example:
         >>> import telescope as ts
@@ -154,15 +158,15 @@ def load(
 
 
 def find_model(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a model, by its path or by the name under which it is shipped; else raise
-    a LoadError.
-    """
+    """Return the path of a model, by its path or by a shipped name; else raise a LoadError."""
     if (folder := find_shipped(path)) is not None:
         return folder
     name = os.fspath(path)
-    # A bare name that is nowhere: probably a shipped model, misspelt.
+    # A bare name that is nowhere: probably a shipped model, misspelt; OWNER/NAME is one of a hub.
     if Path(path).name == name and paths.is_missing(name):
         raise _unknown_model_error(name)
+    if name.count("/") == 1 and name[0] not in "./~" and not Path(name).parent.exists():
+        raise LoadError(f"{name} does not exist; from a hub, transformers' from_pretrained loads")
     return paths.check_exists(path)
 
 
@@ -370,11 +374,13 @@ def export(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a folder that `transformers` loads, as GPT-2, Llama, Mistral, Qwen2, BERT or Marian,
     with equal logits.
 
-    model  a GPT, Encoder or Transformer whose options transformers supports
-    path   the folder; a model that was saved there before is replaced
+    Args:
+        model: a GPT, Encoder or Transformer whose options transformers supports.
+        path: the folder; a model that was saved there before is replaced.
 
-    Raises a ValueError with the reason where the model has no counterpart, or `path` holds anything
-    else.
+    Raises:
+        ValueError: with the reason where the model has no counterpart, or `path` holds anything
+            else.
 
     Example:
         >>> import os, tempfile, telescope as ts

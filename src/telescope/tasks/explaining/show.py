@@ -8,13 +8,12 @@ from typing import Any
 from jaxtyping import Float
 from rich.console import Group, RenderableType
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from ...decoding import Written
 from ...models import Model
-from ...traces import FirstThatFits, indent, number_cell
+from ...traces import FirstThatFits, PlainTable, indent, number_cell
 from ..writing import RewrittenPart
 from .sentence import ExplainedSentence, HeadReading, SentenceScene
 from .sentence_views import SentenceAttention, watch_alignment
@@ -118,7 +117,7 @@ def percent_table(
     # Where all weights are 0, the scale ends at 1.
     brightest = 100 * ((float(weights.max()) if peak is None else peak) or 1.0)
 
-    def tables() -> Iterator[Table]:
+    def tables() -> Iterator[PlainTable]:
         # All words if the console is wide enough, else fewer and fewer of them.
         yield _matrix(rows, columns, 100 * weights, brightest)
         for most in range(MOST_LISTED, 0, -1):
@@ -129,7 +128,7 @@ def percent_table(
 
 def _matrix(
     rows: Sequence[str], columns: Sequence[str], percent: Float[Tensor, "row column"], peak: float
-) -> Table:
+) -> PlainTable:
     table = _empty_table()
     table.show_header = True
     for name in columns:
@@ -145,7 +144,7 @@ def _largest_of_rows(
     percent: Float[Tensor, "row column"],
     peak: float,
     most: int,
-) -> Table:
+) -> PlainTable:
     table = _empty_table()
     # Stable: equal weights stay in the order of the words.
     largest = percent.sort(dim=-1, descending=True, stable=True)
@@ -160,8 +159,8 @@ def _largest_of_rows(
     return table
 
 
-def _empty_table() -> Table:
-    table = Table(
+def _empty_table() -> PlainTable:
+    table = PlainTable(
         box=None,
         padding=(0, 1),
         pad_edge=False,
@@ -267,7 +266,7 @@ def _draw_readings(explained: ExplainedSentence) -> RenderableType:
     scene = explained.scenes[0]
     readings = explained.readings
     names = scene.attention.columns.names
-    table = Table.grid(padding=(0, 2))
+    table = PlainTable.grid(padding=(0, 2))
     for number, word in enumerate(explained.between):
         # The heads that look at this word, the largest weight first.
         chosen = sorted(

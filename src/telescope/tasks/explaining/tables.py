@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from ...attention import alibi, rotary, sinusoidal
-from ...traces import indent
+from ...traces import PlainTable, indent
 
 # Random scores: features, queries and keys of the vectors that are drawn
 MOST_FEATURES = 512
@@ -194,7 +193,7 @@ def draw_positions() -> RenderableType:
 def _draw(
     title: str, caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = PlainTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in rows:

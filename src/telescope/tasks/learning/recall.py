@@ -40,7 +40,7 @@ class Corruption(Config):
     block: int = 128
     draws: int = 1
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         check_at_least_one(self, "draws")
         check_at_most(self, 1000, "draws")
         check_at_most(self, 2**16, "block")

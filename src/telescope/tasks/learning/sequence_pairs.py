@@ -56,7 +56,7 @@ class Decoding(Config):
     rows: int = 128  # texts of a batch
     validated: int = 500  # texts written at each validation
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         check_at_least_one(self, "beams", "longest", "rows", "validated")
 
 
@@ -72,7 +72,7 @@ class PairTokenizer(Config):
     # Additional copies of the training data, with words cut into other pieces (BPE dropout).
     again: int = 0
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         check_vocabulary_size(self.size)
         check_at_most(self, MOST_AGAIN, "again")
         if self.again < 0:

@@ -74,7 +74,7 @@ class Translations(PairData):
         renamed = {"bare": "without_stop_percent"}
         return super().from_dict({renamed.get(name, name): given[name] for name in given})
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         check_at_least_one(self, "longest")
         if not 0 <= self.without_stop_percent <= 100:
             raise ValueError(
@@ -182,7 +182,7 @@ class SummaryData(PairData):
     longest_summary: int = 64  # most tokens of a summary
     renamed: int = 0  # additional copies of all chats, with other names for the people in them
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         check_at_least_one(self, "longest", "longest_summary")
         self.check_source(SUMMARIES)
         check_at_most(self, MOST_AGAIN, "renamed")
@@ -237,7 +237,7 @@ class TextData(OwnData):
     # Of the windows that are trained on: they say their first tokens again and again.
     repeat_percent: int = 0
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         self.check_source(TEXTS)
         if not 0 <= self.repeat_percent <= 100:
             raise ValueError(
@@ -261,7 +261,7 @@ class TextTokenizer(Config):
     kind: Literal["characters", "bpe"] = "characters"
     size: int = 1024
 
-    def check(self) -> None:
+    def _check_fields(self) -> None:
         check_vocabulary_size(self.size)
 
     def learn(self, data: Path, corpus: TextData) -> Tokenizer:
