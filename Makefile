@@ -92,7 +92,7 @@ lessons: .venv/ready-for-lessons
 # that has not changed is taken from .cache/pages/.
 docs: .venv/ready-for-docs
 	$(BIN)/codespell docs lessons README.md CONTRIBUTING.md CHANGELOG.md --skip "*.svg,*.png"
-	DOCS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 DOCS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python tools/check_site.py site
 	@echo "open site/index.html"
 
