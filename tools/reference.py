@@ -31,6 +31,7 @@ class Reference(griffe.Extension):
                 _prepare(module)
             for module in modules:
                 _uncover(module)
+            _point_anew(modules)
 
 
 def _modules(module: griffe.Module) -> list[griffe.Module]:
@@ -76,17 +77,29 @@ def _uncover(package: griffe.Module) -> None:
     """Put a function or class in the place of the module of the same name that hides it: griffe
     takes `telescope.editing.edit` for the file edit.py, Python for the function.
     """
-    for name, module in list(package.members.items()):
-        imported = package.imports.get(name) == f"{package.path}.{name}.{name}"
-        if module.is_alias or not module.is_module or not imported:
+    for name, hiding in list(package.members.items()):
+        path = package.imports.get(name, "")
+        if hiding.is_alias or not hiding.is_module or not path.startswith(f"{package.path}."):
             continue
-        named = module.members.get(name)
-        if named is None or named.is_alias:
+        meant = package.modules_collection[path]
+        if meant is hiding or meant.is_alias:
             continue
-        # Everything else in the file is found through it, by the same path as before.
-        named.members.update({key: one for key, one in module.members.items() if key != name})
+        named = copy(meant)
         named.parent = package
+        # Everything in the file is found through it, by the same path as before.
+        named.members = {**hiding.members, **meant.members}
         package.members[name] = named
+
+
+def _point_anew(modules: list[griffe.Module]) -> None:
+    """Let imported names that were looked up already point to what now stands in their place."""
+    for module in modules:
+        for alias in module.members.values():
+            if alias.is_alias and alias.resolved and not alias.wildcard:
+                try:
+                    alias.target = alias.modules_collection[alias.target_path]
+                except (KeyError, griffe.AliasResolutionError, griffe.CyclicAliasError):
+                    continue  # of another library
 
 
 def _function(name: str, method: griffe.Function) -> griffe.Function:
@@ -128,7 +141,11 @@ def _split_items(text: str) -> str:
     parts = re.split(r"^(?=\S.*:$)", text, flags=re.M)
     for number, part in enumerate(parts):
         if part.startswith(("Args:", "Attributes:")):
-            parts[number] = items.sub(_one_item_each, part)
+            part = items.sub(_one_item_each, part)
+        if part.startswith(("Args:", "Attributes:", "Raises:")):
+            # In a table every cell begins with a capital letter.
+            begin = re.compile(r"^(    [\w*, ]+:\s+)([a-z])(?=[a-z]*[ ,;.:])", re.M)
+            parts[number] = begin.sub(lambda found: found[1] + found[2].upper(), part)
     return "".join(parts)
 
 
@@ -151,10 +168,14 @@ def _list_fields(kind: griffe.Class) -> None:
     if not fields or kind.docstring is None:
         return
     rows = ""
-    for part in fields:
-        rows += f"{part.name}:\n" + indent(part.docstring.value, "    ") + "\n"
-        part.docstring = None
     text = kind.docstring.value
+    for part in fields:
+        # The docstring of the class may have said it already.
+        if not re.search(rf"^    (?:\w+, )*{part.name}(?:, \w+)*:", text, re.M):
+            rows += f"{part.name}:\n" + indent(part.docstring.value, "    ") + "\n"
+        part.docstring = None
+    if not rows:
+        return
     if re.search(r"^Attributes:$", text, re.M):
         kind.docstring.value = re.sub(
             r"^Attributes:\n", lambda _: "Attributes:\n" + indent(rows, "    "), text, flags=re.M

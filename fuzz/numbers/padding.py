@@ -62,7 +62,7 @@ def check_numbers(case: ModelCase, texts: Texts, dice: random.Random) -> None:
                 False,
             )
             if norms:
-                exact = own.parts["norms"].tensor[0]
+                exact = own._kept["norms"].tensor[0]
                 case.near(f"norms of {layer}", call._kept["norms"].tensor[i][:, columns], exact)
             if own._streaming() is not None and not own.across:
                 case.near(

@@ -5,6 +5,7 @@ holds, and shows a call that runs (test_docstrings.py runs them); and a page of 
 import ast
 import inspect
 import re
+from importlib import import_module
 from itertools import pairwise
 from textwrap import dedent
 
@@ -124,10 +125,13 @@ def directives():
 
 def named_by(name):
     """Return what a dotted name stands for."""
-    value = public.room("")
-    for part in name.split(".")[1:]:
-        value = getattr(value, part)
-    return value
+    place, _, last = name.rpartition(".")
+    if not place:
+        return public.room("")
+    try:
+        return getattr(named_by(place), last)
+    except AttributeError:  # a function hides the file of its name
+        return getattr(import_module(place), last)
 
 
 def test_every_public_name_is_on_one_page():
@@ -161,3 +165,17 @@ def test_lines_of_examples_fit_the_page():
                 text = ast.get_docstring(node) or ""
                 for line in text.partition("Example:\n")[2].splitlines():
                     assert len(line) <= 84, f"{path.name}, {node.name}: {line}"
+
+
+def test_the_site_shows_what_python_has():
+    """A file, an alias or an object of the same name would be shown without its parameters."""
+    griffe = pytest.importorskip("griffe", reason="the docs extra is not installed")
+    extension = griffe.load_extensions(HOME / "tools/reference.py")
+    package = griffe.load("telescope", search_paths=[str(HOME / "src")], extensions=extension)
+    for name in directives():
+        shown, value = package[name.removeprefix("telescope.")], named_by(name)
+        called = inspect.isroutine(value) or public.is_function_object(value)
+        kind = "class" if inspect.isclass(value) else "function" if called else "attribute"
+        assert (name, shown.kind.value) == (name, kind)
+        assert shown.docstring is not None, name
+        assert " at 0x" not in shown.docstring.value

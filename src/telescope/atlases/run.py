@@ -275,9 +275,8 @@ def _shown_by(advance: Advance) -> Report:
 
     def report(made: AtlasProgress) -> None:
         skipped = f", {made.skipped:,} skipped" if made.skipped else ""
-        advance(
-            made.done, f"{counted(made.texts, 'text')}, {counted(made.tokens, 'token')}{skipped}"
-        )
+        read = f"{counted(made.texts, 'text')}, {counted(made.tokens, 'token')}{skipped}"
+        advance(made.done, f"{read}, {made.tokens_per_second:,.0f} tokens/s")
 
     return report
 

@@ -4,12 +4,9 @@ reads the folders that they leave.
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from math import isnan
 from pathlib import Path
-from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -264,26 +261,20 @@ def atlas(
     # A number counts layers, also from the end; any other text is a name or a pattern.
     is_number = layers is not None and layers.lstrip("-").isdecimal()
 
-    # Of several processes the first one reports and prints.
-    is_first = os.environ.get("RANK", "0") == "0"
-    try:
-        found = make_atlas(
-            loaded,
-            texts,
-            tokenizer=tokenizer,
-            out=out,
-            replace=replace,
-            report=_reporter() if is_first else None,
-            length=length,
-            batch=batch,
-            packed=packed,
-            column=column,
-            layers=int(layers) if layers is not None and is_number else layers,
-        )
-    finally:
-        if is_first and sys.stderr.isatty():
-            print(file=sys.stderr)  # after the line that was rewritten
-    if not is_first:
+    found = make_atlas(
+        loaded,
+        texts,
+        tokenizer=tokenizer,
+        out=out,
+        replace=replace,
+        length=length,
+        batch=batch,
+        packed=packed,
+        column=column,
+        layers=int(layers) if layers is not None and is_number else layers,
+    )
+    # Of several processes the first one prints.
+    if os.environ.get("RANK", "0") != "0":
         return
     if as_json:
         print_json({"texts": found.texts, "tokens": found.tokens, "heads": [*found.rows()]})
@@ -322,36 +313,3 @@ def compare(
         print_json(found[:heads].to_dict())
     else:
         print_all([found[: heads or SHOWN]], plain)
-
-
-def _reporter() -> Callable[[Any], None]:
-    """Return a report to standard error: one line that is rewritten on a terminal, a line a minute
-    elsewhere.
-    """
-    from ..training import format_duration
-
-    # When a line was last printed, in seconds of `monotonic`.
-    last = 0.0
-
-    def report(progress: Any) -> None:
-        nonlocal last
-        now = monotonic()
-        on_terminal = sys.stderr.isatty()
-        # A log file gets a line a minute, a terminal five a second.
-        if now - last < (0.2 if on_terminal else 60.0):
-            return
-        last = now
-        # Write the time left, the bar, 24 characters wide, and how many texts were skipped.
-        seconds = progress.seconds_left  # NaN before the first texts are done
-        left = "" if isnan(seconds) else f"{format_duration(seconds)} left"
-        bar = ("█" * round(24 * progress.done)).ljust(24, "░")
-        skipped = f"  {progress.skipped:,} skipped" if progress.skipped else ""
-        line = (
-            f"{progress.texts:,} texts  {progress.tokens:,} tokens  "
-            f"{progress.tokens_per_second:,.0f} tokens/s  {bar} {progress.done:.0%}  "
-            f"{left}{skipped}"
-        )
-        # On a terminal the next line overwrites this one.
-        print(line, end="\r" if on_terminal else "\n", file=sys.stderr, flush=True)
-
-    return report

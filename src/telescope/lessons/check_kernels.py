@@ -396,6 +396,7 @@ def entropy_from_lse() -> Cases:
         ),
         raises={
             r"\(6\) must match.*\(5\) at|\(5\) must match.*\(6\) at": "scores have 5 rows and 6 "
-            "columns, and lse a number for each row: lse[:, None] makes it a column, and sums run over dim=-1",
+            "columns, and lse a number for each row: lse[:, None] makes it a column, and sums run "
+            "over dim=-1",
         },
     )

@@ -2,12 +2,13 @@
 needs no model.
 """
 
-from math import log
+from math import isnan, log
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from .calling import Solution, WrongAnswer, call, passed
+from .calling import Solution, WrongAnswer, call, describe, passed
 from .comparing import Case, Cases, exercise
 from .material import normal
 
@@ -43,6 +44,15 @@ def next_token_loss() -> Cases:
                 guesses.softmax(-1), ids[1:]
             ),
             "this is the mean probability; take -ln of each first": chances.mean(),
+            "this is the accuracy, how often the likeliest token is right; the loss is -ln p of the "
+            "right one": (guesses.argmax(-1) == ids[1:]).float().mean(),
+            "this is the perplexity, exp of the loss; return the loss": right.exp(),
+            "softmax runs over the places; it runs over the vocabulary, dim=-1": (
+                -guesses.log_softmax(0).gather(1, ids[1:, None]).mean()
+            ),
+            "this is the last guess alone; return the mean of all": cross_entropy(
+                guesses[-1:], ids[-1:]
+            ),
             "this is -ln of the mean probability; take -ln of each first, then the mean": (
                 -chances.mean().log()
             ),
@@ -56,33 +66,54 @@ def next_token_loss() -> Cases:
 def baseline(function: Solution) -> None:
     """Check baseline(answers): the share of the answer that is given most often."""
     cases: tuple[tuple[list[str], float], ...] = (
-        (["Rome", "Oslo", "Rome", "Lima"], 0.5),
-        (["Oslo", "Oslo", "Lima", "Rome", "Oslo", "Lima"], 0.5),
+        # No usual mistake gives the same number as another one here.
+        (["Oslo"] * 6 + ["Rome"] * 7 + ["Cairo"] * 3 + ["Paris"] * 3 + ["Lima"] * 4, 7 / 23),
+        (["Lima", "Oslo", "Oslo", "Rome", "Oslo"], 0.6),
         (["Lima"], 1.0),
         (["Rome", "Oslo", "Lima", "Cairo", "Paris"], 0.2),
     )
     for answers, right in cases:
-        found = call("baseline(answers)", function, list(answers))
-        if not isinstance(found, int | float):
+        found = call("baseline(answers)", function, answers)
+        if isinstance(found, Tensor) and found.ndim == 0 and not found.is_complex():
+            found = found.item()
+        if isinstance(found, bool) or not isinstance(found, int | float):
             raise WrongAnswer(
-                f"baseline should return a number, and returned a {type(found).__name__}"
+                f"baseline should return a number from 0 to 1, and returned {describe(found)}"
             )
-        if abs(found - right) > 1e-6:
+        if isnan(found) or abs(found - right) > 1e-6:
+            why = _about_share(answers, found)
+            each = [f"{answers.count(word)} {word}" for word in dict.fromkeys(answers)]
+            counts = ", ".join(each)
             raise WrongAnswer(
-                f"baseline({answers}) is {found:.4g}, {_reason(answers, found, right)}"
+                f"baseline is {found:.4g} where answers are {counts}, and should be {right:.4g}: "
+                f"{why}"
             )
     passed("baseline", "what a model must beat before it can be said to know anything")
 
 
-def _reason(answers: list[str], found: float, right: float) -> str:
-    """Say what is wrong with a share, and what it should be."""
-    kinds = len(set(answers))
-    if abs(found - right * len(answers)) < 1e-6:
-        return f"and should be {right:.4g}: divide the count by the number of answers"
-    if abs(found - 100 * right) < 1e-6:
-        return f"and should be {right:.4g}: a share, not percent"
-    if abs(found - 1 / kinds) < 1e-6:
-        return f"and should be {right:.4g}: a blind guess hits 1 of {kinds}, the commonest more"
-    if answers.count(answers[0]) / len(answers) == found:
-        return f"and should be {right:.4g}: this is the share of the first, not of the commonest"
-    return f"and should be {right:.4g}: count each answer, and take the largest count"
+def _about_share(answers: list[str], found: float) -> str:
+    """Return what is wrong with a share."""
+    total, kinds = len(answers), len(set(answers))
+    counts = [answers.count(answer) for answer in answers]
+    largest = max(counts)
+    known = {
+        largest: "this is a count; divide it by the number of answers",
+        100 * largest / total: "this is in percent; return a share, from 0 to 1",
+        1 / kinds: f"a blind guess hits 1 of {kinds} kinds; the commonest answer may hit more",
+        largest / kinds: "divide by the number of answers, not by that of different ones",
+        1
+        - largest
+        / total: "this is how often the commonest answer is wrong; return how often right",
+        min(counts) / total: "this is the share of the rarest answer; take the largest count",
+        counts[0] / total: "this is the share of the first answer; take that of the commonest",
+        counts[-1] / total: "this is the share of the last answer; take that of the commonest",
+        kinds / total: "this is how many different answers there are; count the commonest one",
+        total / largest: "the fraction is upside down; divide the count by the number of answers",
+        1
+        / total: "this is the share of a single answer; count how often the commonest stands there",
+        float(largest // total): "`//` leaves out the fraction; divide by /",
+    }
+    for share, sentence in known.items():
+        if abs(found - share) < 1e-6:
+            return sentence
+    return "count each answer, take the largest count, and divide it by the number of answers"

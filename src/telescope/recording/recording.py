@@ -57,7 +57,7 @@ class Recording(PrintedTable, StreamAnswers, FieldNames, Mapping[str, Watched]):
         tokens: what the tokens are, as `ts.watch(tokens=...)` was told; None where nothing was
             told.
         decode: returns the text of token ids; None without a tokenizer.
-        token_name: returns the name of a token without text, such as "</s>"; None without a
+        token_name: returns the name of a token without text, such as `</s>`; None without a
             tokenizer.
 
     Example:

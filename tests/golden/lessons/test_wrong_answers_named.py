@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.answers import looking_inside, one_attention, several_heads, whole_models
+from support.answers import looking_inside, one_attention, several_heads, training, whole_models
 from support.answers.right import RIGHT
 from telescope.lessons import WrongAnswer, check
 
@@ -21,6 +21,7 @@ WRONG = {
     **several_heads.WRONG,
     **whole_models.WRONG,
     **looking_inside.WRONG,
+    **training.WRONG,
 }
 VALUES = {check.negative_weight, check.even_weights, check.towards}  # take numbers, not a function
 LONGEST = 600  # characters of a reply
@@ -144,7 +145,7 @@ RESULTS = {
     "a pair": (torch.zeros(3), torch.zeros(3)),
     "a pair of texts": ("a", "b"),
     "a pair of NaN": (torch.full((4, 3), torch.nan), torch.full((4, 3), torch.nan)),
-    "numpy": torch.zeros(3, 5).numpy(),
+    "numpy": torch.ones(3, 5).numpy(),
 }
 functions = pytest.mark.parametrize(
     "judge", [judge for judge in WRONG if judge not in VALUES], ids=lambda judge: judge.__name__

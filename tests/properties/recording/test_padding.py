@@ -202,7 +202,7 @@ def test_numbers_of_queries_and_keys(name, side, keep):
             assert torch.equal(torch.where(keys < 0, keys, keys - first), here.top.keys[0])
             assert (there.top.keys[i][:, ~of_queries] == -1).all()
             if norms:
-                close(call._kept["norms"].tensor[i][:, of_keys], own.parts["norms"].tensor[0], **where)
+                close(call._kept["norms"].tensor[i][:, of_keys], own._kept["norms"].tensor[0], **where)
             if own._streaming() is not None and not own.across:
                 close(call._streaming()[i][:, of_queries], own._streaming()[0], **where)
             assert call.text_columns(i) == (_range(of_queries), _range(of_keys))

@@ -3,6 +3,7 @@
 of the same steps. The first of each check is the lesson's.
 """
 
+from collections import Counter
 from math import cos, exp, log, sin, sqrt
 
 import torch
@@ -294,6 +295,16 @@ RIGHT = {
     check.corrupt: [
         ("lesson", lambda w, a, b: [*w[:a], "⁇", *w[b:], "⁇", *w[a:b]]),
         ("added", lambda w, a, b: w[:a] + ["⁇"] + w[b:] + ["⁇"] + w[a:b]),
+    ],
+    check.next_token_loss: [
+        ("lesson", lambda x, ids: F.cross_entropy(x[:-1], ids[1:])),
+        ("gathered", lambda x, ids: -x.log_softmax(-1)[:-1].gather(1, ids[1:, None]).mean()),
+        ("a number", lambda x, ids: F.cross_entropy(x[:-1], ids[1:]).item()),
+    ],
+    check.baseline: [
+        ("lesson", lambda answers: max(answers.count(word) for word in answers) / len(answers)),
+        ("counted", lambda answers: Counter(answers).most_common(1)[0][1] / len(answers)),
+        ("a tensor", lambda answers: torch.tensor(max(map(answers.count, answers)) / len(answers))),
     ],
     check.attend_in_blocks: [("lesson", edited(BLOCKS)), ("by lse", blocks_that_return)],
     check.bytes_of_weights: [
