@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 FILES = Path(os.environ.get("FINDINGS_FILES", ".venv/findings/files"))
 # The colours of every figure: one for what a page is about, one for its control.
 INK, ACCENT, LIGHT, WARM = "#1f3a5f", "#2a78b5", "#c8d4e3", "#c8553d"
-GREY = "#7a8290"  # of text and axes
+GREY = "#5b6472"  # of text and axes
 
 
 def unpack(package: str, name: str) -> Path:
@@ -81,6 +81,18 @@ def windows(tokenizer: Any, name: str, count: int, length: int) -> torch.Tensor:
     return torch.stack([ids[start : start + length] for start in starts])
 
 
+def column(recording: Any, name: str) -> torch.Tensor:
+    """Return a column of recording.heads(), which lists the telling heads first, by place:
+    (layers, heads).
+    """
+    heads = recording.heads()
+    layers = {layer: row for row, layer in enumerate(recording)}
+    found = torch.empty(len(layers), len(heads) // len(layers))
+    for head in heads:
+        found[layers[head.layer], head.number] = getattr(head, name)
+    return found
+
+
 def labels_from(ids: torch.Tensor, start: int) -> torch.Tensor:
     """Return labels for the losses of the tokens from `start` on, as `ts.effect` takes them:
     position i has token i + 1.
@@ -103,7 +115,7 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def style() -> Any:
-    """Return pyplot, with figures that can be read on a light page and on a dark one."""
+    """Return pyplot, with the look of all figures."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -128,9 +140,9 @@ def style() -> Any:
 
 
 def save_figure(figure: Any, name: str) -> None:
-    """Write a figure beside its page, without a background."""
+    """Write a figure beside its page, on white, which dark pages keep."""
     figure.tight_layout()
-    figure.savefig(HERE / f"{name}.png", dpi=130, transparent=True)
+    figure.savefig(HERE / f"{name}.png", dpi=130, facecolor="white")
 
 
 class Numbers:

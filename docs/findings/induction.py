@@ -1,7 +1,6 @@
-"""The induction heads of SmolLM2 by pattern and by effect, and how they form while a small GPT
-trains (Olsson et al. 2022): numbers and figure of a page.
+"""The induction heads of SmolLM2 by pattern and by effect (Olsson et al. 2022): numbers and figure
+of a page. How such heads form while a small GPT trains is in phases.py.
 
-    python -m docs.findings.phases       first, which takes a GPU: its numbers are drawn here
     python -m docs.findings.induction
 """
 
@@ -19,9 +18,9 @@ from .common import (
     LIGHT,
     WARM,
     Numbers,
+    column,
     device,
     labels_from,
-    read,
     save_figure,
     smollm2,
     spearman,
@@ -46,11 +45,24 @@ def columns(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return some columns of heads(): (layers, heads) each."""
     with torch.no_grad(), ts.watch(model) as recording:
         model(ids)
-    heads = recording.heads()
-    return {
-        name: torch.tensor([getattr(head, name) for head in heads]).view(len(recording), -1)
-        for name in ("induction", "first", "previous")
-    }
+    return {name: column(recording, name) for name in ("induction", "first", "previous")}
+
+
+def diagonal(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the share of its weight that each head gives to the token that stands ONCE - 1 before
+    the query, over the queries of the second half: (layers, heads).
+    """
+    length = ids.shape[1]
+    place = torch.arange(length)
+    there = ts.from_tensor(place[:, None] - place == ONCE - 1)
+    with torch.no_grad(), ts.watch(model, keep="queries-keys") as recording:
+        model(ids)
+    rows = []
+    for watched in recording.values():
+        call = watched.call
+        seen = ts.survey(call.queries, call.keys, call.attention, within=there)
+        rows.append(seen.within[:, :, ONCE + 1 :].mean((0, 2)))
+    return torch.stack(rows).cpu()
 
 
 def ranked(numbers: torch.Tensor) -> Heads:
@@ -81,7 +93,7 @@ def draw(
 ) -> None:
     """Draw pattern against effect, the loss by how many heads are muted, and the phase change."""
     pyplot = style()
-    figure, axes = pyplot.subplots(1, 4, figsize=(12.6, 3.2))
+    figure, axes = pyplot.subplots(1, 2, figsize=(8.4, 3.3))
     by_effect = sorted(exact, key=lambda one: -exact[one])
     for one, rise in exact.items():
         place = (float(pattern[one]), rise)
@@ -99,15 +111,6 @@ def draw(
     axes[1].set_title("the best of each order")
     axes[1].legend()
 
-    runs = read("phases")["runs"]
-    for (name, run), colour in zip(runs.items(), (INK, WARM, ACCENT), strict=True):
-        axes[2].plot(run["step"], run["induction"], color=colour, label=name)
-        axes[3].plot(run["step"], run["repeats"], color=colour, label=name)
-    axes[2].set(xlabel="step", ylabel="induction share")
-    axes[2].set_title("while a GPT trains: its best head")
-    axes[3].set(xlabel="step", ylabel="loss on the second copy, nats")
-    axes[3].set_title("and its loss on random repeats")
-    axes[2].legend(fontsize=7)
     save_figure(figure, "induction")
 
 
@@ -116,9 +119,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--draws", type=int, default=3, help="of random heads")
-    parser.add_argument(
-        "--singly", type=int, default=1, help="sequences of which each head is muted"
-    )
+    parser.add_argument("--singly", type=int, default=2, help="sequences for single heads")
+    parser.add_argument("--verify", type=int, default=30, help="heads with the largest estimates")
     given = parser.parse_args()
     numbers = Numbers("induction")
     model, tokenizer = smollm2()
@@ -126,10 +128,10 @@ def main() -> None:
     labels = labels_from(ids, ONCE + 2)
     found = columns(model, ids)
     pattern = found["induction"]
-    # The control: as many random tokens, which hardly repeat.
+    # The control: the same places in as many random tokens of which none comes twice.
     generator = torch.Generator().manual_seed(1)
-    never = torch.randint(1000, 40_000, ids.shape, generator=generator).to(device())
-    control = columns(model, never)["induction"]
+    never = 1000 + torch.randperm(39_000, generator=generator)[: ids.numel()].view_as(ids.cpu())
+    control = diagonal(model, never.to(device()))
 
     # One head at a time: estimates of all, and exact effects of the largest and of the best by
     # pattern.
@@ -190,6 +192,7 @@ def main() -> None:
         effect={
             "before": losses[0],
             "verified": len(checked),
+            "exact": [[*one, own] for one, own in exact.items()],
             "estimates": estimate,
             "best": [[*one, exact[one], by_pattern.index(one) + 1] for one in by_effect[:10]],
             "of_pattern": [[*one, exact[one]] for one in by_pattern[:10]],

@@ -70,7 +70,7 @@ def sentences(count: int) -> list[str]:
     return found
 
 
-# ----------------------------------------------------------------------------- what heads look at
+# ------------------------------------------------------------------------------- what heads look at
 
 
 def habits(model: Sentences, texts: list[str]) -> torch.Tensor:
@@ -111,7 +111,7 @@ def by_position(texts: list[str], model: Sentences) -> list[float]:
     return [each, each, beside, beside, each]
 
 
-# ------------------------------------------------------------------------------- how many are needed
+# ------------------------------------------------------------------------------ how many are needed
 
 
 def similarity(vectors: torch.Tensor) -> torch.Tensor:
@@ -209,7 +209,7 @@ def alone_in_layer(pruning: Pruning) -> list[dict[str, Any]]:
     return rows
 
 
-# ------------------------------------------------------------------------------------- the whole page
+# ----------------------------------------------------------------------------------- the whole page
 
 
 def draw(shares: torch.Tensor, counts: list[int], curves: dict[str, Any]) -> None:

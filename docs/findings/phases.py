@@ -3,6 +3,7 @@ induction heads.
 
     python -m docs.findings.phases            the run of the page: a GPU, or hours of a CPU
     python -m docs.findings.phases --steps 60 a shorter one
+    python -m docs.findings.phases --drawn    the figure alone, from the numbers of the last run
 
 Three runs, alike but for one thing each: the shape and data of recipes/induction.toml; one block
 instead of three; and the same text without repeats.
@@ -20,7 +21,7 @@ from telescope.tasks.learning.repeats import measure_repeats
 from telescope.text import train_bpe
 from telescope.training import Repeated, Training, language, train
 
-from .common import BOOKS, Numbers, book
+from .common import ACCENT, BOOKS, INK, WARM, Numbers, book, read, save_figure, style
 
 BLOCK = 256
 HELD_OUT = 10  # the last of so many parts of each book is for validation
@@ -95,12 +96,13 @@ def train_one(blocks: int, share: float, steps: int, rows: int, every: int) -> d
     )
     seen: list[dict[str, float]] = []
 
+    @torch.no_grad()
     def measure(now: Any) -> dict[str, float]:
         """Return the loss on text, on random tokens that come twice, and the shares of heads."""
         device = next(now.parameters()).device
         text = validation.to(device)
         once = torch.randint(config.vocabulary, (8, 64), generator=torch.Generator().manual_seed(0))
-        with torch.no_grad(), ts.watch(now) as recording:
+        with ts.watch(now) as recording:
             now(torch.cat([once, once], 1).to(device))
         heads = recording.heads()
         found = measure_repeats(now)
@@ -128,19 +130,43 @@ def train_one(blocks: int, share: float, steps: int, rows: int, every: int) -> d
     }
 
 
+def draw(runs: dict[str, Any]) -> None:
+    """Draw what was measured while the models trained."""
+    pyplot = style()
+    figure, axes = pyplot.subplots(1, 3, figsize=(9.6, 3.1))
+    titles = {
+        "induction": "induction share of the best head",
+        "repeats": "loss on random tokens, second time",
+        "text": "loss on text that was held out",
+    }
+    for axis, (column, title) in zip(axes, titles.items(), strict=True):
+        for (name, run), colour in zip(runs.items(), (INK, WARM, ACCENT), strict=True):
+            axis.plot(run["step"], run[column], color=colour, label=name)
+        axis.set(xlabel="step")
+        axis.set_title(title)
+    axes[0].legend(fontsize=7, loc="center right")
+    axes[2].set_ylim(3, 5)
+    save_figure(figure, "phases")
+
+
 def main() -> None:
-    """Train the three models, and write phases.json."""
+    """Train the three models, and write phases.json and phases.png."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--every", type=int, default=25)
+    parser.add_argument("--drawn", action="store_true", help="draw what was measured before")
     given = parser.parse_args()
+    if given.drawn:
+        draw(read("phases")["runs"])
+        return
     numbers = Numbers("phases")
     runs = {
         name: train_one(**settings, steps=given.steps, rows=given.rows, every=given.every)
         for name, settings in RUNS.items()
     }
     numbers.write(steps=given.steps, rows=given.rows, runs=runs)
+    draw(runs)
 
 
 if __name__ == "__main__":

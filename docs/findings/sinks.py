@@ -18,6 +18,7 @@ from .common import (
     LIGHT,
     WARM,
     Numbers,
+    column,
     device,
     labels_from,
     save_figure,
@@ -73,7 +74,7 @@ def shares(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the share of its weight that each head gives to the first token: (layers, heads)."""
     with torch.no_grad(), ts.watch(model) as recording:
         model(ids)
-    return torch.tensor([head.first for head in recording.heads()]).view(len(recording), -1)
+    return column(recording, "first")
 
 
 def draw(first: torch.Tensor, losses: dict[str, list[float]]) -> None:
@@ -136,7 +137,6 @@ def main() -> None:
         texts=len(ids),
         losses=losses,
         mean=mean,
-        # Of how many texts the loss rises when the first four keys go, and when the others go.
         share={
             "all": float(first.mean()),
             "layers": first.mean(1),

@@ -39,7 +39,7 @@ class Pass(NamedTuple):
     frames: int
 
 
-# ------------------------------------------------------------------------------- the model and sound
+# ------------------------------------------------------------------------------ the model and sound
 
 
 def load() -> Any:
@@ -109,7 +109,7 @@ def watch(model: Any, some: list[Pass]) -> ts.Recording:
     return recording
 
 
-# ----------------------------------------------------------------------------------------- the heads
+# ---------------------------------------------------------------------------------------- the heads
 
 
 def listed() -> Heads:
@@ -141,7 +141,7 @@ def average_precision(order: Heads, wanted: Heads) -> float:
     return sum((i + 1) / rank for i, rank in enumerate(ranks)) / len(ranks)
 
 
-# -------------------------------------------------------------------------------------- times of words
+# ----------------------------------------------------------------------------------- times of words
 
 
 def starts_of_words(recording: ts.Recording, heads: Heads, number: int, one: Pass) -> Any:
@@ -200,7 +200,7 @@ def summary(seconds: list[float]) -> dict[str, float]:
     }
 
 
-# ------------------------------------------------------------------------------------- the whole page
+# ----------------------------------------------------------------------------------- the whole page
 
 
 def draw(orders: dict[str, Heads], seconds: dict[str, list[float]]) -> None:

@@ -18,7 +18,12 @@ def latent_context(function: Solution) -> None:
     and values of the heads.
     """
     # All sizes differ, so that an exchanged axis is an error or a wrong shape.
-    heads, queries, tokens, d, d_c, d_v = 3, 4, 7, 6, 5, 8
+    heads = 3
+    queries = 4
+    tokens = 7
+    d = 6
+    d_c = 5
+    d_v = 8
     q = normal(heads, queries, d)
     c = normal(tokens, d_c, seed=1)
     W_uk = normal(heads, d_c, d, seed=2)
@@ -83,8 +88,8 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @exercise("kept_weight(weights, index, k)", "no future key, and every query's own budget")
 def kept_weight() -> Cases:
-    """Check kept_weight(weights, index, k): the share of each query's weight that lies on the k keys
-    with the largest index, among those that it may see.
+    """Check kept_weight(weights, index, k): the share of each query's weight on the k keys with the
+    largest index, among those that it may see.
     """
     n = 8
     future = ~causal_matrix(n, n)
