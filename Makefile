@@ -18,7 +18,7 @@ FAST := tests/golden tests/properties/test_imports.py tests/properties/test_publ
 	tests/properties/recording/test_marks.py tests/properties/attention/test_positions.py \
 	tests/properties/text/test_pieces.py tests/faults/attention/test_bad_input.py \
 	tests/faults/layers/test_layer_faults.py $(addprefix --ignore=tests/golden/,cli/test_cli_edits.py \
-	text/test_corpora.py test_pages.py lessons tasks/test_explain_sentence.py explorer/test_explorer_notebook.py tasks/test_recall.py \
+	text/test_corpora.py test_pages.py test_site.py lessons tasks/test_explain_sentence.py explorer/test_explorer_notebook.py tasks/test_recall.py \
 	models/test_shipped.py models/test_stories.py tasks/test_use.py)
 
 # Interpreters that `make test-pythons` looks for; `make test` runs on $(PYTHON).
@@ -92,7 +92,8 @@ lessons: .venv/ready-for-lessons
 # that has not changed is taken from .cache/pages/.
 docs: .venv/ready-for-docs
 	$(BIN)/codespell docs lessons README.md CONTRIBUTING.md CHANGELOG.md --skip "*.svg,*.png"
-	DOCS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 DOCS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tools/check_site.py site
 	@echo "open site/index.html"
 
 # A wheel in dist/, installed into an environment of its own, and used from another folder.

@@ -140,7 +140,7 @@ def text_of(value):
     """
     if not hasattr(value, "__rich__"):
         return str(value)
-    from telescope.traces.render import render_text
+    from telescope.printed import render_text
 
     return render_text(value.__rich__(), WIDTHS[0][0])
 

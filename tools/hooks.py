@@ -9,12 +9,14 @@ DOCS_COMPLETE=1         makes it an error if a page cannot be run because a pack
 import os
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 NEEDS = "the site needs the library and the extra docs: pip install -e '.[docs]' ({})"
 try:
     import blocks
+    import charts
     import pages
     import reference
 
@@ -23,6 +25,8 @@ except ImportError as problem:
     raise SystemExit(NEEDS.format(problem)) from None
 
 KEYWORDS = tomllib.loads((Path(__file__).parent / "keywords.toml").read_text(encoding="utf-8"))
+# What the extra docs brings for the code of pages, beside the library itself.
+MODULES = ("matplotlib", "transformers", "accelerate", "pandas", "duckdb")
 RESULTS = {}  # by page, as docs/ names it
 ABSENT = {}  # the packages that are missing, by the page that needs them
 
@@ -40,6 +44,8 @@ def on_files(files, *, config):
     ABSENT.clear()
     if "DOCS_WITHOUT_RESULTS" in os.environ:
         return
+    if absent := [name for name in MODULES if find_spec(name) is None]:
+        raise SystemExit(NEEDS.format(f"{absent[0]} is not installed"))
     found = {Path(file.abs_src_path): file.src_uri for file in files.documentation_pages()}
     texts = {path: path.read_text(encoding="utf-8") for path in found}
     for path in [path for path, text in texts.items() if pages.runs(text)]:
@@ -100,6 +106,7 @@ def complete(markdown, name):
         markdown = blocks.without_results(markdown, ABSENT[name])
     else:
         markdown = blocks.with_results(markdown, RESULTS.get(name, []))
+    markdown = charts.with_charts(markdown)
     if name.startswith("reference/"):
         made = {"{{ commands }}": commands, "{{ names }}": reference.index}
         for place, make in made.items():

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 from support import public
-from support.repository import HOME
+from support.repository import HOME, blocks
 
 DOCS = HOME / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name not in ("lessons", "decisions")]
@@ -35,7 +35,7 @@ def test_lines_are_short(page):
     """But for tables, links and code."""
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
     for line in prose.splitlines():
-        if not line.startswith(("|", ":::", "<img", "- [")) and "](" not in line:
+        if not line.startswith(("|", ":::", "<img", "- [", "<!--")) and "](" not in line:
             assert len(line) <= 130, line
 
 
@@ -44,3 +44,14 @@ def test_the_stable_modules_are_those_of_the_reference():
     listed = set(re.findall(r"`(telescope(?:\.\w+)?)`", (DOCS / "reference/stability.md").read_text(encoding="utf-8")))
     assert all(import_module(name).__all__ for name in listed)
     assert listed == {f"telescope.{name}".rstrip(".") for name in public.ROOMS}
+
+
+@every_page
+def test_lines_of_code_fit_their_column(page):
+    """On a screen of 1280 pixels, without a scroll bar. Write 88 characters at most; 96 fit."""
+    most, _ = blocks.WIDTHS[0]
+    for block in blocks.blocks(page.read_text(encoding="utf-8")):
+        shown = block.code.splitlines() if block.language == "python" else []
+        shown += [line for line in block.code.splitlines() if block.language == "console" and line.startswith("$ ")]
+        for line in shown:
+            assert len(line) <= most, line

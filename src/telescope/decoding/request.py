@@ -292,7 +292,8 @@ class IncrementalDecoder:
         # Only the tail is decoded: tokens whose text was returned are dropped.
         self._held_back += text[len(self._decoded) :].replace(INCOMPLETE, "")
         self._ids = self._ids[self._read :] or self._ids
-        self._decoded, self._read = self._tokenizer.decode(self._ids), len(self._ids)
+        self._decoded = self._tokenizer.decode(self._ids)
+        self._read = len(self._ids)
         # The stop string that begins first ends the text.
         stops = [position for position in map(self._held_back.find, self._stop) if position >= 0]
         if stops:

@@ -27,6 +27,7 @@ from .check_heads import (
     split_heads,
 )
 from .check_kernels import attend_in_blocks, bytes_of_weights, entropy_from_lse, received
+from .check_latent import kept_weight, latent_context
 from .check_looking import induction_share, previous_share
 from .check_models import corrupt, gpt, transformer
 from .check_readings import causal_mask, cosine, masked_softmax, reads, towards, two_readings
@@ -59,6 +60,8 @@ __all__ = [
     "held_norm",
     "hidden",
     "induction_share",
+    "kept_weight",
+    "latent_context",
     "layer_norm",
     "luong",
     "masked_softmax",

@@ -1,4 +1,4 @@
-"""Checks of what stands around a model while it learns: the loss that it lowers, and the answer that
+"""Checks of what stands around a model while it learns: the loss that falls, and the answer that
 needs no model.
 """
 
@@ -44,8 +44,8 @@ def next_token_loss() -> Cases:
                 guesses.softmax(-1), ids[1:]
             ),
             "this is the mean probability; take -ln of each first": chances.mean(),
-            "this is the accuracy, how often the likeliest token is right; the loss is -ln p of the "
-            "right one": (guesses.argmax(-1) == ids[1:]).float().mean(),
+            "this is the accuracy, how often the likeliest token is right; the loss is -ln p of "
+            "the right one": (guesses.argmax(-1) == ids[1:]).float().mean(),
             "this is the perplexity, exp of the loss; return the loss": right.exp(),
             "softmax runs over the places; it runs over the vocabulary, dim=-1": (
                 -guesses.log_softmax(0).gather(1, ids[1:, None]).mean()
@@ -93,7 +93,8 @@ def baseline(function: Solution) -> None:
 
 def _about_share(answers: list[str], found: float) -> str:
     """Return what is wrong with a share."""
-    total, kinds = len(answers), len(set(answers))
+    total = len(answers)
+    kinds = len(set(answers))
     counts = [answers.count(answer) for answer in answers]
     largest = max(counts)
     known = {

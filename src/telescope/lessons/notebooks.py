@@ -76,7 +76,7 @@ def copy_notebooks(folder: str | os.PathLike[str], *, force: bool = False) -> li
     return copies
 
 
-# ---------------------------------------------------------------------------- cells that need others
+# --------------------------------------------------------------------------- cells that need others
 
 
 def follow(notebook: str) -> None:
