@@ -36,8 +36,8 @@ class HeadHealth:
         >>> layer = HeadHealth(
         ...     logit=(3.0, 250.0), entropy=(1.2, 0.01), one_key=(0.99, 0.3)
         ... )
-        >>> layer.value("logit"), layer.dead, layer.sink == layer.one_key
-        (250.0, 1, True)
+        >>> layer.value("logit"), layer.dead, layer.one_key
+        (250.0, 1, (0.99, 0.3))
     """
 
     logit: tuple[float, ...]
