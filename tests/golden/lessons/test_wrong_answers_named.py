@@ -23,7 +23,7 @@ WRONG = {
     **looking_inside.WRONG,
     **training.WRONG,
 }
-VALUES = {check.negative_weight, check.even_weights, check.towards}  # take numbers, not a function
+VALUES = (check.negative_weight, check.even_weights, check.towards)  # take numbers, not a function
 LONGEST = 600  # characters of a reply
 
 
