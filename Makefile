@@ -105,7 +105,7 @@ wheel: .venv/ready-for-wheel
 	ls -l dist
 	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" explain --example journey --plain >"$(CURDIR)/.venv/wheel/journey"
 	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" explain "Good morning." --plain >"$(CURDIR)/.venv/wheel/sentence"
-	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" lessons "$(CURDIR)/.venv/wheel/lessons" && ls "$(CURDIR)/.venv/wheel/lessons"
+	cd / && "$(CURDIR)/.venv/wheel/bin/telescope" lessons "$(CURDIR)/.venv/wheel/lessons"
 	tail -n 5 .venv/wheel/journey && head -n 3 .venv/wheel/sentence
 
 format: .venv/ready-to-test

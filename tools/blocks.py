@@ -26,6 +26,7 @@ import symtable
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
@@ -122,13 +123,16 @@ def run(code, names, name="page", line=1):
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
         last = ast.Expression(tree.body.pop().value)
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    # A table that is printed is as wide as one that is shown.
+    narrow = patch("telescope.printed.PrintedTable._width", WIDTHS[0][0])
+    with contextlib.redirect_stdout(printed), narrow:
         exec(compile(tree, name, "exec"), names)
         value = None if last is None else eval(compile(last, name, "eval"), names)
     result.printed = printed.getvalue()
     if value is not None:
         if hasattr(value, "_repr_png_"):
-            result.pictures.append(base64.b64encode(png_of(value)).decode())
+            inks = ("light", "dark") if hasattr(value, "patch") else ("",)
+            result.pictures.append([(ink, encoded(png_of(value, ink))) for ink in inks])
         else:
             result.value = f"{text_of(value)}\n"
     return result
@@ -145,21 +149,68 @@ def text_of(value):
     return render_text(value.__rich__(), WIDTHS[0][0])
 
 
-def png_of(picture):
-    """Return a picture as PNG, a figure of matplotlib without its white ground: the site has a dark
-    scheme, too.
+def encoded(data):
+    """Return bytes in letters, as an address of data holds them."""
+    return base64.b64encode(data).decode()
+
+
+def png_of(picture, scheme=""):
+    """Return a picture as PNG. For the light or dark scheme of the site, a figure of matplotlib has
+    no ground; in the dark one, what is black or grey is drawn in light ink, and colours stay.
     """
-    if not hasattr(picture, "patch"):
+    if not scheme:
         return picture._repr_png_()
-    patches = [picture.patch, *(axes.patch for axes in picture.axes)]
-    before = [patch.get_alpha() for patch in patches]
-    for ground in patches:
+    grounds = [picture.patch, *(axes.patch for axes in picture.axes)]
+    before = [ground.get_alpha() for ground in grounds]
+    for ground in grounds:
         ground.set_alpha(0.0)
+    inked = list(in_light_ink(picture)) if scheme == "dark" else []
     try:
         return picture._repr_png_()
     finally:
-        for ground, alpha in zip(patches, before, strict=True):
+        for ground, alpha in zip(grounds, before, strict=True):
             ground.set_alpha(alpha)
+        for undo in inked:
+            undo()
+
+
+LIGHT_INK = "#ebebeb"  # of pictures in the dark scheme
+
+
+def in_light_ink(figure):
+    """Draw texts, lines and frames that are black or grey in light ink, and yield how to undo each.
+
+    Texts on a coloured ground, such as the numbers in the cells of a matrix, stay as they are.
+    """
+    from matplotlib.colors import to_rgba
+    from matplotlib.lines import Line2D
+    from matplotlib.spines import Spine
+    from matplotlib.text import Text
+
+    on_colours = {
+        text
+        for axes in figure.axes
+        for text in axes.texts
+        if axes.images or axes.collections or axes.patches or text.get_bbox_patch() is not None
+    }
+    # Ticks are made when they are drawn.
+    for axes in figure.axes:
+        axes.tick_params(which="both", colors=LIGHT_INK)
+        yield partial(axes.tick_params, which="both", colors="black")
+    for artist in figure.findobj(lambda one: isinstance(one, Text | Line2D | Spine)):
+        spine = isinstance(artist, Spine)
+        get, put = (
+            (artist.get_edgecolor, artist.set_edgecolor)
+            if spine
+            else (artist.get_color, artist.set_color)
+        )
+        colour = get()
+        red, green, blue, alpha = to_rgba(colour)
+        coloured = max(red, green, blue) - min(red, green, blue) > 0.05
+        if artist in on_colours or coloured or red > 0.6:
+            continue
+        put((0.92 - 0.92 * red, 0.92 - 0.92 * green, 0.92 - 0.92 * blue, alpha))
+        yield partial(put, colour)
 
 
 def run_console(code, name="page"):
@@ -278,11 +329,14 @@ def with_results(page, results, with_pictures=True):
         printed = (result.printed + result.value).rstrip()
         if printed and not block.folded and block.language == "python":
             parts.append("\n\n" + output(printed, "text", ' title="output"') + "\n")
-        for data in result.pictures if with_pictures else ():
-            parts.append(
-                '\n\n<img class="picture" alt="the picture that this code draws" '
-                f'src="data:image/png;base64,{data}">\n'
-            )
+        for schemes in result.pictures if with_pictures else ():
+            parts.append("\n\n")
+            for scheme, data in schemes:
+                parts.append(
+                    f'<img class="picture {scheme}" alt="the picture that this code draws" '
+                    f'src="data:image/png;base64,{data}">'
+                )
+            parts.append("\n")
     return "".join(parts) + page[end:]
 
 

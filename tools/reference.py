@@ -247,4 +247,4 @@ def _first(named: griffe.Object | griffe.Alias) -> str:
     """Return the first sentence of a docstring, for a cell of a table."""
     text = named.docstring.value.partition("\n\n")[0] if named.docstring else ""
     sentence = re.split(r"(?<=\.)\s(?=[A-Z`])", " ".join(text.split()), maxsplit=1)[0]
-    return re.sub(r"([|<])", r"\\\1", sentence.rstrip("."))
+    return sentence.rstrip(".").replace("|", r"\|").replace("<", "&lt;")
