@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.answers import looking_inside, one_attention, several_heads, training, whole_models
+from support.answers import latent, looking_inside, one_attention, several_heads, training, whole_models
 from support.answers.right import RIGHT
 from telescope.lessons import WrongAnswer, check
 
@@ -22,6 +22,7 @@ WRONG = {
     **whole_models.WRONG,
     **looking_inside.WRONG,
     **training.WRONG,
+    **latent.WRONG,
 }
 VALUES = (check.negative_weight, check.even_weights, check.towards)  # take numbers, not a function
 LONGEST = 600  # characters of a reply

@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from telescope.lessons import check
 
+from . import latent
 from .looking_inside import (
     ATTRIBUTED,
     BLOCKS,
@@ -140,6 +141,7 @@ def blocks_that_return(q, k, v, block):
 
 
 RIGHT = {
+    **latent.RIGHT,
     check.scores: [
         ("lesson", lambda x: x @ x.mT),
         ("loops", scores_in_loops),
