@@ -381,7 +381,7 @@ def _read_text(given: str | None) -> str:
 
     Raise a ValueError for a device, which may never end, as /dev/zero does.
     """
-    # Only what is there and no file is refused here.
+    # Refuse folders and devices; a path that does not exist is taken for words.
     if given is not None and given != "-":
         try:
             place = Path(given)

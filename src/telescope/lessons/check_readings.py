@@ -367,7 +367,7 @@ def _mistaken_readings() -> dict[str, list[int | None]]:
     for sentence, rule in rules.items():
         given = [rule(weights, even) for weights, even in cases]
         answers[sentence] = [None if answer is None else int(answer) for answer in given]
-    # Whoever asks for a larger ratio than 1 returns None too often.
+    # With a larger limit than 1, a solution returns None too often.
     for limit in (1.5, 2.0, 3.0, 4.0, 5.0):
         answers[f"a ratio above {limit:g} is asked for; more than even, above 1, is enough"] = [
             int((w / e).argmax()) if (w / e).max() > limit else None for w, e in cases
