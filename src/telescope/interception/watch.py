@@ -167,7 +167,7 @@ def watch(
 ) -> Iterator[Recording]:
     """Record every attention call of a model while a `with` block runs.
 
-    The model computes the same bits as unwatched, and is as it was when the block is left. A model
+    The model computes the same bits as unwatched, and is restored when the block ends. A model
     of transformers may be compiled, and may be passed as torch.compile returned it. What is kept is
     a copy without gradients; of a short text it is made when somebody reads. Queries at padding,
     and after the end of a text that `generate` wrote, are left out: in the sums over queries and in
