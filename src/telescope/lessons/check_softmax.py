@@ -214,7 +214,7 @@ def negative_weight(row: Sequence[float] | Tensor) -> None:
     numbers = numbers_of("three", row, "three scores").double()
     if numbers.shape != (3,):
         raise WrongAnswer(
-            f"give three scores, as [a, b, c], not a tensor of shape {tuple(numbers.shape)}"
+            f"give three scores, as [a, b, c]; these have the shape {tuple(numbers.shape)}"
         )
     if numbers.sum() == 0:
         raise WrongAnswer(

@@ -206,7 +206,7 @@ def test_memory_of_a_long_text_grows_with_n():
     attention = ts.Attention(mask=ts.causal)
     places = placed(attention, shape, BatchTokens(ids))
     assert places.listed is not None
-    assert sum(len(listing.tiles) for listing in places.listed.values()) < 0.1 * (20_000 / within.TILE) ** 2
+    assert sum(len(listing._tiles) for listing in places.listed.values()) < 0.1 * (20_000 / within.TILE) ** 2
     summary = ENGINES["chunked"].summarize(q[:, :, -1:], k, attention, None, 1, None)
     last = summary.received[0, 0]
     one = habit_sums(q[:, :, -1:], k, attention, summary, placed(attention, shape, BatchTokens(ids), size=(1, 20_000)))
@@ -229,6 +229,6 @@ def test_tokens_of_32_bits_are_found_as_those_of_64():
             text=BatchTokens(ids.to(dtype)),
             device=torch.device("cpu"),
         )
-        found.append([tensor for back in (0, 1) for tensor in places._by_token(back).tensors])
+        found.append([tensor for back in (0, 1) for tensor in places._by_token(back)._tensors])
     for narrow, wide in zip(*found, strict=True):
         assert torch.equal(narrow, wide)

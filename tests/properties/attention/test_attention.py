@@ -107,7 +107,7 @@ def test_softmax_is_invariant_to_a_shift(seed, shift, hide):
 @given(cases())
 def test_a_clone_of_a_definition_owns_its_tensors(case):
     attention, q, k, v = case
-    before, copy = ts.attend(q, k, v, attention), attention.clone()
+    before, copy = ts.attend(q, k, v, attention), attention._clone()
     parts = list(parts_of(attention))
     assert copy == attention
     assert attention._has_no_tensors == (not parts)
