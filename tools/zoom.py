@@ -79,7 +79,7 @@ def record(text: Path, place: Path, device: str, known: Path | None) -> None:
         0.0,
         query_ids=ids[None],
     )
-    recording.record(LAYER, call._replace(lse=lse[None, None]))
+    recording._record(LAYER, call._replace(lse=lse[None, None]))
     recording.save(place, replace=True)
 
 
