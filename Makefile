@@ -91,7 +91,7 @@ lessons: .venv/ready-for-lessons
 # The site, in site/: strict, so that a broken link or anchor is an error. Pages are run, and show what they printed; a page
 # that has not changed is taken from .cache/pages/.
 docs: .venv/ready-for-docs
-	$(BIN)/codespell docs lessons README.md CONTRIBUTING.md CHANGELOG.md --skip "*.svg,*.png"
+	$(BIN)/codespell docs lessons README.md CONTRIBUTING.md CHANGELOG.md --skip "*.svg,*.png" --ignore-words-list sie
 	NO_MKDOCS_2_WARNING=1 DOCS_COMPLETE=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python tools/check_site.py site
 	@echo "open site/index.html"
