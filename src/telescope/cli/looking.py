@@ -367,7 +367,7 @@ def _open_in_browser(
         layer = check_index("layer", layer, len(run.views))
     if head is not None:
         # A negative number becomes the head's number in the model.
-        head = run.views[layer or 0].call.heads[run.views[layer or 0].call.head_index(head)]
+        head = run.views[layer or 0].call.heads[run.views[layer or 0].call._head_index(head)]
     # The page's address says what is chosen; the page chooses what is left out.
     state = {"l": layer, "h": head, "i": run.place(query)}
     chosen = {name: value for name, value in state.items() if value is not None}
