@@ -1,5 +1,5 @@
-"""Checks of what stands around a model while it learns: the loss that falls, and the answer that
-needs no model.
+"""Checks of the exercises on training: the loss of the next token, and the commonest answer as a
+baseline.
 """
 
 from math import isnan, log
